@@ -133,7 +133,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION taskbridge.last_id(source text) IS 'The highest id of a record of this source and transaction; null: it has none.';
+COMMENT ON FUNCTION @schema.last_id(source text) IS 'The highest id of a record of this source and transaction; null: it has none.';
 
 -- The millisecond with 21 bits below it, or one more than the last of this transaction. So no two records that a
 -- transaction writes into a source have the same id, also while the clock goes back. A setting has the last one and its

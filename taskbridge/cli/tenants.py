@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TenantView:
-    """One tenant of one pipeline. `counts` are the columns of `tenant_counts.sql`; `pause` is what holds it.
+    """One tenant of one pipeline. `counts` are the columns of `tenant_counts`; `pause` is what holds it.
 
     `ttl_ms`: after so long without a heartbeat another run takes the place of one.
     """

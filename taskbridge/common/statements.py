@@ -1,15 +1,37 @@
-"""Statements of SQL: each is a file, whose first lines say what it is for."""
+"""Statements of SQL: named blocks of `.sql` files, each with a comment that says what it is for.
+
+A block begins with `-- name: NAME` and ends where the next one begins.
+"""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
+from typing import Final
 
-__all__ = ["statement"]
+__all__ = ["statement", "statements"]
+
+_NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+
+
+def statement(directory: Path, name: str) -> str:
+    """Return the text of a block, without the comments that are lines of their own."""
+    return statements(directory)[name]
 
 
 @cache
-def statement(directory: Path, name: str) -> str:
-    """Return the text of a file without its comments that are lines of their own."""
-    text = directory.joinpath(f"{name}.sql").read_text(encoding="utf-8")
-    return "\n".join(line for line in text.splitlines() if not line.startswith("--"))
+def statements(directory: Path) -> dict[str, str]:
+    """Return the texts of all blocks in the files of a directory, by their names.
+
+    Raises:
+        ValueError: two blocks have the same name.
+    """
+    found: dict[str, str] = {}
+    for file in sorted(directory.glob("*.sql")):
+        _, *parts = _NAME.split(file.read_text(encoding="utf-8"))
+        for name, text in zip(parts[::2], parts[1::2], strict=True):
+            if name in found:
+                raise ValueError(f"{file}: there are two blocks named {name}")
+            found[name] = "\n".join(line for line in text.splitlines() if not line.startswith("--")).strip("\n")
+    return found

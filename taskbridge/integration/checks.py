@@ -67,7 +67,7 @@ INTERVALS: Final = 10
 OTHER_SESSIONS: Final = 4
 """Sessions that a worker may need besides one for each slot: to look for records, and to listen."""
 _LIMITS: Final = ("max_connections", "the CONNECTION LIMIT of the role", "the CONNECTION LIMIT of the database")
-"""What limits sessions, in the order of `session_limits.sql`."""
+"""What limits sessions, in the order of `session_limits`."""
 
 
 class Level(StrEnum):

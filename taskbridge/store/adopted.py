@@ -38,7 +38,7 @@ MARKS: Final = ("$taskbridge$", "$statement$")
 
 
 class Column(NamedTuple):
-    """A column; see `adoptable_columns.sql`.
+    """A column; see `adoptable_columns`.
 
     `written`: how its type is written; `bare`: that below all domains. `is_numeric`: Python would read numbers of JSON
     with fewer digits than it has.

@@ -456,7 +456,7 @@ def command(wanted: Definition, table: str) -> str:
 
 
 def _triggers_there(connection: Connection, source: str) -> Sequence[Any]:
-    """Return the triggers that are there; see `adopted_triggers.sql`."""
+    """Return the triggers that are there; see `adopted_triggers`."""
     function = f"{_function_of(source, schema_of(connection))}()"
     return connection.exec_driver_sql(queries(connection)("adopted_triggers"), {"function": function}).all()
 

@@ -134,7 +134,7 @@ class Unread(Exception):
 
 
 class Evidence(NamedTuple):
-    """What the pipeline's other records say about one that fails alone; see `evidence.sql`."""
+    """What the pipeline's other records say about one that fails alone; see `evidence`."""
 
     others_succeed: bool
     in_a_row: int

@@ -100,7 +100,7 @@ class Page:
 
 
 class Standing(NamedTuple):
-    """Where the cursor stands: the first columns of `read_batch.sql`, the same in each of its rows."""
+    """Where the cursor stands: the first columns of `read_batch`, the same in each of its rows."""
 
     sweeps: int
     batch_limit: int | None
@@ -119,7 +119,7 @@ class Standing(NamedTuple):
 
 
 def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Page:
-    """Return the rows of `read_batch.sql` as a page."""
+    """Return the rows of `read_batch` as a page."""
     columns = len(Standing._fields)
     cursor = Standing._make(rows[0][:columns])
     found = [row[columns:] for row in rows] if rows[0][columns] is not None else []

@@ -105,7 +105,7 @@ class Past:
     def readers(self, pipeline: str, tenant: str, record: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the runs of a tenant since a record was written, up to the one that read it, which says `read`.
 
-        `record` is a row of `look_story.sql`. Up to 100 of those before the reader are returned.
+        `record` is a row of `look_story`. Up to 100 of those before the reader are returned.
         """
         since: datetime = record["changed_at"] - LONGEST_RUN
         values = {"pipeline": pipeline, "tenant": tenant, "xid": record["xid"], "id": record["id"]}

@@ -1,10 +1,10 @@
-"""The named queries: one `.sql` file each, whose comment says what it is for.
+"""The named queries: blocks of the files in `sql/`, each with a comment that says what it is for.
 
-`{schema}` in a text is the Postgres schema of TaskBridge's tables. The places of `_FRAGMENT` are the texts of the files
-of these names, so that each is written once.
+`{schema}` in a text is the Postgres schema of TaskBridge's tables. The places of `_FRAGMENT` are the texts of the
+blocks of these names, so that each is written once.
 `{noted}` is what writes the run history, and `{noted_again}` what it does where the run has a row there. Both are left
 out unless they are asked for.
-`{document}` is where a record's document comes from: the text of `recorded_document.sql`, unless another one is given.
+`{document}` is where a record's document comes from: the text of `recorded_document`, unless another one is given.
 Other places are filled by `filled`, with what no parameter can be: names, parts of SQL, values of statements without
 parameters.
 """
@@ -71,7 +71,7 @@ def query(
     noted: bool = False,
     again: bool = False,
 ) -> str:
-    """Return the text of `sql/{name}.sql` for a schema, with psycopg's `%(name)s` placeholders.
+    """Return the text of the block `name` for a schema, with psycopg's `%(name)s` placeholders.
 
     `noted`: an advance that writes the run history too, `again`: where the run may have a row there.
     """

@@ -194,8 +194,8 @@ def in_one_message(
     """Do a statement under these settings of Postgres, as a transaction of its own, and return its rows.
 
     It may be several, with semicolons between them: the rows are those of the last that has any. All of it is one
-    message, with the values in the text. A pipeline or a transaction is several: a process that freezes between two of them keeps what it
-    has locked, for as long as it is frozen.
+    message, with the values in the text. A pipeline or a transaction is several: a process that freezes between two of
+    them keeps what it has locked, for as long as it is frozen.
     """
     before = "".join(f"{setting(name, value, LOCAL)}; " for name, value in settings.items())
     # A time-out may pass just as the statement ends: this takes it then, and not the session's next statement.
@@ -257,5 +257,5 @@ def _tenant_name(key: RunKey) -> str:
 
 
 def successor_of(key: RunKey) -> dict[str, str]:
-    """Return the values of `end_replaced.sql`, by which a run ends the sessions of the runs that it replaced."""
+    """Return the values of `end_replaced`, by which a run ends the sessions of the runs that it replaced."""
     return {"session": session_name(key), "of_tenant": f"{_tenant_name(key)} %"}

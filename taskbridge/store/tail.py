@@ -71,7 +71,7 @@ class Found(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """What the pages of a round have in common; see `round.sql`."""
+    """What the pages of a round have in common; see `round`."""
 
     kind: str
     pipeline: str
@@ -82,7 +82,7 @@ class _Round(NamedTuple):
 
 
 class _Stands(NamedTuple):
-    """A row of `tail_stands.sql`."""
+    """A row of `tail_stands`."""
 
     now: str
     before: str
@@ -208,7 +208,7 @@ class Tails:
         seconds = self._seconds_of(kind) + more_seconds
         seen = None if found.seen == found.before else found.seen
         values = {"pipeline": pipeline, "kind": kind.value, "seen": seen, "stored_at": found.stored_at}
-        # No round waits for the disk; see `plan_of_rounds.sql`.
+        # No round waits for the disk; see `plan_of_rounds`.
         settings = {**_limits(seconds), "synchronous_commit": "off"}
         with self._lent(seconds) as connection:
             stored = in_one_message(connection, self._query("tail_keep"), values, **settings)

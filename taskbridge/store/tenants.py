@@ -60,7 +60,7 @@ class Tenants:
             after = tenants[-1]
 
     def counts(self, pipeline: str, tenants: Collection[str], most: int | None = None) -> list[dict[str, Any]]:
-        """Return records by state and the cursor's counters of each tenant; `tenant_counts.sql` has the columns.
+        """Return records by state and the cursor's counters of each tenant; `tenant_counts` has the columns.
 
         Up to `most` records of each tenant and state are counted; None: all. A tenant without records and cursor has
         zeros, and is not `known`.

@@ -125,7 +125,7 @@ class _Moved(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The advance of one cursor, as the values of `advance.sql`. It needs no transaction where nothing goes with it."""
+    """The advance of one cursor, as the values of `advance`. It needs no transaction where nothing goes with it."""
 
     key: RunKey
     values: dict[str, Any]

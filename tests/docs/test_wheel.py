@@ -13,13 +13,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 USE = """
 from taskbridge.gate.scripts import SCRIPTS, render
+from taskbridge.common.statements import statements
 from taskbridge.store.queries import query
 from taskbridge.store.schema import head, _migrations
 import taskbridge, pathlib
 assert all(render(script, "") for script in SCRIPTS.values())
 queries = pathlib.Path(taskbridge.__file__).parent / "store" / "sql"
-assert [query(path.stem) for path in queries.glob("*.sql")]
-assert [*(pathlib.Path(taskbridge.__file__).parent / "embedded" / "sql").glob("*.sql")]
+assert [query(name) for name in statements(queries)]
+assert statements(pathlib.Path(taskbridge.__file__).parent / "embedded" / "sql")
 newest = max(path.name for path in (_migrations() / "versions").glob("*.py"))
 assert _migrations().name == "_migrations" and newest.startswith(head())
 from taskbridge.web.pages.showing import FILES, Showing

@@ -1,7 +1,7 @@
-"""Every statement of SQL is a file, which says what it is for: beside the code nobody sees what statements there are.
+"""Every statement of SQL is a named block of a `.sql` file, with a comment that says what it is for.
 
-`BEGIN`, `COMMIT` and `SET` are files as well. Only expressions over the columns of an adopted table are made in Python,
-since there are as many as a table has columns.
+`BEGIN`, `COMMIT` and `SET` are blocks as well. Only expressions over the columns of an adopted table are made in
+Python, since there are as many as a table has columns.
 """
 
 from __future__ import annotations
@@ -47,18 +47,31 @@ def test_no_statement_is_written_in_python() -> None:
         if STATEMENT.search(_text(one))
     ]
 
-    assert not found, "write each into a .sql file, whose first line says what it is for:\n" + "\n".join(found)
+    assert not found, "write each into a block of a .sql file, which says what it is for:\n" + "\n".join(found)
 
 
-def test_each_file_says_what_it_is_for() -> None:
-    assert FILES
-    assert not [path.name for path in FILES if not re.match(r"-- \w", path.read_text(encoding="utf-8"))]
+def _blocks() -> dict[str, str]:
+    """Return each block with its comments."""
+    found: dict[str, str] = {}
+    for path in FILES:
+        _, *parts = re.split(r"^-- name: (\w+)\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        found |= zip(parts[::2], parts[1::2], strict=True)
+    return found
 
 
-def test_no_statement_is_there_that_nobody_uses() -> None:
+def test_each_block_says_what_it_is_for() -> None:
+    assert len(_blocks()) > 100
+    assert not [name for name, text in _blocks().items() if not re.match(r"-- \w", text)]
+
+
+def test_each_file_says_what_its_blocks_are() -> None:
+    assert not [path.name for path in FILES if not re.match(r"-- (?!name:)\w", path.read_text(encoding="utf-8"))]
+
+
+def test_no_block_is_there_that_nobody_uses() -> None:
     named = {
         _text(one) for path in PACKAGE.rglob("*.py") for one in _literals(ast.parse(path.read_text(encoding="utf-8")))
     }
-    placed = {name for path in FILES for name in re.findall(r"\{(\w+)\}", path.read_text(encoding="utf-8"))}
+    placed = {name for text in _blocks().values() for name in re.findall(r"\{(\w+)\}", text)}
 
-    assert not [path.name for path in FILES if path.stem not in named | placed]
+    assert not _blocks().keys() - named - placed

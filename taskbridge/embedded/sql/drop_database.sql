@@ -1,2 +1,0 @@
--- A database goes, with the sessions that are in it.
-DROP DATABASE {name} WITH (FORCE)

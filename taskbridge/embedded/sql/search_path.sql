@@ -1,2 +1,0 @@
--- Which schemas unqualified names are looked up in, from the next session on.
-ALTER DATABASE {name} SET search_path = {schemas}

@@ -1,0 +1,508 @@
+-- One run's statements: claim, read, advance, fail.
+
+-- name: claim
+-- A run takes the cursor: from now on only its token may advance it. Tokens grow, so a run that was replaced cannot take
+-- the cursor back. No row: a higher token owns it. The claim may be lost in a crash (asynchronous commit): then the
+-- cursor has its former owner, and the run that claimed it is refused when it advances. A process that freezes while it
+-- reads what follows holds the cursor's row, so its session has a name by which a successor ends it. The other settings are
+-- for the batch that is read next; `batch_settings` says why. A tenant's first cursor stands where its pipeline began.
+-- A run that claims twice, as where its batch takes longer than the others', counts once. Events are told as those of the
+-- burst so far: what a claim that was lost did not count, the next one does.
+-- `keeps_history`: events are kept for the next row of the run history.
+-- `looked` tells the tail that this run will read what is visible now, so that it need not remind the tenant of it.
+INSERT INTO {schema}.sync_cursors AS c
+    (pipeline, tenant, snapshot, looked, owner, runs, events, bursts, found_bursts, burst, burst_runs, burst_events,
+     unnoted_events, unnoted_burst, last_run_at)
+VALUES (%(pipeline)s, %(tenant)s, {pipeline_start}, pg_current_snapshot(), %(token)s, 1, %(burst_events)s,
+        (%(burst_events)s > 0)::integer, (%(burst_events)s = 0)::integer, %(burst)s, %(burst_runs)s, %(burst_events)s,
+        CASE WHEN %(keeps_history)s THEN %(burst_events)s ELSE 0 END, true, now())
+ON CONFLICT (pipeline, tenant) DO UPDATE
+SET owner = excluded.owner,
+    looked = excluded.looked,
+    runs = c.runs + (c.owner IS DISTINCT FROM excluded.owner)::integer,
+    events = c.events + {new_events},
+    bursts = c.bursts + CASE WHEN {same_burst} THEN 0 ELSE excluded.bursts END,
+    found_bursts = c.found_bursts + CASE WHEN {same_burst} THEN 0 ELSE excluded.found_bursts END,
+    burst = excluded.burst,
+    burst_runs = excluded.burst_runs,
+    burst_events = excluded.burst_events,
+    unnoted_events = c.unnoted_events + CASE WHEN %(keeps_history)s THEN {new_events} ELSE 0 END,
+    unnoted_burst = c.unnoted_burst OR NOT {same_burst},
+    last_run_at = excluded.last_run_at
+WHERE c.owner IS NULL OR c.owner <= excluded.owner
+RETURNING set_config('application_name', %(session)s, true),
+          set_config('synchronous_commit', 'off', true),
+          {batch_settings}
+
+-- name: owner
+-- Whose token holds the cursor.
+SELECT owner FROM {schema}.sync_cursors WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s
+
+-- name: batch_settings
+-- A part of other queries: the settings under which a batch is read. The planner knows neither how many rows lie after a cursor
+-- nor that the two visibility tests leave few of them out; where its statistics are old it would read and sort all of a
+-- tenant's rows for each batch.
+-- Without parallel workers the parts of a batch come in the order in which they are written.
+-- Without sorts no batch is read by the primary key, and so all records of its tenant.
+-- Row-level security would hide rows of an adopted table, and a row that is not there counts as deleted. With it off, a query
+-- that it would apply to fails.
+-- Before Postgres 18 a sort that cannot be left out makes a plan so dear that its compilation would take a second (`jit`).
+set_config('row_security', 'off', true),
+set_config('enable_seqscan', 'off', true),
+set_config('enable_bitmapscan', 'off', true),
+set_config('enable_sort', 'off', true),
+set_config('max_parallel_workers_per_gather', '0', true),
+set_config('jit', 'off', true)
+
+-- name: plan_by_index
+-- Before a batch is read by a run that has claimed its cursor. A claim sets the same itself.
+SELECT {batch_settings}
+
+-- name: read_batch
+-- One batch: first the records that an operator took out of quarantine, then those after the cursor; each with where the
+-- cursor stands. No row: the token does not own the cursor. One row with nulls for the record: nothing is pending, or a pause
+-- holds the tenant.
+-- `quarantined`: quarantine has a row of the record, be it of an earlier revision; asked only where the tenant has any there.
+-- It is a statement of its own, after the claim: its snapshot must not be older than the cursor that it reads from. A claim may
+-- wait for the cursor's row, and a statement takes its snapshot before it waits.
+-- Documents come as text, so that one that cannot be decoded does not fail the others. One that is stored in more than `small`
+-- bytes stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the
+-- document. With `small` below zero no document is read.
+-- The rows of an adopted table are read in this statement too, so that a record's revision and its row go together. `adopted`
+-- is the version of the source's adoption and of its table; the process must have made this statement for that one.
+-- `h` has an OFFSET so that it is computed once, and not for each record.
+SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revision, p.outages, p.failing_since, p.paused,
+       p.size,
+       p.target_text AS target,
+       p.target IS NOT NULL AS resumed,
+       (SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s) AS adopted,
+       p.unnoted_events > 0 AS unnoted,
+       r.id, r.xid::text AS xid, r.external_id, r.revision,
+       d.text AS document, d.stored, r.traceparent, r.retried,
+       p.quarantined AND r.id IS NOT NULL AND EXISTS (
+           SELECT FROM {schema}.quarantine q
+           WHERE q.pipeline = p.pipeline AND q.tenant = p.tenant AND q.external_id = r.external_id
+       ) AS quarantined, d.deleted
+FROM (
+    SELECT c.*, h.paused, h.quarantined,
+           coalesce(c.target, pg_current_snapshot())::text AS target_text, -- here, since it is costly for each record
+           CASE WHEN h.paused THEN 0 ELSE least(%(limit)s, CASE WHEN %(bisecting)s THEN c.batch_limit END) END AS size
+    FROM {schema}.sync_cursors c
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (SELECT FROM {schema}.pauses WHERE pipeline = c.pipeline AND tenant IN ('', c.tenant)) AS paused,
+               EXISTS (SELECT FROM {schema}.quarantine WHERE pipeline = c.pipeline AND tenant = c.tenant) AS quarantined
+        OFFSET 0
+    ) h
+    WHERE c.pipeline = %(pipeline)s AND c.tenant = %(tenant)s AND c.owner = %(token)s
+    OFFSET 0
+) p
+LEFT JOIN LATERAL (
+    (
+        SELECT i.id, i.xid, i.key AS external_id, i.tenant, i.revision, i.document, i.deleted, i.traceparent, true AS retried
+        FROM {schema}.quarantine q
+        {its_record}
+        WHERE q.pipeline = p.pipeline AND q.tenant = p.tenant AND q.retry_at IS NOT NULL
+        ORDER BY q.retry_at, i.id
+        LIMIT p.size
+    )
+    UNION ALL
+    (
+        SELECT i.id, i.xid, i.key, i.tenant, i.revision, i.document, i.deleted, i.traceparent, false
+        FROM {after_cursor} i
+    )
+    LIMIT p.size
+) r ON true
+CROSS JOIN LATERAL {document} d
+
+-- name: after_cursor
+-- A part of other queries: the records of a tenant that lie after a cursor, by (xid, id). `p` is the cursor (snapshot;
+-- target, at_xid and at_id: where it stands in the middle of a sweep), with its tenant and the most rows, `size`.
+-- "Not visible in a snapshot" is: one of the transactions that were on when it was taken, or a later one. So it is two
+-- ranges of one index, one after the other. A range from the oldest transaction that was on would read all that was
+-- committed since that one began. The index over all tenants has a condition that is not said here: where the planner's
+-- statistics are old, it would take that one and read what all tenants have.
+(
+    (
+        SELECT i.*
+        FROM pg_snapshot_xip(p.snapshot) x (xid)
+        CROSS JOIN LATERAL (
+            SELECT l.*
+            FROM {schema}.records l
+            WHERE l.source = %(source)s AND l.tenant = p.tenant AND l.xid = x.xid
+              AND l.id > CASE WHEN x.xid = p.at_xid THEN p.at_id ELSE -1 END
+            ORDER BY l.id
+            LIMIT p.size
+        ) i
+        WHERE x.xid >= coalesce(p.at_xid, '0'::xid8)
+          AND (p.target IS NULL OR pg_visible_in_snapshot(x.xid, p.target))
+        ORDER BY i.xid, i.id
+        LIMIT p.size
+    )
+    UNION ALL
+    (
+        SELECT i.*
+        FROM {schema}.records i
+        WHERE i.source = %(source)s AND i.tenant = p.tenant
+          AND (i.xid, i.id) > (
+              greatest(p.at_xid, pg_snapshot_xmax(p.snapshot)),
+              CASE WHEN p.at_xid >= pg_snapshot_xmax(p.snapshot) THEN p.at_id ELSE -1 END
+          )
+          AND i.xid < coalesce(pg_snapshot_xmax(p.target), '18446744073709551615'::xid8)
+          AND (p.target IS NULL OR pg_visible_in_snapshot(i.xid, p.target))
+        ORDER BY i.xid, i.id
+        LIMIT p.size
+    )
+    LIMIT p.size
+)
+
+-- name: its_record
+-- A part of other queries: with each row `q` of quarantine its record `i`. A row is about one revision: it means nothing once
+-- the record has changed, or is gone.
+JOIN {schema}.records i
+    ON i.source = %(source)s AND i.tenant = q.tenant AND i.key = q.external_id AND i.revision = q.revision
+
+-- name: pipeline_start
+-- A part of other queries: the snapshot at which a pipeline's cursors begin. `1:1:` sees no transaction: with everything.
+coalesce((SELECT start FROM {schema}.pipelines WHERE pipeline = %(pipeline)s), '1:1:')
+
+-- name: pending
+-- A part of other queries: the pending records of the tenant `t.tenant` in a pipeline, at most `size` of each kind: the
+-- rest of the sweep that is on, what came after it, and what is to be tried again.
+(
+    (
+        SELECT i.*
+        FROM (SELECT {pipeline_start} AS start) s
+        LEFT JOIN {schema}.sync_cursors c ON c.pipeline = %(pipeline)s AND c.tenant = t.tenant
+        CROSS JOIN LATERAL (
+            SELECT t.tenant, %(size)s::bigint AS size, v.*
+            FROM (
+                VALUES (coalesce(c.snapshot, s.start), c.target, c.at_xid, c.at_id), (c.target, NULL, NULL, NULL)
+            ) v (snapshot, target, at_xid, at_id)
+            WHERE v.snapshot IS NOT NULL
+        ) p
+        CROSS JOIN LATERAL {after_cursor} i
+    )
+    UNION ALL
+    (
+        SELECT i.*
+        FROM {schema}.quarantine q
+        {its_record}
+        WHERE q.pipeline = %(pipeline)s AND q.tenant = t.tenant AND q.retry_at IS NOT NULL
+        LIMIT %(size)s
+    )
+)
+
+-- name: evidence
+-- A record failed alone as often as it may: is it the record, or does everything fail? `others_succeed`: something of the
+-- pipeline was handled since the tenant's failure before this one. `in_a_row`: how many records went to quarantine because they
+-- failed, up to 100, since anything was handled. `succeeded` says why no other cursor is read.
+SELECT coalesce(p.succeeded_at > c.failed_at, false) AS others_succeed,
+       (
+           SELECT count(*)
+           FROM (
+               SELECT FROM {schema}.quarantine q
+               WHERE q.pipeline = c.pipeline AND q.cause = 'failed'
+                 AND q.quarantined_at > coalesce(p.succeeded_at, '-infinity')
+               LIMIT 100
+           ) counted
+       ) AS in_a_row
+FROM {schema}.sync_cursors c
+LEFT JOIN {schema}.pipelines p ON p.pipeline = c.pipeline
+WHERE c.pipeline = %(pipeline)s AND c.tenant = %(tenant)s
+
+-- name: advance
+-- A batch was handled: move its cursor past it; see `moves_cursor`. Should the process freeze between this statement
+-- and its commit, the server ends the session after the runner TTL, when the run counts as dead anyway, instead of
+-- keeping the cursor's row locked. Without records the commit does not wait for the disk: all that a crash can take with it is
+-- a row of the history, whose events the next row has then.
+WITH m AS (SELECT
+    %(pipeline)s::text AS pipeline,
+    %(tenant)s::text AS tenant,
+    %(token)s::text AS token,
+    %(sweeps)s::bigint AS sweeps,
+    %(target)s::text AS target,
+    %(finished)s::boolean AS finished,
+    %(at_xid)s::text AS at_xid,
+    %(at_id)s::bigint AS at_id,
+    %(records)s::integer AS records,
+    %(first_event_ms)s::integer AS first_event_ms,
+    %(first_event_bucket)s::integer AS first_event_bucket,
+    %(batch_limit)s::integer AS batch_limit,
+    %(suspects)s::integer AS suspects,
+    %(attempts)s::integer AS attempts,
+    %(outages)s::integer AS outages,
+    %(deaths)s::integer AS deaths,
+    %(suspect_revision)s::bigint AS suspect_revision,
+    %(reason)s::text AS reason,
+    %(worker)s::text AS worker,
+    %(burst_run)s::integer AS burst_run,
+    %(rejected)s::integer AS rejected),
+{moves_cursor}
+SELECT asked, pipeline, tenant,
+    set_config('idle_in_transaction_session_timeout', %(idle_timeout)s, true),
+    set_config('synchronous_commit', CASE WHEN %(records)s = 0 THEN 'off' ELSE current_setting('synchronous_commit') END, true)
+FROM moved
+
+-- name: advance_together
+-- The batches of several runs were handled: move their cursors past them; see `moves_cursor`. Each value is an array.
+WITH m AS (SELECT * FROM unnest(
+    %(pipeline)s::text[],
+    %(tenant)s::text[],
+    %(token)s::text[],
+    %(sweeps)s::bigint[],
+    %(target)s::text[],
+    %(finished)s::boolean[],
+    %(at_xid)s::text[],
+    %(at_id)s::bigint[],
+    %(records)s::integer[],
+    %(first_event_ms)s::integer[],
+    %(first_event_bucket)s::integer[],
+    %(batch_limit)s::integer[],
+    %(suspects)s::integer[],
+    %(attempts)s::integer[],
+    %(outages)s::integer[],
+    %(deaths)s::integer[],
+    %(suspect_revision)s::bigint[],
+    %(reason)s::text[],
+    %(worker)s::text[],
+    %(burst_run)s::integer[],
+    %(rejected)s::integer[]
+) AS m (
+    pipeline, tenant, token, sweeps, target, finished, at_xid, at_id, records, first_event_ms, first_event_bucket,
+    batch_limit, suspects, attempts, outages, deaths, suspect_revision, reason, worker, burst_run, rejected
+)),
+{moves_cursor}
+SELECT asked, pipeline, tenant FROM moved
+
+-- name: moves_cursor
+-- Move cursors past batches that were handled, if they still stand where the batches were read and still are the runs'.
+-- `m` has a row for each; a cursor that is not in `moved` did not move, and nothing of its batch may take effect.
+-- `asked`: something of the pipeline failed, and this is the first success since; see `succeeded`.
+-- A batch without a position held only records out of quarantine: the cursor stays where it is.
+-- `{noted}`: the run's row of the history; see `noted`. It is left out where none is written; then `reason` is null.
+-- What it needs of `m` goes through `moved`: a second look at `m` costs a run 15 µs.
+moved AS (
+    UPDATE {schema}.sync_cursors AS c
+    SET snapshot = CASE WHEN m.finished THEN m.target::pg_snapshot ELSE c.snapshot END,
+        target = CASE WHEN m.finished THEN NULL ELSE m.target::pg_snapshot END,
+        at_xid = CASE WHEN m.finished THEN NULL ELSE coalesce(m.at_xid::xid8, c.at_xid) END,
+        at_id = CASE WHEN m.finished THEN NULL ELSE coalesce(m.at_id, c.at_id) END,
+        sweeps = c.sweeps + 1,
+        records = c.records + m.records,
+        last_taken_at = CASE WHEN m.records > 0 THEN c.last_run_at ELSE c.last_taken_at END,
+        first_event_ms = coalesce(m.first_event_ms, c.first_event_ms),
+        first_event_ms_sum = c.first_event_ms_sum + coalesce(m.first_event_ms, 0),
+        first_event_counts[m.first_event_bucket] = coalesce(c.first_event_counts[m.first_event_bucket], 0)
+            + (m.first_event_ms IS NOT NULL)::integer,
+        unnoted_events = CASE WHEN m.reason IS NULL THEN c.unnoted_events ELSE 0 END,
+        unnoted_burst = c.unnoted_burst AND m.reason IS NULL,
+        failures = 0,
+        batch_limit = m.batch_limit,
+        suspects = m.suspects,
+        attempts = m.attempts,
+        outages = m.outages,
+        deaths = m.deaths,
+        suspect_revision = m.suspect_revision,
+        failing_since = CASE WHEN m.suspects > 0 THEN c.failing_since END
+    FROM m
+    WHERE c.pipeline = m.pipeline AND c.tenant = m.tenant AND c.owner = m.token AND c.sweeps = m.sweeps
+    RETURNING (SELECT p.failed FROM {schema}.pipelines p WHERE p.pipeline = c.pipeline) AS asked, c.pipeline, c.tenant,
+              c.last_run_at, c.sweeps, c.snapshot, c.target, c.at_xid, c.at_id,
+              m.token, m.reason, m.worker, m.burst_run, m.rejected, m.records AS taken, m.first_event_ms AS first_ms,
+              m.sweeps AS began_sweeps
+){noted}
+
+-- name: new_events
+-- Within `claim`: the events of the burst so far, less those that were counted for it before.
+CASE WHEN {same_burst} THEN greatest(0, excluded.burst_events - c.burst_events) ELSE excluded.burst_events END
+
+-- name: same_burst
+-- Within `claim`: whether the cursor's last burst is the one of this run. A worker of before migration 0018 gives a burst no
+-- name: then a later run of it that is one of ours gives it its own.
+coalesce(c.burst = excluded.burst OR (excluded.burst = excluded.owner AND excluded.burst_runs > 1), false)
+
+-- name: fail
+-- A run failed: keep the error where an operator looks for it, and, if its batch says something about a record, how far
+-- the search for that record has come. If its batch could not be read, the next one is half as large. No row: another run
+-- owns the cursor, and nothing is changed. The pipeline's next success is asked for (`succeeded`), after the cursor is
+-- locked: a frozen process may hold that, and must not hold up the whole pipeline.
+WITH failing AS (
+    UPDATE {schema}.sync_cursors
+    SET failures = failures + 1,
+        failed_runs = failed_runs + 1,
+        last_error = %(error)s,
+        failed_at = clock_timestamp(),
+        failing_since = coalesce(failing_since, clock_timestamp()),
+        batch_limit = CASE WHEN %(bisecting)s THEN %(batch_limit)s
+                           WHEN %(unread)s::integer IS NOT NULL
+                               THEN greatest(1, least(batch_limit, %(unread)s::integer) / 2)
+                           ELSE batch_limit END,
+        suspects = CASE WHEN %(bisecting)s THEN %(suspects)s ELSE suspects END,
+        attempts = CASE WHEN %(bisecting)s THEN %(attempts)s ELSE attempts END,
+        outages = CASE WHEN %(bisecting)s THEN %(outages)s ELSE outages END,
+        deaths = CASE WHEN %(bisecting)s THEN %(deaths)s ELSE deaths END,
+        suspect_revision = CASE WHEN %(bisecting)s THEN %(suspect_revision)s::bigint ELSE suspect_revision END
+    WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s
+    RETURNING pipeline, failures
+), asking AS (
+    UPDATE {schema}.pipelines p SET failed = true FROM failing f WHERE p.pipeline = f.pipeline AND NOT p.failed
+)
+SELECT failures FROM failing
+
+-- name: note_failure
+-- A run failed: its row of the history says so, with the events that no row has yet. It is a statement of its own: the
+-- failure is kept in any case, and nobody waits for a lock on the cursor.
+-- A run that died could write no row itself, so the next one does. The first 16 digits of its token, `dead`, tell when it was
+-- made. `own_events`: of these events, those that came after it. Where it moved the cursor before it died, it has a row.
+WITH failed AS (
+    SELECT c.*, nullif(%(dead)s, '') AS dead
+    FROM {schema}.sync_cursors c
+    WHERE c.pipeline = %(pipeline)s AND c.tenant = %(tenant)s AND c.owner = %(token)s
+    FOR NO KEY UPDATE SKIP LOCKED
+), noted AS (
+    UPDATE {schema}.sync_cursors c
+    SET unnoted_events = least(c.unnoted_events, %(own_events)s), unnoted_burst = false
+    FROM failed f
+    WHERE c.pipeline = f.pipeline AND c.tenant = f.tenant
+)
+INSERT INTO {schema}.runs AS r
+    (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
+     began_sweeps, sweeps, snapshot, target, at_xid, at_id)
+SELECT f.pipeline, f.tenant, coalesce(f.dead, f.owner),
+       least(to_timestamp(left(f.dead, 16)::float8 / 1000000), f.last_run_at), clock_timestamp(), %(reason)s, %(worker)s,
+       least(greatest(0, f.unnoted_events - %(own_events)s), 2147483647),
+       CASE
+           WHEN f.unnoted_burst THEN 1
+           WHEN EXISTS (
+               SELECT FROM {schema}.runs d WHERE d.pipeline = f.pipeline AND d.tenant = f.tenant AND d.token = f.dead
+           ) THEN 0
+           ELSE %(burst_run)s
+       END,
+       0, 0, 'failed', left(%(error)s, 1000), f.sweeps, f.sweeps, f.snapshot, f.target, f.at_xid, f.at_id
+FROM failed f
+ON CONFLICT (pipeline, tenant, token, began_at) DO UPDATE
+SET ended_at = excluded.ended_at, events = r.events + excluded.events, outcome = excluded.outcome, error = excluded.error
+
+-- name: succeeded
+-- Records of the pipeline were handled, the first since something of it failed. `evidence` needs this time only: it is
+-- later than every failure before it. So a pipeline has one row for it, which is written once after a failure and not with
+-- every batch. It is written outside the batch's transaction, whose process may freeze and would hold the row. A trial leaves
+-- `failed` set, because its own record may go to quarantine after it.
+UPDATE {schema}.pipelines
+SET succeeded_at = clock_timestamp(), failed = %(trial)s
+WHERE pipeline = %(pipeline)s AND failed
+
+-- name: limit_batch
+-- How many records the next batch may have, after the handler asked to wait. No row: another run owns the cursor.
+UPDATE {schema}.sync_cursors SET batch_limit = %(batch_limit)s
+WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s
+RETURNING batch_limit
+
+-- name: hold_readers
+-- Before the cursor moves past a batch whose writes were muted: no other pipeline begins to read the source until the commit, so
+-- `other_readers` sees all that there are. Who freezes from here on is ended as `advance` says.
+SELECT set_config('idle_in_transaction_session_timeout', %(idle_timeout)s, true), pg_advisory_xact_lock_shared({readers_key})
+
+-- name: other_readers
+-- After `hold_readers`: whether another pipeline reads the source by now, so that what was muted is its work.
+SELECT EXISTS (SELECT FROM {schema}.pipelines WHERE source = %(source)s AND pipeline <> %(pipeline)s)
+
+-- name: readers_key
+-- A part of other queries: what is locked of a source while its readers are counted, or become more.
+hashtextextended('taskbridge readers {schema}:' || %(source)s, 0)
+
+-- name: announce
+-- At the beginning of a batch's transaction. The session gets the name of its run, so that a successor can end it, and may not
+-- be idle for ever. The mark `batch` ends with the transaction: so `as_left` sees whether the handler ended it. Where the
+-- source is an adopted table, what the handler writes into its own tenant's rows makes no records (`muted`), so that it does
+-- not wake itself. Where several pipelines read the source, the others have to see it, so nothing is muted;
+-- `other_readers` looks again.
+SELECT set_config('application_name', %(session)s, true),
+       set_config('idle_in_transaction_session_timeout', %(idle)s, true),
+       set_config('taskbridge.batch', %(token)s, true),
+       set_config(
+           'taskbridge.muted',
+           CASE WHEN EXISTS (SELECT FROM {schema}.adopted WHERE source = %(source)s AND ended_at IS NULL)
+                   AND NOT EXISTS (SELECT FROM {schema}.pipelines WHERE source = %(source)s AND pipeline <> %(pipeline)s)
+               THEN '{schema}:' || %(source)s || ':' || %(tenant)s ELSE '' END,
+           true
+       ) AS muted
+
+-- name: end_replaced
+-- End the sessions of this tenant's runs that were replaced. Their tokens are lower, so nothing that they wrote can take
+-- effect, but they hold locks as long as their process is frozen. Another session with the run's own token is one that the run
+-- gave up inside a statement: nobody waits for that statement, and its locks would stay until it ends. Only sessions of this
+-- role are ended: that needs no right. Each is waited for up to a second, until its locks are free.
+SELECT pg_terminate_backend(pid, 1000)
+FROM pg_stat_get_activity(NULL)
+WHERE application_name LIKE %(of_tenant)s
+  AND application_name COLLATE "C" <= %(session)s
+  AND usesysid = current_user::regrole::oid
+  AND datid = (SELECT oid FROM pg_database WHERE datname = current_database())
+  AND pid <> pg_backend_pid()
+
+-- name: last_runs
+-- When the records of the next tenants of a pipeline, by name, were last taken, in milliseconds of the Unix epoch; null where
+-- that is longer ago than `within_ms`. Rows with null come too, so that a page reads `limit` cursors and no more.
+SELECT tenant,
+       CASE WHEN last_taken_at > now() - %(within_ms)s * interval '1 millisecond'
+            THEN (extract(epoch FROM last_taken_at) * 1000)::bigint END AS last_ms
+FROM {schema}.sync_cursors
+WHERE pipeline = %(pipeline)s AND tenant > %(after)s
+ORDER BY tenant
+LIMIT %(limit)s
+
+-- name: quarantine_records
+-- Records that cannot be handled go to quarantine, in the transaction that moves the cursor past them.
+INSERT INTO {schema}.quarantine AS q
+    (pipeline, tenant, external_id, revision, reason, attempts, cause, failing_since, quarantined_at)
+SELECT %(pipeline)s, %(tenant)s, r.external_id, r.revision, r.reason, %(attempts)s, %(cause)s, %(failing_since)s,
+       clock_timestamp()
+FROM unnest(%(external_ids)s::text[], %(revisions)s::bigint[], %(reasons)s::text[])
+    AS r (external_id, revision, reason)
+ON CONFLICT (pipeline, tenant, external_id) DO UPDATE
+SET revision = excluded.revision,
+    reason = excluded.reason,
+    attempts = excluded.attempts + CASE WHEN q.revision = excluded.revision THEN q.attempts ELSE 0 END,
+    cause = excluded.cause,
+    failing_since = excluded.failing_since,
+    quarantined_at = excluded.quarantined_at,
+    retry_at = NULL,
+    discarded_at = CASE WHEN q.revision = excluded.revision THEN q.discarded_at END
+
+-- name: leave_quarantine
+-- Records that were handled leave quarantine: those that were tried again, and those that have changed since.
+DELETE FROM {schema}.quarantine
+WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND external_id = ANY(%(external_ids)s)
+
+-- name: document
+-- The document of one record that was read without it. No row: it was changed or deleted since.
+SELECT d.text, d.deleted,
+       (SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s) AS adopted
+FROM (
+    SELECT i.*, i.key AS external_id
+    FROM {schema}.records i
+    WHERE i.source = %(source)s AND i.tenant = %(tenant)s AND i.key = %(key)s AND i.revision = %(revision)s
+) r
+CROSS JOIN LATERAL {document} d
+
+-- name: documents
+-- The documents of some records that `read_batch` left out for their size. A record that was changed or deleted since is
+-- missing: its new revision lies behind the cursor. `adopted` is as in `read_batch`.
+SELECT r.id, d.text, d.deleted,
+       (SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s) AS adopted
+FROM (
+    SELECT i.*, i.key AS external_id
+    FROM unnest(%(xids)s::xid8[], %(ids)s::bigint[]) AS one (xid, id)
+    JOIN {schema}.records i
+        ON i.source = %(source)s AND i.tenant = %(tenant)s AND i.xid = one.xid AND i.id = one.id
+) r
+CROSS JOIN LATERAL {document} d
+
+-- name: recorded_document
+-- A part of other queries: the document that lies with its record `r`, as text.
+(
+    SELECT CASE WHEN pg_column_size(r.document) <= %(small)s THEN r.document::text END AS text,
+           CASE WHEN pg_column_size(r.document) > %(small)s THEN pg_column_size(r.document) END AS stored,
+           coalesce(r.deleted, false) AS deleted
+)

@@ -1,2 +1,0 @@
--- Forget a prepared statement of a handler's.
-DEALLOCATE {name}

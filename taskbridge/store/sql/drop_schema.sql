@@ -1,2 +1,0 @@
--- Everything of ours goes.
-DROP SCHEMA {schema} CASCADE

@@ -1,2 +1,0 @@
--- Between tests that share a database.
-TRUNCATE {tables}

@@ -1,2 +1,0 @@
--- The time of the server.
-SELECT clock_timestamp()

@@ -1,0 +1,300 @@
+-- Prune, and rebase after a restore.
+
+-- name: prune_before
+-- The moment before which a record is old, by the server's clock.
+SELECT now() - make_interval(secs => %(seconds)s)
+
+-- name: prune_deliveries
+-- One step of prune: of the next deliveries by id, delete the old ones.
+WITH page AS MATERIALIZED (
+    SELECT id, pipeline, delivered_at < %(before)s AS old
+    FROM {schema}.deliveries WHERE id > %(after)s ORDER BY id LIMIT %(limit)s
+), done AS MATERIALIZED (
+    SELECT id FROM page WHERE old AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
+), deleted AS (
+    DELETE FROM {schema}.deliveries j USING done d WHERE NOT %(dry_run)s AND j.id = d.id RETURNING 1
+)
+SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS pruned,
+       0 AS quarantine,
+       (SELECT count(*) FROM done) AS old,
+       '{}'::text[] AS held,
+       max(id) AS last,
+       count(*) = %(limit)s AND bool_or(old) AS more
+FROM page
+
+-- name: prune_quarantine
+-- One step of prune: of the next rows of quarantine by key, delete the old ones whose record is gone or has changed. One
+-- that is written anew meanwhile has another `quarantined_at`, and stays, as does one that a run has locked: it is not waited for.
+WITH page AS MATERIALIZED (
+    SELECT pipeline, tenant, external_id, revision, quarantined_at
+    FROM {schema}.quarantine
+    WHERE (pipeline, tenant, external_id) > ((%(after)s::text[])[1], (%(after)s::text[])[2], (%(after)s::text[])[3])
+    ORDER BY pipeline, tenant, external_id
+    LIMIT %(limit)s
+), done AS MATERIALIZED (
+    SELECT p.*
+    FROM page p
+    WHERE p.quarantined_at < %(before)s
+      AND (%(pipeline)s::text IS NULL OR p.pipeline = %(pipeline)s)
+      AND EXISTS (SELECT FROM {schema}.pipelines s WHERE s.pipeline = p.pipeline)
+      AND NOT EXISTS (
+          SELECT FROM {schema}.pipelines s
+          JOIN {schema}.records r
+              ON r.source = s.source AND r.tenant = p.tenant AND r.key = p.external_id AND r.revision = p.revision
+          WHERE s.pipeline = p.pipeline
+      )
+), free AS MATERIALIZED (
+    SELECT q.pipeline, q.tenant, q.external_id
+    FROM done d
+    JOIN {schema}.quarantine q
+        ON q.pipeline = d.pipeline AND q.tenant = d.tenant AND q.external_id = d.external_id
+        AND q.revision = d.revision AND q.quarantined_at = d.quarantined_at
+    WHERE NOT %(dry_run)s
+    FOR UPDATE OF q SKIP LOCKED
+), deleted AS (
+    DELETE FROM {schema}.quarantine q USING free d
+    WHERE q.pipeline = d.pipeline AND q.tenant = d.tenant AND q.external_id = d.external_id
+    RETURNING 1
+)
+SELECT 0 AS pruned,
+       (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS quarantine,
+       0 AS old,
+       '{}'::text[] AS held,
+       (
+           SELECT ARRAY[pipeline, tenant, external_id] FROM page
+           ORDER BY pipeline DESC, tenant DESC, external_id DESC LIMIT 1
+       ) AS last,
+       count(*) = %(limit)s AS more
+FROM page
+
+-- name: prune_records
+-- One step of prune: of the next records of a source by (xid, id), delete those that are old and that every pipeline of
+-- the source has handled or discarded, with what quarantine holds of them and the ids of their messages. What no
+-- criterion matched stays unless it was discarded. The version that a webhook brought goes with its record, unless another
+-- comes at this moment: that one locks the version, and waits for the record next.
+-- A discarded row of quarantine is locked, so that nobody asks for another try meanwhile. A record that changes meanwhile has
+-- another xid when it is locked, and stays. Nothing that others have locked is waited for: they could wait for this transaction
+-- next, which is a deadlock. A row of quarantine that stays for it goes with the rows whose record is gone.
+-- Later ids were written later, except in a long transaction. So a page without an old row is the last one for this time,
+-- unless it has rows of one transaction only: after a rebase all rows are of one.
+-- `held`: how many old records of the page each pipeline and tenant holds back, and in which state. Without a reader the
+-- pipeline is null.
+WITH page AS MATERIALIZED (
+    SELECT source, tenant, key, revision, xid, id, changed_at < %(before)s AS old,
+           changed_at < %(before)s AND (tenant <> '' OR discarded_at IS NOT NULL) AS ours
+    FROM {schema}.records
+    WHERE source = %(source)s AND id > 0 AND (xid, id) > ((%(after)s::text[])[1]::xid8, (%(after)s::text[])[2]::bigint)
+    ORDER BY xid, id
+    LIMIT %(limit)s
+), discarded AS MATERIALIZED (
+    SELECT q.*
+    FROM page p
+    CROSS JOIN LATERAL (
+        SELECT pipeline, tenant, external_id
+        FROM {schema}.quarantine
+        WHERE pipeline = ANY (%(readers)s::text[]) AND tenant = p.tenant AND external_id = p.key
+          AND revision = p.revision AND discarded_at IS NOT NULL AND retry_at IS NULL
+        FOR UPDATE SKIP LOCKED
+    ) q
+    WHERE p.ours
+), held AS MATERIALIZED (
+    SELECT p.xid, p.id, p.tenant, h.*
+    FROM page p
+    CROSS JOIN LATERAL (
+        SELECT reader.pipeline,
+               CASE
+                   WHEN q.retry_at IS NOT NULL THEN 'retrying'
+                   WHEN q.external_id IS NOT NULL THEN 'quarantined'
+                   ELSE 'pending'
+               END AS state
+        FROM unnest(%(readers)s::text[]) AS reader (pipeline)
+        LEFT JOIN {schema}.pipelines s ON s.pipeline = reader.pipeline
+        LEFT JOIN {schema}.sync_cursors c ON c.pipeline = reader.pipeline AND c.tenant = p.tenant
+        LEFT JOIN {schema}.quarantine q
+            ON q.pipeline = reader.pipeline AND q.tenant = p.tenant AND q.external_id = p.key AND q.revision = p.revision
+        LEFT JOIN discarded d
+            ON d.pipeline = reader.pipeline AND d.tenant = p.tenant AND d.external_id = p.key
+        WHERE CASE
+            WHEN q.external_id IS NOT NULL THEN d.external_id IS NULL
+            ELSE {schema}.is_handled(p.xid, p.id, coalesce(c.snapshot, s.start), c.target, c.at_xid, c.at_id) IS NOT TRUE
+        END
+        UNION ALL
+        SELECT NULL, 'unread' WHERE cardinality(%(readers)s::text[]) = 0
+    ) h
+    WHERE p.ours AND p.tenant <> ''
+), done AS MATERIALIZED (
+    SELECT p.* FROM page p WHERE p.ours AND (p.xid, p.id) NOT IN (SELECT h.xid, h.id FROM held h)
+), free AS MATERIALIZED (
+    SELECT r.source, r.tenant, r.key, r.xid, r.id
+    FROM done d
+    JOIN {schema}.records r
+        ON r.source = d.source AND r.tenant = d.tenant AND r.key = d.key AND (r.xid, r.id) = (d.xid, d.id)
+    WHERE NOT %(dry_run)s
+    FOR UPDATE OF r SKIP LOCKED
+), deleted AS (
+    DELETE FROM {schema}.records r USING free d
+    WHERE r.source = d.source AND r.tenant = d.tenant AND r.key = d.key AND (r.xid, r.id) = (d.xid, d.id)
+    RETURNING r.source, r.tenant, r.key
+), unsaid AS (
+    DELETE FROM {schema}.messages m USING deleted d WHERE m.source = d.source AND m.key = d.key
+), versions AS MATERIALIZED (
+    SELECT v.source, v.tenant, v.key
+    FROM deleted d
+    JOIN {schema}.record_versions v ON v.source = d.source AND v.tenant = d.tenant AND v.key = d.key
+    FOR UPDATE OF v SKIP LOCKED
+), unversioned AS (
+    DELETE FROM {schema}.record_versions v USING versions d
+    WHERE v.source = d.source AND v.tenant = d.tenant AND v.key = d.key
+), alone AS MATERIALIZED (
+    SELECT q.pipeline, q.tenant, q.external_id
+    FROM deleted d
+    JOIN {schema}.quarantine q
+        ON q.pipeline = ANY (%(readers)s::text[]) AND q.tenant = d.tenant AND q.external_id = d.key
+    FOR UPDATE OF q SKIP LOCKED
+), orphans AS (
+    DELETE FROM {schema}.quarantine q USING alone d
+    WHERE q.pipeline = d.pipeline AND q.tenant = d.tenant AND q.external_id = d.external_id
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS pruned,
+       (SELECT count(*) FROM orphans) AS quarantine,
+       count(*) FILTER (WHERE ours) AS old,
+       (
+           SELECT coalesce(array_agg(ARRAY[pipeline, tenant, state, records::text]), '{}')
+           FROM (SELECT pipeline, tenant, state, count(*) AS records FROM held GROUP BY 1, 2, 3) h
+       ) AS held,
+       (SELECT ARRAY[xid::text, id::text] FROM page ORDER BY xid DESC, id DESC LIMIT 1) AS last,
+       count(*) = %(limit)s AND (bool_or(old) OR min(xid) = max(xid)) AS more
+FROM page
+
+-- name: rebase_cursors
+-- Put every cursor behind all rows that there are, in ids of this cluster. The owner stays, so that an older token is refused
+-- as before. `sweeps` grows, so that the advance of a batch that was read before is refused. A search for a bad record counts
+-- records after the cursor, so it begins again.
+UPDATE {schema}.sync_cursors
+SET snapshot = %(snapshot)s::pg_snapshot,
+    looked = NULL,
+    target = NULL,
+    at_xid = NULL,
+    at_id = NULL,
+    sweeps = sweeps + 1,
+    batch_limit = NULL,
+    suspects = 0,
+    attempts = 0,
+    outages = 0,
+    deaths = 0,
+    suspect_revision = NULL,
+    failing_since = NULL
+
+-- name: rebase_identifier
+-- From now on the records and cursors hold transaction ids of this cluster, and the triggers let records be written.
+WITH former AS (DELETE FROM {schema}.taskbridge_cluster)
+INSERT INTO {schema}.taskbridge_cluster SELECT system_identifier FROM pg_control_system()
+
+-- name: rebase_lock
+-- Before a rebase: nobody writes records or moves cursors until it ends, and whoever did has committed. Reading goes on.
+LOCK TABLE {schema}.records, {schema}.sync_cursors, {schema}.pipelines, {schema}.quarantine, {schema}.taskbridge_cluster
+    IN EXCLUSIVE MODE
+
+-- name: rebase_pending
+-- What is pending by the former cluster's ids goes into quarantine with another try asked for, because the cursors are about to
+-- pass it. A row that is there for the same revision stays; one of an earlier revision is overwritten. Where a tenant has no
+-- cursor and its pipeline began with everything, all of its records stay pending without this.
+WITH quarantined AS (
+    INSERT INTO {schema}.quarantine AS q (pipeline, tenant, external_id, revision, cause, reason, attempts, retry_at)
+    SELECT s.pipeline, s.tenant, s.external_id, r.revision,
+           'failed', 'pending when the database was rebased', 0, now()
+    FROM {schema}.record_states s
+    LEFT JOIN {schema}.pipelines p ON p.pipeline = s.pipeline
+    JOIN {schema}.records r ON r.source = coalesce(p.source, s.pipeline) AND r.tenant = s.tenant AND r.key = s.external_id
+    LEFT JOIN {schema}.sync_cursors c ON c.pipeline = s.pipeline AND c.tenant = s.tenant
+    WHERE s.state = 'pending' AND (c.tenant IS NOT NULL OR coalesce(p.start::text, '1:1:') <> '1:1:')
+    ON CONFLICT (pipeline, tenant, external_id) DO UPDATE
+    SET revision = excluded.revision,
+        cause = excluded.cause,
+        reason = excluded.reason,
+        attempts = excluded.attempts,
+        quarantined_at = now(),
+        failing_since = NULL,
+        retry_at = excluded.retry_at,
+        discarded_at = NULL
+    WHERE q.revision <> excluded.revision
+    RETURNING q.pipeline
+)
+SELECT pipeline, count(*) FROM quarantined GROUP BY pipeline ORDER BY pipeline
+
+-- name: rebase_revisions
+-- In this transaction the triggers leave ids as the rebase sets them.
+SELECT set_config('taskbridge.keep_ids', 'on', true)
+
+-- name: rebase_rows
+-- Rows with a transaction id that this cluster has not finished get 3, the first that a cluster gives, which it has. They were
+-- written by many transactions and count as written by one, so their ids must differ: they are numbered anew, in their order.
+-- Revisions stay; those that come are of a later time.
+UPDATE {schema}.records r
+SET xid = '3', id = n.id
+FROM (
+    SELECT o.source, o.tenant, o.key, (SELECT {schema}.next_id('')) + row_number() OVER (ORDER BY o.xid, o.id) AS id
+    FROM {schema}.records o
+    WHERE o.xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+) n
+WHERE r.source = n.source AND r.tenant = n.tenant AND r.key = n.key
+
+-- name: rebase_runs
+-- Places of the run history are in ids of the former cluster and say nothing here.
+UPDATE {schema}.runs SET snapshot = NULL, target = NULL, at_xid = NULL, at_id = NULL WHERE snapshot IS NOT NULL
+
+-- name: rebase_starts
+-- Pipelines that did not begin with everything begin behind all rows that there are: what is pending is in quarantine by now.
+-- Nobody knows any more which rows were skipped, which the snapshot says by the xmin 1 (see tenant_counts.sql). It sees the
+-- same as with its own xmin, since below that no transaction is on.
+UPDATE {schema}.pipelines
+SET start = regexp_replace(%(snapshot)s::pg_snapshot::text, '^[0-9]+', '1')::pg_snapshot
+WHERE start::text <> '1:1:'
+
+-- name: rebase_tails
+-- The tails hold ids of the former cluster: each begins anew.
+DELETE FROM {schema}.tails
+
+-- name: other_sessions
+-- Processes of TaskBridge that are connected to this database, other than this one: workers, producers, commands.
+SELECT pid
+FROM pg_stat_activity
+WHERE datname = current_database() AND (application_name = 'taskbridge' OR application_name LIKE 'taskbridge %%')
+  AND pid <> pg_backend_pid()
+ORDER BY pid
+
+-- name: present_snapshot
+-- What is committed now, and what is under way.
+SELECT pg_current_snapshot()::text
+
+-- name: in_its_cluster
+-- Whether the transaction ids of records and cursors are those of this cluster: the stored identifier is its own, and no
+-- source's newest record, and none of a thousand cursors, has seen a transaction that this cluster has not begun (as after
+-- a restore of some tables only).
+WITH RECURSIVE newest AS (
+    (SELECT source, xid FROM {schema}.records WHERE id > 0 ORDER BY source DESC, xid DESC LIMIT 1)
+    UNION ALL
+    SELECT r.source, r.xid
+    FROM newest n
+    CROSS JOIN LATERAL (
+        SELECT source, xid FROM {schema}.records WHERE id > 0 AND source < n.source ORDER BY source DESC, xid DESC LIMIT 1
+    ) r
+)
+SELECT coalesce(
+           (
+               SELECT bool_and(c.system_identifier = s.system_identifier)
+               FROM {schema}.taskbridge_cluster c, pg_control_system() s
+           ),
+           false
+       )
+       AND NOT EXISTS (SELECT FROM newest WHERE xid >= pg_snapshot_xmax(pg_current_snapshot()))
+       AND NOT EXISTS (
+           SELECT FROM (SELECT snapshot, target FROM {schema}.sync_cursors LIMIT 1000) c
+           WHERE greatest(pg_snapshot_xmax(c.snapshot), pg_snapshot_xmax(c.target))
+               > pg_snapshot_xmax(pg_current_snapshot())
+       )
+
+-- name: is_standby
+-- Whether the server takes no writes.
+SELECT pg_is_in_recovery()

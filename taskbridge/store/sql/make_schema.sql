@@ -1,2 +1,0 @@
--- The schema in which all tables of ours lie.
-CREATE SCHEMA {schema}

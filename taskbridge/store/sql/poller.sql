@@ -1,0 +1,192 @@
+-- The change poller and the reconciler.
+
+-- name: tail_ages
+-- How many seconds ago the tails and bases of pipelines were stored last, by whichever worker.
+SELECT pipeline, kind, greatest(0, extract(epoch FROM clock_timestamp() - stored_at))::float8 AS seconds
+FROM {schema}.tails
+WHERE pipeline = ANY (%(pipelines)s::text[])
+
+-- name: tail_begin
+-- Where the rounds of a pipeline begin, which had none yet or whose snapshots are another cluster's. The tail begins at the
+-- present, and the base, which finds all that is older, where the pipeline's cursors do.
+INSERT INTO {schema}.tails AS t (pipeline, kind, snapshot)
+VALUES (%(pipeline)s, 'tail', pg_current_snapshot()),
+       (%(pipeline)s, 'base', {pipeline_start})
+ON CONFLICT (pipeline, kind) DO UPDATE SET snapshot = excluded.snapshot, stored_at = excluded.stored_at
+WHERE %(anew)s
+
+-- name: tail_keep
+-- After all reminders of a page: what it has seen (null: no more than what is stored, which is not written again), unless
+-- somebody else stored meanwhile, or began anew; then there is no row.
+UPDATE {schema}.tails
+SET snapshot = coalesce(%(seen)s::pg_snapshot, snapshot), stored_at = clock_timestamp()
+WHERE pipeline = %(pipeline)s AND kind = %(kind)s AND (extract(epoch FROM stored_at) * 1000000)::bigint = %(stored_at)s
+RETURNING (extract(epoch FROM stored_at) * 1000000)::bigint
+
+-- name: tail_retries
+-- One page of the records that are to be tried again out of quarantine, after (`tenant`, `key`): for each tenant the last
+-- key of the page, the smallest delay (`smallest` where a record has none, or the pipeline has no delays; null: none of
+-- them means anything, for the records have changed since) and when its records were last taken, in milliseconds of the
+-- Unix epoch. No row: there is none any more.
+SELECT q.tenant,
+       max(q.external_id) AS key,
+       min(r.delay_ms) AS delay_ms,
+       (extract(epoch FROM max(c.last_taken_at)) * 1000)::bigint AS last_ms
+FROM (
+    SELECT o.tenant, o.external_id, o.revision
+    FROM {schema}.quarantine o
+    WHERE o.pipeline = %(pipeline)s AND o.retry_at IS NOT NULL AND (o.tenant, o.external_id) > (%(tenant)s, %(key)s)
+    ORDER BY o.tenant, o.external_id
+    LIMIT %(size)s
+) q
+LEFT JOIN LATERAL (
+    SELECT coalesce(CASE WHEN %(has_delays)s THEN i.delay_ms END, %(smallest)s) AS delay_ms
+    FROM {schema}.records i
+    WHERE i.source = %(source)s AND i.tenant = q.tenant AND i.key = q.external_id AND i.revision = q.revision
+    LIMIT 1
+) r ON true
+LEFT JOIN LATERAL (
+    SELECT s.last_taken_at
+    FROM {schema}.sync_cursors s
+    WHERE s.pipeline = %(pipeline)s AND s.tenant = q.tenant
+    LIMIT 1
+) c ON true
+GROUP BY q.tenant
+ORDER BY q.tenant
+
+-- name: tail_stands
+-- Where a round begins: the present snapshot, the stored one and when it was stored (in microseconds), and whether that is
+-- in this cluster's ids. No row: none is stored, or this is a standby, whose snapshots do not list what is under way.
+SELECT pg_current_snapshot()::text AS now,
+       t.snapshot::text AS before,
+       (extract(epoch FROM t.stored_at) * 1000000)::bigint AS stored_at,
+       pg_snapshot_xmax(t.snapshot) <= pg_snapshot_xmax(pg_current_snapshot()) AS known
+FROM {schema}.tails t
+WHERE t.pipeline = %(pipeline)s AND t.kind = %(kind)s AND NOT pg_is_in_recovery()
+
+-- name: round
+-- One page of a round of the tail or of the base (`kind`): which tenants have records that are visible now, not visible in
+-- the stored snapshot, and pending? The tail leaves out what a run has looked at. The base leaves out what the tail has not
+-- seen yet, unless `every` one is asked for. With each tenant comes the smallest delay of those records (`smallest` where
+-- one has none, or the pipeline has no delays) and when its records were last taken, in milliseconds of the Unix epoch.
+-- The row without a tenant says of the page: the place (`until_xid`, `until_id`) after which the next page begins (null: it
+-- is the last one), `fresh`, whether there was any record, handled or not, and for the base the transactions `open_xids`
+-- that have pending records.
+-- A page is the next `size` records after the place (`after_xid`, `after_id`), by (xid, id); it may end inside a
+-- transaction. "Not visible in a snapshot" is written as two ordered branches of one index. A range from the snapshot's
+-- xmin would read all that came since the oldest transaction began. `id > 0` holds for all records; the index over all
+-- tenants is for statements that say so. Cursors are looked up one by one (LIMIT 1), for a join would read them all.
+WITH unseen AS MATERIALIZED (
+    SELECT x.xid
+    FROM {schema}.tails t
+    CROSS JOIN LATERAL pg_snapshot_xip(t.snapshot) x (xid)
+    WHERE t.pipeline = %(pipeline)s AND t.kind = %(kind)s AND x.xid >= %(after_xid)s::text::xid8
+    ORDER BY x.xid
+    LIMIT %(size)s
+), page AS MATERIALIZED (
+    SELECT l.*
+    FROM (
+        (
+            SELECT i.tenant, i.xid, i.id, i.delay_ms
+            FROM unseen x
+            CROSS JOIN LATERAL (
+                SELECT r.tenant, r.xid, r.id, r.delay_ms
+                FROM {schema}.records r
+                WHERE r.source = %(source)s AND r.id > 0 AND r.xid = x.xid
+                  AND r.id > CASE WHEN x.xid = %(after_xid)s::text::xid8 THEN %(after_id)s ELSE -1 END
+                ORDER BY r.id
+                LIMIT %(size)s
+            ) i
+            ORDER BY i.xid, i.id
+            LIMIT %(size)s
+        )
+        UNION ALL
+        (
+            SELECT i.tenant, i.xid, i.id, i.delay_ms
+            FROM {schema}.tails t
+            CROSS JOIN LATERAL (
+                SELECT r.tenant, r.xid, r.id, r.delay_ms
+                FROM {schema}.records r
+                WHERE r.source = %(source)s AND r.id > 0
+                  AND (r.xid, r.id) > (
+                      greatest(pg_snapshot_xmax(t.snapshot), %(after_xid)s::text::xid8),
+                      CASE WHEN %(after_xid)s::text::xid8 >= pg_snapshot_xmax(t.snapshot) THEN %(after_id)s ELSE -1 END
+                  )
+                ORDER BY r.xid, r.id
+                LIMIT %(size)s
+            ) i
+            WHERE t.pipeline = %(pipeline)s AND t.kind = %(kind)s AND (SELECT count(*) FROM unseen) < %(size)s
+        )
+    ) l
+    ORDER BY l.xid, l.id
+    LIMIT %(size)s
+), edge AS MATERIALIZED (
+    -- No row: it is the last page.
+    SELECT e.xid::text::bigint AS xid, e.id
+    FROM (
+        (SELECT p.xid, p.id FROM page p ORDER BY p.xid, p.id OFFSET %(size)s - 1)
+        UNION ALL
+        (SELECT (u.xid::text::bigint + 1)::text::xid8, -1 FROM unseen u ORDER BY u.xid OFFSET %(size)s - 1)
+    ) e
+    ORDER BY e.xid, e.id
+    LIMIT 1
+), fresh AS MATERIALIZED (
+    SELECT p.tenant, p.xid, min(coalesce(CASE WHEN %(has_delays)s THEN p.delay_ms END, %(smallest)s)) AS delay_ms
+    FROM page p
+    GROUP BY p.tenant, p.xid
+), pending AS MATERIALIZED (
+    SELECT f.tenant, f.xid, f.delay_ms, c.last_taken_at
+    FROM fresh f
+    CROSS JOIN (SELECT {pipeline_start} AS start) p
+    LEFT JOIN LATERAL (
+        SELECT s.snapshot, s.looked, s.last_taken_at
+        FROM {schema}.sync_cursors s
+        WHERE s.pipeline = %(pipeline)s AND s.tenant = f.tenant
+        LIMIT 1
+    ) c ON true
+    WHERE f.tenant <> ''
+      AND NOT pg_visible_in_snapshot(f.xid, coalesce(c.snapshot, p.start))
+      AND (%(kind)s = 'base' OR NOT coalesce(pg_visible_in_snapshot(f.xid, c.looked), false))
+), waiting AS (
+    SELECT p.tenant, min(p.delay_ms) AS delay_ms, max(p.last_taken_at) AS last_taken_at
+    FROM pending p
+    WHERE %(every)s OR coalesce(
+        pg_visible_in_snapshot(
+            p.xid, (SELECT snapshot FROM {schema}.tails WHERE pipeline = %(pipeline)s AND kind = 'tail')
+        ),
+        true
+    )
+    GROUP BY p.tenant
+)
+SELECT (SELECT e.xid FROM edge e) AS until_xid,
+       (SELECT e.id FROM edge e) AS until_id,
+       EXISTS (SELECT FROM page) AS fresh,
+       ARRAY(SELECT DISTINCT p.xid::text::bigint FROM pending p WHERE %(kind)s = 'base') AS open_xids,
+       NULL::text AS tenant,
+       NULL::bigint AS delay_ms,
+       NULL::bigint AS last_ms
+UNION ALL
+SELECT NULL, NULL, NULL, NULL, w.tenant, w.delay_ms, (extract(epoch FROM w.last_taken_at) * 1000)::bigint
+FROM waiting w
+
+-- name: begin_round
+-- A page of a round: all of it reads one snapshot, and it writes nothing, because an id of its own would count as visible.
+BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY
+
+-- name: plan_of_rounds
+-- Before a page of a round. Statistics are old whenever much is new, and the planner knows nothing of snapshots; each part is
+-- an ordered read of one index. A round that waits must not hold up those of other pipelines, so its time-outs are short. And
+-- no round waits for the disk: after a crash that loses a T or B there is an older one. Commits that are lost were seen by none
+-- that is left, for what a page stores comes after them in the log.
+SELECT set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_hashjoin', 'off', true),
+       set_config('max_parallel_workers_per_gather', '0', true),
+       set_config('jit', 'off', true),
+       set_config('synchronous_commit', 'off', true),
+       set_config('lock_timeout', %(lock_timeout)s, true),
+       set_config('statement_timeout', %(statement_timeout)s, true)
+
+-- name: listen
+-- The tail's worker hears of the commits that a source announces.
+LISTEN taskbridge

@@ -1,0 +1,403 @@
+-- Status, metrics and the dashboard: statements that change nothing.
+
+-- name: look_decisions
+-- What people decided about one record since a time, in order: to try it again, or to give it up. Of the last `size`
+-- actions. `key` null: it was about many at once, among which the record may have been.
+SELECT at, who, action, key
+FROM (SELECT * FROM {schema}.audit ORDER BY id DESC LIMIT %(size)s) a
+WHERE pipeline = %(pipeline)s AND (tenant = %(tenant)s OR tenant IS NULL) AND (key = %(key)s OR key IS NULL)
+  AND action IN ('retry', 'discard') AND at >= %(since)s::timestamptz
+ORDER BY id
+
+-- name: look_deliveries
+-- Webhooks with this id, and the records that were written in the transaction that stored it and have not changed since, up
+-- to `limit`. A row's `xmin` are the lower 32 bits of its transaction; the time says that the upper ones are right.
+SELECT w.source, w.delivery, w.received_at, r.tenant, r.key
+FROM {schema}.received w
+CROSS JOIN (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::numeric AS now) n
+CROSS JOIN LATERAL (
+    SELECT (floor(n.now / 4294967296) - CASE WHEN w.xmin::text::numeric >= n.now %% 4294967296 THEN 1 ELSE 0 END)
+           * 4294967296 + w.xmin::text::numeric AS xid
+) x
+LEFT JOIN LATERAL (
+    SELECT r.tenant, r.key FROM {schema}.records r
+    WHERE r.source = w.source AND r.xid = x.xid::text::xid8 AND r.id > 0 AND r.changed_at = w.received_at
+      AND x.xid >= 0
+    LIMIT %(limit)s
+) r ON true
+WHERE w.delivery = %(delivery)s AND w.source = ANY (%(sources)s::text[])
+LIMIT %(limit)s
+
+-- name: look_errors
+-- What fails in a pipeline, by the kind of error: of up to `size` tenants whose last run failed, and of up to `size` records in
+-- quarantine. `tenants` is how many tenants fail so; `error` is the last text, of `texts` different ones; `sample` has up to 5
+-- tenants of both kinds. `cut`: there may be more of the kind, for so many were looked at.
+SELECT kind, (array_agg(error ORDER BY last DESC NULLS LAST, error))[1] AS error, count(DISTINCT error) AS texts,
+       sum(tenants)::bigint AS tenants, sum(quarantined)::bigint AS quarantined, min(since) AS since, max(last) AS last,
+       (array_agg(DISTINCT tenant))[1:5] AS sample,
+       sum(sum(tenants)) OVER () >= %(size)s OR sum(sum(quarantined)) OVER () >= %(size)s AS cut
+FROM (
+    SELECT {schema}.error_kind(error) AS kind, a.*
+    FROM (
+        (
+            SELECT coalesce(last_error, 'no error was written down') AS error, tenant, 1 AS tenants, 0 AS quarantined,
+                   coalesce(failing_since, failed_at) AS since, failed_at AS last
+            FROM {schema}.sync_cursors WHERE pipeline = %(pipeline)s AND failures > 0
+            LIMIT %(size)s
+        )
+        UNION ALL
+        (
+            SELECT q.reason, q.tenant, 0, 1, coalesce(q.failing_since, q.quarantined_at), q.quarantined_at
+            FROM {schema}.quarantine q
+            {its_record}
+            WHERE q.pipeline = %(pipeline)s AND q.discarded_at IS NULL AND q.retry_at IS NULL
+            LIMIT %(size)s
+        )
+    ) a
+) e
+GROUP BY kind
+ORDER BY 4 DESC, 5 DESC, kind
+LIMIT %(limit)s
+
+-- name: look_failing
+-- The next tenants by name whose last run failed.
+SELECT tenant FROM {schema}.sync_cursors
+WHERE pipeline = %(pipeline)s AND failures > 0 AND tenant > %(after)s
+ORDER BY tenant
+LIMIT %(limit)s
+
+-- name: look_key_index
+-- Whether somebody made an index on the key of records.
+SELECT EXISTS (
+    SELECT FROM pg_index i
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] AND a.attname = 'key'
+    WHERE i.indrelid = '{schema}.records'::regclass AND i.indisvalid AND i.indpred IS NULL
+)
+
+-- name: look_messages
+-- Sources in which a message with this id was recorded.
+SELECT source FROM {schema}.messages WHERE key = %(key)s AND source = ANY (%(sources)s::text[])
+
+-- name: look_now
+-- The time of the server.
+SELECT clock_timestamp()
+
+-- name: look_pause
+-- What holds a tenant: its own pause, else its pipeline's.
+SELECT nullif(tenant, '') AS tenant, reason, paused_at, paused_by FROM {schema}.pauses
+WHERE pipeline = %(pipeline)s AND tenant IN (%(tenant)s, '')
+ORDER BY tenant DESC
+LIMIT 1
+
+-- name: look_paused
+-- How many tenants of a pipeline are paused, up to `size`, the first by name, and whether the pipeline itself is.
+SELECT count(*) FILTER (WHERE tenant <> '') AS tenants, min(tenant) FILTER (WHERE tenant <> '') AS first,
+       coalesce(bool_or(tenant = ''), false) AS whole
+FROM (SELECT tenant FROM {schema}.pauses WHERE pipeline = %(pipeline)s ORDER BY tenant LIMIT %(size)s) p
+
+-- name: look_paused_among
+-- Which of some tenants are paused; one without a name is the pipeline itself.
+SELECT tenant FROM {schema}.pauses WHERE pipeline = %(pipeline)s AND tenant = ANY (%(tenants)s::text[] || ''::text)
+
+-- name: look_records
+-- Records with a key, up to `limit`, of some sources and tenants: once for each pipeline that reads them, with how they
+-- stand there. `tenants` null: of all, which an index on the key must find.
+SELECT r.source, r.tenant, r.key, r.revision, r.deleted, r.recorded_at, r.changed_at, r.reason AS unmatched,
+       p.pipeline,
+       CASE
+           WHEN p.pipeline IS NULL THEN NULL
+           WHEN q.retry_at IS NOT NULL THEN 'pending'
+           WHEN q.discarded_at IS NOT NULL THEN 'discarded'
+           WHEN q.external_id IS NOT NULL THEN 'quarantined'
+           WHEN {schema}.is_handled(r.xid, r.id, coalesce(c.snapshot, p.start), c.target, c.at_xid, c.at_id)
+               THEN 'handled'
+           ELSE 'pending'
+       END AS state,
+       q.reason, q.attempts, c.failures, c.last_error
+FROM (
+    (
+        SELECT l.* FROM {schema}.records l
+        WHERE %(tenants)s::text[] IS NOT NULL
+          AND l.source = ANY (%(sources)s::text[]) AND l.tenant = ANY (%(tenants)s::text[]) AND l.key = ANY (%(keys)s::text[])
+        LIMIT %(limit)s
+    )
+    UNION ALL
+    (
+        SELECT l.* FROM {schema}.records l WHERE %(tenants)s::text[] IS NULL AND l.key = ANY (%(keys)s::text[]) LIMIT %(limit)s
+    )
+) r
+LEFT JOIN {schema}.pipelines p ON p.source = r.source AND r.tenant <> ''
+LEFT JOIN {schema}.quarantine q
+    ON q.pipeline = p.pipeline AND q.tenant = r.tenant AND q.external_id = r.key AND q.revision = r.revision
+LEFT JOIN {schema}.sync_cursors c ON c.pipeline = p.pipeline AND c.tenant = r.tenant
+ORDER BY r.source, r.tenant, p.pipeline
+
+-- name: look_story
+-- One record and how it stands in one pipeline: its place in the log, its row of quarantine, whether it is handled, when
+-- the journal delivered it, and how many webhooks came in the very transaction that wrote it, with the id of one of them.
+SELECT r.revision, r.deleted, r.recorded_at, r.changed_at, r.xid::text AS xid, r.id, r.criterion,
+       q.cause, q.reason, q.attempts, q.quarantined_at, q.failing_since, q.retry_at, q.discarded_at,
+       {schema}.is_handled(r.xid, r.id, coalesce(c.snapshot, p.start), c.target, c.at_xid, c.at_id) AS handled,
+       pg_visible_in_snapshot(r.xid, p.start) AS skipped,
+       c.failures, c.last_error, c.owner,
+       d.delivered_at, d.token AS delivered_by,
+       w.deliveries, w.delivery
+FROM {schema}.records r
+CROSS JOIN (SELECT {pipeline_start} AS start) p
+LEFT JOIN {schema}.quarantine q
+    ON q.pipeline = %(pipeline)s AND q.tenant = r.tenant AND q.external_id = r.key AND q.revision = r.revision
+LEFT JOIN {schema}.sync_cursors c ON c.pipeline = %(pipeline)s AND c.tenant = r.tenant
+LEFT JOIN LATERAL (
+    SELECT d.delivered_at, d.token FROM {schema}.deliveries d
+    WHERE d.pipeline = %(pipeline)s AND d.tenant = r.tenant AND d.external_id = r.key AND d.revision = r.revision
+    ORDER BY d.delivered_at LIMIT 1
+) d ON true
+CROSS JOIN LATERAL (
+    SELECT count(*) AS deliveries, min(w.delivery) AS delivery
+    FROM (
+        SELECT w.delivery FROM {schema}.received w WHERE w.received_at = r.changed_at AND w.source = r.source LIMIT 1000
+    ) w
+) w
+WHERE r.source = %(source)s AND r.tenant = %(tenant)s AND r.key = %(key)s
+
+-- name: look_tenants
+-- Tenants of a pipeline whose names begin with a text, by name, that have a cursor or records, up to `limit`. `until` is
+-- the first name that does not begin so.
+WITH RECURSIVE recorded AS (
+    (
+        SELECT r.tenant, 1 AS number FROM {schema}.records r
+        WHERE r.source = %(source)s AND r.tenant >= %(text)s AND r.tenant < %(until)s
+        ORDER BY r.tenant LIMIT 1
+    )
+    UNION ALL
+    SELECT (
+        SELECT r.tenant FROM {schema}.records r
+        WHERE r.source = %(source)s AND r.tenant > t.tenant AND r.tenant < %(until)s
+        ORDER BY r.tenant LIMIT 1
+    ), t.number + 1
+    FROM recorded t
+    WHERE t.tenant IS NOT NULL AND t.number < %(limit)s
+)
+SELECT tenant FROM recorded WHERE tenant IS NOT NULL
+UNION
+(
+    SELECT tenant FROM {schema}.sync_cursors
+    WHERE pipeline = %(pipeline)s AND tenant >= %(text)s AND tenant < %(until)s
+    ORDER BY tenant LIMIT %(limit)s
+)
+ORDER BY tenant
+LIMIT %(limit)s
+
+-- name: metric_counters
+-- Per pipeline: the sums of its cursors' counters, for metrics. Reads every cursor once.
+SELECT pipeline,
+       sum(events)::bigint AS events,
+       sum(bursts + found_bursts)::bigint AS bursts,
+       sum(found_bursts)::bigint AS found_bursts,
+       sum(runs)::bigint AS runs,
+       sum(sweeps)::bigint AS sweeps,
+       sum(records)::bigint AS records,
+       sum(failed_runs)::bigint AS failed_runs,
+       sum(first_event_ms_sum)::bigint AS first_event_ms_sum,
+       ARRAY[{sums}] AS first_event_counts
+FROM {schema}.sync_cursors
+GROUP BY pipeline
+
+-- name: metric_failing
+-- Tenants of a pipeline whose last run failed, up to a limit, and one of them.
+SELECT count(*) AS failing, min(tenant) AS first
+FROM (SELECT tenant FROM {schema}.sync_cursors WHERE pipeline = %(pipeline)s AND failures > 0 LIMIT %(size)s) f
+
+-- name: metric_limits
+-- Before a look or the figures of a scrape: none takes more than one CPU of the server. Each is planned for its values: a plan for
+-- any time would read all of a day's runs, where those of the last seconds are wanted.
+SELECT set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true),
+       set_config('plan_cache_mode', 'force_custom_plan', true)
+
+-- name: metric_pending
+-- How many records of the tenants in a list are pending, and of the other tenants are to be tried again, counted up to a
+-- limit, and the age of the oldest, with its tenant. A record that changed is pending since it did.
+WITH counted AS MATERIALIZED (
+    (
+        SELECT w.changed_at AS since, t.tenant
+        FROM (SELECT unnest(%(tenants)s::text[]) COLLATE "C" AS tenant) t
+        CROSS JOIN LATERAL {pending} w
+        LIMIT %(size)s
+    )
+    UNION ALL
+    (
+        SELECT i.changed_at, i.tenant
+        FROM (
+            SELECT * FROM {schema}.quarantine WHERE pipeline = %(pipeline)s AND retry_at IS NOT NULL LIMIT %(size)s
+        ) q
+        {its_record}
+        WHERE q.tenant <> ALL (%(tenants)s::text[])
+    )
+    LIMIT %(size)s
+)
+SELECT count(*) AS records, extract(epoch FROM now() - min(since))::float8 AS oldest_seconds,
+       (SELECT tenant FROM counted ORDER BY since, tenant LIMIT 1) AS oldest_tenant
+FROM counted
+
+-- name: metric_quarantine
+-- Records of a pipeline that lie in quarantine, up to `size`.
+SELECT count(*)
+FROM (
+    SELECT FROM {schema}.quarantine q
+    {its_record}
+    WHERE q.pipeline = %(pipeline)s AND q.discarded_at IS NULL AND q.retry_at IS NULL
+    LIMIT %(size)s
+) counted
+
+-- name: tenant_counts
+-- Of each tenant of a list: records by state, up to `size` of each state, and the counters of its cursor. `known`: it has
+-- records or a cursor. `pending_since`: when the oldest of the pending ones was written. `handled` is null where so many are
+-- pending, or in quarantine, that they were not all counted. What the pipeline's start skipped is in no state, for nobody
+-- handled it. Where a rebase has forgotten what that was, it counts as handled: the start's xmin is 1.
+SELECT t.tenant,
+       coalesce(w.records, 0) AS pending,
+       w.since AS pending_since,
+       CASE
+           WHEN %(size)s::bigint IS NULL OR (w.records < %(size)s AND q.quarantined + q.discarded < %(size)s)
+               THEN least(greatest(0, n.records - w.begun - q.begun), %(size)s)
+       END AS handled,
+       q.quarantined,
+       q.discarded,
+       coalesce(c.events, 0) AS events,
+       coalesce(c.runs, 0) AS runs,
+       coalesce(c.sweeps, 0) AS sweeps,
+       coalesce(c.records, 0) AS records,
+       coalesce(c.burst_events, 0) AS burst_events,
+       coalesce(c.burst_runs, 0) AS burst_runs,
+       c.first_event_ms,
+       c.last_run_at,
+       c.last_taken_at,
+       coalesce(c.failures, 0) AS failures,
+       c.last_error,
+       CASE WHEN c.failures > 0 THEN {schema}.error_kind(c.last_error) END AS error_kind,
+       c.failing_since,
+       n.any OR c.tenant IS NOT NULL AS known
+FROM (SELECT unnest(%(tenants)s::text[]) COLLATE "C" AS tenant) t
+CROSS JOIN (
+    SELECT CASE WHEN pg_snapshot_xmin(start) = '1'::xid8 THEN '1:1:' ELSE start END AS start
+    FROM (SELECT {pipeline_start} AS start) s
+) b
+LEFT JOIN {schema}.sync_cursors c ON c.pipeline = %(pipeline)s AND c.tenant = t.tenant
+CROSS JOIN LATERAL (
+    SELECT count(*) AS records,
+           EXISTS (SELECT FROM {schema}.records r WHERE r.source = %(source)s AND r.tenant = t.tenant) AS any
+    FROM (
+        SELECT FROM {schema}.records r
+        WHERE r.source = %(source)s AND r.tenant = t.tenant
+          AND r.xid >= pg_snapshot_xmin(b.start) AND NOT pg_visible_in_snapshot(r.xid, b.start)
+        LIMIT 3 * %(size)s::bigint
+    ) counted
+) n
+CROSS JOIN LATERAL (
+    SELECT count(*) AS records, min(changed_at) AS since,
+           count(*) FILTER (WHERE NOT pg_visible_in_snapshot(xid, b.start)) AS begun
+    FROM (
+        SELECT w.xid, w.changed_at FROM {pending} w
+        WHERE NOT EXISTS (
+            SELECT FROM {schema}.quarantine q
+            WHERE q.pipeline = %(pipeline)s AND q.tenant = t.tenant AND q.external_id = w.key
+              AND q.revision = w.revision AND q.retry_at IS NULL
+        )
+        LIMIT %(size)s
+    ) counted
+) w
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE a.discarded_at IS NULL) AS quarantined,
+           count(*) FILTER (WHERE a.discarded_at IS NOT NULL) AS discarded,
+           count(*) FILTER (WHERE NOT pg_visible_in_snapshot(a.xid, b.start)) AS begun
+    FROM (
+        SELECT q.discarded_at, i.xid
+        FROM {schema}.quarantine q
+        {its_record}
+        WHERE q.pipeline = %(pipeline)s AND q.tenant = t.tenant AND q.retry_at IS NULL
+        LIMIT %(size)s
+    ) a
+) q
+ORDER BY 1
+
+-- name: tenants_after
+-- The next tenants by name that have records or a cursor. The recursion goes through the index from one to the next.
+WITH RECURSIVE recorded AS (
+    (
+        SELECT r.tenant, 1 AS number FROM {schema}.records r
+        WHERE r.source = %(source)s AND r.tenant > %(after)s
+        ORDER BY r.tenant LIMIT 1
+    )
+    UNION ALL
+    SELECT (
+        SELECT r.tenant FROM {schema}.records r
+        WHERE r.source = %(source)s AND r.tenant > t.tenant
+        ORDER BY r.tenant LIMIT 1
+    ), t.number + 1
+    FROM recorded t
+    WHERE t.tenant IS NOT NULL AND t.number < %(limit)s
+)
+SELECT tenant FROM recorded WHERE tenant IS NOT NULL
+UNION
+(
+    SELECT tenant FROM {schema}.sync_cursors
+    WHERE pipeline = %(pipeline)s AND tenant > %(after)s
+    ORDER BY tenant LIMIT %(limit)s
+)
+ORDER BY tenant
+LIMIT %(limit)s
+
+-- name: where
+-- Where records with a key are, of one source and tenant or of all, and how they stand in each pipeline that reads them.
+-- There is no index on the key alone, so without source and tenant all records are looked through.
+SELECT r.source, r.tenant, r.key, r.revision, r.deleted, r.recorded_at, r.changed_at, r.reason AS unmatched,
+       p.pipeline,
+       (
+           SELECT s.state FROM {schema}.record_states s
+           WHERE s.pipeline = p.pipeline AND s.tenant = r.tenant AND s.external_id = r.key
+       ) AS state,
+       q.reason, q.attempts, c.failures, c.last_error
+FROM (
+    SELECT * FROM {schema}.records
+    WHERE key = ANY (%(keys)s::text[]) AND (%(source)s::text IS NULL OR source = %(source)s)
+      AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)
+    ORDER BY source, tenant
+    LIMIT %(limit)s
+) r
+LEFT JOIN {schema}.pipelines p ON p.source = r.source AND r.tenant <> ''
+LEFT JOIN {schema}.quarantine q
+    ON q.pipeline = p.pipeline AND q.tenant = r.tenant AND q.external_id = r.key AND q.revision = r.revision
+LEFT JOIN {schema}.sync_cursors c ON c.pipeline = p.pipeline AND c.tenant = r.tenant
+ORDER BY r.source, r.tenant, p.pipeline
+
+-- name: where_connected
+-- In which database of which cluster a session is, and what its unqualified names mean.
+SELECT system_identifier::text, current_database(), current_setting('search_path')
+FROM pg_control_system()
+
+-- name: pending_before
+-- Per tenant of a list: how many of its records that were committed before a snapshot are pending. Tenants with none are
+-- left out.
+SELECT t.tenant, w.records
+FROM (SELECT unnest(%(tenants)s::text[]) COLLATE "C" AS tenant) t
+CROSS JOIN LATERAL (
+    SELECT count(*) AS records FROM {pending} w WHERE pg_visible_in_snapshot(w.xid, %(snapshot)s::pg_snapshot)
+) w
+WHERE w.records > 0
+ORDER BY t.tenant
+
+-- name: delivery_counts
+-- How many deliveries the journal holds, and how many of them repeat one of the same revision.
+SELECT count(*) AS deliveries,
+       count(*) - count(DISTINCT (tenant, external_id, revision)) AS duplicates
+FROM {schema}.deliveries
+WHERE pipeline = %(pipeline)s
+
+-- name: plan_by_lookups
+-- Before a step of prune, and before backlogs are counted: the rows are few and each is found by its key. The planner would
+-- read a table of some ten thousand rows whole, or from its beginning, and join that. `batch_settings` says why without `jit`.
+SELECT set_config('enable_seqscan', 'off', true),
+       set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true),
+       set_config('jit', 'off', true)

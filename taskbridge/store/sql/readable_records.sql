@@ -1,2 +1,0 @@
--- Whether this role may read the records.
-SELECT has_table_privilege('{schema}.records', 'SELECT')

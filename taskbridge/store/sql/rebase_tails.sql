@@ -1,2 +1,0 @@
--- The tails hold ids of the former cluster: each begins anew.
-DELETE FROM {schema}.tails

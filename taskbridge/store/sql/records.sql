@@ -1,0 +1,223 @@
+-- Writing records, and messages that no criterion matched.
+
+-- name: record_delivery
+-- The journal: the batch's records were delivered, in the transaction that advances the cursor.
+INSERT INTO {schema}.deliveries (pipeline, tenant, external_id, revision, token)
+SELECT %(pipeline)s, %(tenant)s, record.external_id, record.revision, %(token)s
+FROM unnest(%(external_ids)s::text[], %(revisions)s::bigint[]) AS record (external_id, revision)
+
+-- name: record_document
+-- The document of one record as text, no longer than a page shows. Null: the row of an adopted table has it.
+SELECT left(jsonb_pretty(document), %(longest)s), length(jsonb_pretty(document)) > %(longest)s
+FROM {schema}.records
+WHERE source = %(source)s AND tenant = %(tenant)s AND key = %(key)s
+
+-- name: record_many
+-- Write or update records of one source. Those that are there with the very same document stay untouched and give no row.
+-- The arrays are sent as binary: as text each quotation mark in a document would be escaped, one by one.
+INSERT INTO {schema}.records AS r (source, tenant, key, document, traceparent)
+SELECT %(source)s, n.tenant, n.key, n.document::jsonb, %(traceparent)s::text
+FROM unnest(%(tenants)b::text[], %(keys)b::text[], %(documents)b::text[]) n (tenant, key, document)
+ORDER BY n.tenant, n.key -- so that two of these never wait for each other
+ON CONFLICT (source, tenant, key) DO UPDATE
+SET document = excluded.document, deleted = false, traceparent = excluded.traceparent
+WHERE r.deleted OR r.document IS DISTINCT FROM excluded.document
+RETURNING tenant
+
+-- name: record_event
+-- Write the record of one message. No row: this message was recorded before. A record of the same key that is no message
+-- gets the message's content. The document is sent as text: a driver may have been told to encode what it takes for jsonb.
+WITH message AS (
+    INSERT INTO {schema}.messages (source, key) VALUES (%(source)s, %(key)s) ON CONFLICT DO NOTHING RETURNING source, key
+)
+INSERT INTO {schema}.records (source, tenant, key, document, delay_ms, criterion, reason, traceparent)
+SELECT source, %(tenant)s, key, %(document)s::text::jsonb, %(delay_ms)s, %(criterion)s, %(reason)s, %(traceparent)s::text
+FROM message
+ON CONFLICT (source, tenant, key) DO UPDATE
+SET document = excluded.document, deleted = false, delay_ms = excluded.delay_ms, criterion = excluded.criterion,
+    traceparent = excluded.traceparent
+RETURNING id
+
+-- name: receive
+-- Store what webhooks brought, in one statement and so in one transaction: of each delivery its first coming, and of each
+-- record its newest version. A record that is there with the very same document stays untouched. One without a document is
+-- deleted.
+-- A delivery that another transaction is storing is waited for: it is known only then whether it came before.
+-- Each INSERT goes in the order of its key, so that two of these never wait for each other.
+WITH given AS MATERIALIZED (
+    SELECT *
+    FROM unnest(
+        %(sources)s::text[], %(deliveries)b::text[], %(tenants)b::text[], %(keys)b::text[], %(versions)s::numeric[],
+        %(documents)b::text[], %(traceparents)b::text[]
+    ) WITH ORDINALITY AS g (source, delivery, tenant, key, version, document, traceparent, place)
+), fresh AS (
+    INSERT INTO {schema}.received AS r (source, delivery)
+    SELECT source, delivery FROM given WHERE delivery IS NOT NULL ORDER BY source, delivery
+    ON CONFLICT DO NOTHING
+    RETURNING r.source, r.delivery
+), newest AS MATERIALIZED (
+    SELECT DISTINCT ON (g.source, g.tenant, g.key) g.*
+    FROM given g
+    WHERE g.delivery IS NULL OR g.place IN (
+        SELECT min(o.place) FROM given o JOIN fresh f ON f.source = o.source AND f.delivery = o.delivery
+        GROUP BY o.source, o.delivery
+    )
+    ORDER BY g.source, g.tenant, g.key, g.version DESC NULLS LAST, g.place DESC
+), versioned AS (
+    INSERT INTO {schema}.record_versions AS v (source, tenant, key, version)
+    SELECT source, tenant, key, version FROM newest WHERE version IS NOT NULL ORDER BY source, tenant, key
+    ON CONFLICT (source, tenant, key) DO UPDATE SET version = excluded.version
+    WHERE v.version <= excluded.version
+    RETURNING v.source, v.tenant, v.key
+), written AS (
+    INSERT INTO {schema}.records AS r (source, tenant, key, document, deleted, traceparent)
+    SELECT n.source, n.tenant, n.key, n.document::jsonb, n.document IS NULL, n.traceparent
+    FROM newest n
+    LEFT JOIN versioned v ON v.source = n.source AND v.tenant = n.tenant AND v.key = n.key
+    WHERE n.version IS NULL OR v.key IS NOT NULL
+    ORDER BY n.source, n.tenant, n.key
+    ON CONFLICT (source, tenant, key) DO UPDATE
+    SET document = excluded.document, deleted = excluded.deleted, traceparent = excluded.traceparent
+    WHERE r.deleted <> excluded.deleted OR r.document IS DISTINCT FROM excluded.document
+    RETURNING r.source, r.tenant
+)
+SELECT 'delivery' AS what, source, delivery AS name FROM fresh
+UNION ALL
+SELECT DISTINCT 'tenant', source, tenant FROM written
+
+-- name: has_records
+-- Whether a source has any record.
+SELECT EXISTS (SELECT FROM {schema}.records WHERE source = %(source)s)
+
+-- name: own_records
+-- The records of a source that this transaction has written beyond those that `mark` says, and those that `left` names, as for a
+-- test in which nothing commits: each tenant's in their order, the tenant first that was written first.
+SELECT tenant, key, revision, id, so_far
+FROM
+  {schema}.records,
+  (SELECT coalesce(nullif(current_setting(%(mark)s, true), ''), '0')::bigint AS so_far) AS earlier
+WHERE source = %(source)s
+  AND id > 0
+  AND tenant <> ''
+  AND xid IN (pg_current_xact_id(), '1') -- see `own_delivered`
+  AND (
+    id > so_far
+    OR revision = ANY (string_to_array(current_setting(%(left)s, true), ',')::bigint[])
+  )
+ORDER BY min(id) OVER (PARTITION BY tenant), id
+
+-- name: waiting_delays
+-- Per tenant of a list: the smallest delay of the records that wait. Tenants without any are left out.
+SELECT t.tenant, w.delay_ms
+FROM (SELECT unnest(%(tenants)s::text[]) COLLATE "C" AS tenant) t
+CROSS JOIN LATERAL (SELECT min(coalesce(p.delay_ms, %(smallest)s)) AS delay_ms FROM {pending} p) w
+WHERE w.delay_ms IS NOT NULL
+
+-- name: waiting_records
+-- What waits for one tenant: how many records, and of them the one with the smallest delay.
+SELECT count(*) OVER () AS waiting, coalesce(w.delay_ms, %(smallest)s) AS delay_ms, coalesce(w.criterion, '') AS criterion
+FROM (SELECT %(tenant)s::text COLLATE "C" AS tenant) t
+CROSS JOIN LATERAL {pending} w
+ORDER BY delay_ms, w.id
+LIMIT 1
+
+-- name: matching_alone
+-- Whether this transaction is the only one that matches records again: it then has a lock until its end. The number is
+-- arbitrary; nothing else may use it. A process that is frozen for a minute loses its session, and the lock with it.
+SELECT pg_try_advisory_xact_lock(8386110886190934373),
+       set_config('idle_in_transaction_session_timeout', '60s', true)
+
+-- name: match_again
+-- A record that no criterion matched has been matched after all, or has another reason. The trigger renews its xid, so
+-- the next sweep of its tenant takes it. No row: somebody else matched it meanwhile, or gave it up.
+UPDATE {schema}.records
+SET source = %(source)s, tenant = %(tenant)s, delay_ms = %(delay_ms)s, criterion = %(criterion)s, reason = %(reason)s
+WHERE source = %(under)s AND tenant = '' AND discarded_at IS NULL AND key = %(key)s
+RETURNING id
+
+-- name: move_message
+-- A message lies under another source from now on. No row: it was recorded there meanwhile.
+UPDATE {schema}.messages m SET source = %(source)s
+WHERE m.source = %(under)s AND m.key = %(key)s
+  AND NOT EXISTS (SELECT FROM {schema}.messages o WHERE o.source = %(source)s AND o.key = %(key)s)
+RETURNING m.key
+
+-- name: correct_source
+-- A pipeline's source, where a migration could only guess it. One that was not guessed stays, and gives no row.
+UPDATE {schema}.pipelines SET source = %(source)s, guessed = false WHERE pipeline = %(pipeline)s AND guessed
+RETURNING source
+
+-- name: forget_received
+-- Delete some ids of deliveries that came more than 30 days ago, the oldest first.
+WITH old AS (
+    SELECT ctid FROM {schema}.received WHERE received_at < now() - interval '30 days'
+    ORDER BY received_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {schema}.received r USING old WHERE r.ctid = old.ctid
+RETURNING 1
+
+-- name: unmatched
+-- Records that no criterion matched, oldest first, after the one with the id and key `after`; with a reason, those that have it; without
+-- `thin`, no records of adopted tables.
+SELECT id, key, reason, document, recorded_at
+FROM {schema}.records
+WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL AND (id, key) > (%(after)s, %(after_key)s)
+    AND (%(reason)s::text IS NULL OR reason = %(reason)s)
+    AND (%(thin)s OR document IS NOT NULL)
+ORDER BY id, key
+LIMIT %(limit)s
+
+-- name: unmatched_keys
+-- The message ids of the unmatched records, or which of these have one; with a reason, those that have it. What says
+-- that an adopted table's changes were missed stays until that is adopted again: nothing else keeps it in mind.
+SELECT key FROM {schema}.records
+WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL
+  AND (%(message_ids)s::text[] IS NULL OR key = ANY (%(message_ids)s))
+  AND (%(reason)s::text IS NULL OR reason = %(reason)s)
+  AND NOT (
+      key > 'columns changed, ' AND key < 'columns changed-'
+      AND EXISTS (SELECT FROM {schema}.adopted a WHERE a.source = %(source)s AND a.ended_at IS NULL)
+  )
+ORDER BY key
+
+-- name: unmatched_sources
+-- How many unmatched records each source has, whether or not a pipeline reads it; at most `size` are counted in all.
+SELECT source, count(*)
+FROM (SELECT source FROM {schema}.records WHERE tenant = '' AND discarded_at IS NULL LIMIT %(size)s) counted
+GROUP BY source
+ORDER BY source
+
+-- name: unmatched_with_reason
+-- Of these sources, those that have unmatched records with this reason, and the id of the oldest one.
+SELECT name, oldest
+FROM unnest(%(sources)s::text[]) AS name,
+    LATERAL (
+        SELECT id FROM {schema}.records
+        WHERE source = name AND tenant = '' AND discarded_at IS NULL AND reason = %(reason)s
+        ORDER BY id LIMIT 1
+    ) AS found (oldest)
+
+-- name: count_unmatched
+-- How many records of a source no criterion matched.
+SELECT count(*) FROM {schema}.records WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL
+
+-- name: discard_unmatched
+-- Give some unmatched records up. They stay until they are pruned, so that a message that comes again is known. One that
+-- somebody writes at this moment is not waited for, since the writer could wait for this statement next, which is a deadlock:
+-- its row says that it is held.
+WITH wanted AS MATERIALIZED (
+    SELECT source, tenant, key FROM {schema}.records
+    WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL AND key = ANY (%(keys)s::text[])
+), free AS MATERIALIZED (
+    SELECT r.source, r.tenant, r.key
+    FROM wanted w
+    JOIN {schema}.records r ON r.source = w.source AND r.tenant = w.tenant AND r.key = w.key
+    WHERE r.discarded_at IS NULL
+    FOR NO KEY UPDATE OF r SKIP LOCKED
+), given_up AS (
+    UPDATE {schema}.records r SET discarded_at = now()
+    FROM free f
+    WHERE r.source = f.source AND r.tenant = f.tenant AND r.key = f.key
+    RETURNING r.key
+)
+SELECT w.key, g.key IS NULL AS held FROM wanted w LEFT JOIN given_up g ON g.key = w.key

@@ -1,2 +1,0 @@
--- The revision of a schema.
-SELECT version_num FROM {table}

@@ -1,2 +1,0 @@
--- The advance failed; what the handler wrote stays.
-ROLLBACK TO SAVEPOINT taskbridge
