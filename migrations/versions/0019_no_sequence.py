@@ -29,8 +29,8 @@ COMMENT ON FUNCTION @schema.last_id IS 'The highest id of a record of this sourc
 
 -- The millisecond with 21 bits below it, or one more than the last of this transaction. So no two records that a
 -- transaction writes into a source have the same id, also while the clock goes back. A setting has the last one and its
--- source; where a RESET has taken it, or it is another source's, or can be none, the records say it. Parsed here once, so a writer's
--- settings change nothing of it, and it becomes a part of the expression that calls it.
+-- source; where a RESET has taken it, or it is another source's, the records say it. Parsed here once, so a
+-- writer's settings change nothing of it, and it becomes a part of the expression that calls it.
 CREATE FUNCTION @schema.next_id(source text, room bigint DEFAULT 0) RETURNS bigint LANGUAGE sql VOLATILE
 RETURN split_part(set_config(
     'taskbridge.last_id',
@@ -92,7 +92,8 @@ ALTER TABLE adopted ADD COLUMN column_types oid[], ADD COLUMN column_kinds text[
 COMMENT ON COLUMN adopted.column_types IS 'The types of these columns when the table was adopted.';
 COMMENT ON COLUMN adopted.column_kinds IS
     'How the values of tenant and key are written as text: where that has changed, records have other keys.';
-COMMENT ON COLUMN adopted.again_below IS 'A backfill writes records again that this transaction or an earlier one wrote.';
+COMMENT ON COLUMN adopted.again_below IS
+    'A backfill writes records again that this transaction or an earlier one wrote.';
 CREATE OR REPLACE FUNCTION @schema.number_columns() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -242,7 +242,7 @@ class _Writer:
                 queries(self._engine)("backfill_hold"),
                 *(setting(name, value, LOCAL) for name, value in limits.items()),
                 self._writing(),
-                # Here a cancellation that comes as the part ends still ends the part, and not what the session does next.
+                # A cancellation that comes as the part ends ends this, and not what the session does next.
                 setting("statement_timeout", None, LOCAL),
             )
         )

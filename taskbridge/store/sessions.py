@@ -193,12 +193,12 @@ def in_one_message(
 ) -> list[tuple[Any, ...]]:
     """Do a statement under these settings of Postgres, as a transaction of its own, and return its rows.
 
-    It may be several, with semicolons between them: the rows are those of the last that has any. All of it is one message, with the
-    values in the text. A pipeline or a transaction is several: a process that freezes between two of them keeps what it
-    has locked, for as long as it is frozen.
+    It may be several, with semicolons between them: the rows are those of the last that has any. All of it is one
+    message, with the values in the text. A pipeline or a transaction is several: a process that freezes between two of
+    them keeps what it has locked, for as long as it is frozen.
     """
     before = "".join(f"{setting(name, value, LOCAL)}; " for name, value in settings.items())
-    # A time-out may pass just as the statement ends: another one of the message takes it then, and not the session's next.
+    # A time-out may pass as the statement ends. Then it ends this one, and not what the session does next.
     after = f"; {setting('statement_timeout', None, LOCAL)}" if "statement_timeout" in settings else ""
     with psycopg.ClientCursor(driver) as cursor:
         cursor.execute(before + statement + after, values)
