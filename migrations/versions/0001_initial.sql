@@ -137,8 +137,8 @@ COMMENT ON FUNCTION @schema.last_id(source text) IS 'The highest id of a record 
 
 -- The millisecond with 21 bits below it, or one more than the last of this transaction. So no two records that a
 -- transaction writes into a source have the same id, also while the clock goes back. A setting has the last one and its
--- source; where a RESET has taken it, or it is another source's, or can be none, the records say it. Parsed here once, so a writer's
--- settings change nothing of it, and it becomes a part of the expression that calls it.
+-- source; where a RESET has taken it, or it is another source's, the records say it. Parsed here once, so a
+-- writer's settings change nothing of it, and it becomes a part of the expression that calls it.
 CREATE FUNCTION @schema.next_id(source text, room bigint DEFAULT 0) RETURNS bigint LANGUAGE sql VOLATILE
 RETURN split_part(set_config(
     'taskbridge.last_id',

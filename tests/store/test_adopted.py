@@ -689,6 +689,7 @@ def test_what_a_trigger_that_was_off_has_missed_can_be_sent(engine: Engine, read
     assert reader.seen() == {"acme": ["1", "2"], "bolt": ["-3"]}
 
 
+@pytest.mark.usefixtures("reader")
 def test_that_changes_were_missed_is_known_until_the_table_is_adopted_again(engine: Engine) -> None:
     found = adopted(engine, watched=["note"])
     backfilled(engine, found)
