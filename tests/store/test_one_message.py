@@ -191,7 +191,7 @@ def test_a_time_out_that_passes_as_a_statement_ends_reaches_no_later_one(engine:
     for at in range(1000):
         with suppress(QueryCanceled), driving(engine) as driver:
             rows = 3000 + 700 * (at % 30)
-            counted = f"SELECT count(*) FROM generate_series(1, {rows})"
+            counted = f"SELECT count(*) FROM generate_series(1, {rows})"  # noqa: S608 - numbers
             assert in_one_message(driver, counted, {}, statement_timeout="2ms") == [(rows,)]
         with driving(engine) as driver:
             driver.execute("SELECT 1")
