@@ -22,7 +22,7 @@ from taskbridge.producing.notify import notify_many
 from taskbridge.settings import Settings
 from taskbridge.store import record_many
 from tests.deployment import Deployment
-from tests.host import own_priorities
+from tests.host.priorities import OPTIONS
 from tests.runs import begin, settle
 from tests.waiting import wait_until
 
@@ -200,7 +200,7 @@ def test_runs_reach_workers_whose_broker_is_almost_the_gates(deployment: Deploym
     app = "taskbridge"
     if case == "priorities without 0":
         app = "tests.host.own_priorities"
-        deployment.app.conf.broker_transport_options = own_priorities.OPTIONS
+        deployment.app.conf.broker_transport_options = OPTIONS
     else:
         broker = deployment.settings.redis_url
         prefix = f"almost-{id(deployment)}"

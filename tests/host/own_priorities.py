@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from taskbridge.integration.app import app
+from tests.host.priorities import OPTIONS
 
-__all__ = ["OPTIONS", "app"]
-
-OPTIONS = {"priority_steps": [1, 5, 9], "queue_order_strategy": "priority"}
+__all__ = ["app"]
 
 app.conf.broker_transport_options = {**app.conf.broker_transport_options, **OPTIONS}

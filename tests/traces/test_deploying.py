@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 from sqlalchemy import Engine
 
-from taskbridge.errors import TaskBridgeError, Unavailable
-from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.producer import Bridge
 from tests.deployment import Deployment
 
 FORMER = """
@@ -29,11 +25,3 @@ def test_the_statement_of_the_former_version_on_this_schema(deployment: Deployme
     with deployment.engine.begin() as connection:
         assert connection.exec_driver_sql(FORMER).scalars().all() == ["acme"]
         assert connection.exec_driver_sql(FORMER).scalars().all() == []
-
-
-def test_this_version_on_the_former_schema_says_what_to_run(deployment: Deployment) -> None:
-    _go_back(deployment.engine)
-    with pytest.raises(TaskBridgeError, match="run `taskbridge migrate`"):
-        runtime_of(deployment.app).check()
-    with pytest.raises(Unavailable, match="run `taskbridge migrate`"):
-        Bridge(deployment.app, deployment.notify_event).record_invoice("acme", "1", {})
