@@ -50,7 +50,7 @@ test: $(READY) ## What CI runs: lint, types, import directions, all tests but th
 collected: $(READY)
 	@found=$$($(BIN)/pytest --collect-only -q) || { echo "$$found"; exit 1; }
 
-test-slow: $(READY) ## The tests that take long or draw at random: benchmarks with small parameters, some torture, more examples
+test-slow: $(READY) ## The tests that take long or draw at random: some torture, more examples
 	$(BIN)/pytest -n 2 -m slow $(PYTEST_FLAGS)
 	TASKBRIDGE_TEST_EXAMPLES=400 $(BIN)/pytest -n 2 --timeout 1200 tests/gate/test_gate_agrees_with_model.py tests/gate/test_admission.py
 
