@@ -540,8 +540,8 @@ CREATE VIEW taskbridge.record_states AS
             pipelines.start
            FROM taskbridge.pipelines
         UNION ALL
-         SELECT 'invoices'::text AS text,
-            'invoices'::text AS text,
+         SELECT 'invoices'::text,
+            'invoices'::text,
             '1:1:'::pg_snapshot AS pg_snapshot
           WHERE (NOT (EXISTS ( SELECT
                    FROM taskbridge.pipelines

@@ -1,4 +1,4 @@
--- Tables, functions, views and triggers of TaskBridge. In place of @schema stands the schema, of @name its name as a text;
+-- Tables, functions, views and triggers of TaskBridge. @schema stands for the schema and @name for its name as a text;
 -- @control and @space are classes of characters in the server's regular expressions.
 
 CREATE FUNCTION @schema.announce(source text, announces boolean DEFAULT true) RETURNS void LANGUAGE plpgsql
@@ -19,7 +19,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @schema.announce(source text, announces boolean) IS 'Let commits of a source wake workers that listen, or no longer. It makes commits wait for each other.';
+COMMENT ON FUNCTION @schema.announce IS
+    'Let commits of a source wake workers that listen, or no longer. It makes commits wait for each other.';
 
 -- A transaction that has notified cannot be prepared. The trigger is deferred, so it runs within the statement that
 -- ends the transaction, and does nothing where that prepares it: the change poller finds its records.
@@ -33,9 +34,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION @schema.error_kind(said text) RETURNS text
-    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-    AS $$
+CREATE FUNCTION @schema.error_kind(said text) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
     SELECT left(
         regexp_replace(
             regexp_replace(
@@ -51,7 +50,8 @@ CREATE FUNCTION @schema.error_kind(said text) RETURNS text
     )
 $$;
 
-COMMENT ON FUNCTION @schema.error_kind(said text) IS 'An error without what differs from record to record: white space, addresses, ids and numbers.';
+COMMENT ON FUNCTION @schema.error_kind IS
+    'An error without what differs from record to record: white space, addresses, ids and numbers.';
 
 -- Parsed here once, so a writer's settings change nothing of it. It becomes a part of the expression that calls it.
 CREATE FUNCTION @schema.is_allowed(source text, tenant text, key text, document jsonb, adopted text) RETURNS boolean
@@ -62,13 +62,17 @@ RETURN jsonb_typeof(document) = 'object'
     AND tenant <> '' AND char_length(tenant) <= 200 AND tenant !~ '@control|^@space|@space$'
     AND key <> '' AND char_length(key) <= 200 AND key !~ '@control';
 
-COMMENT ON FUNCTION @schema.is_allowed(source text, tenant text, key text, document jsonb, adopted text) IS 'Whether a record is one of those that are allowed, by what it says and by the list of adopted sources.';
+COMMENT ON FUNCTION @schema.is_allowed IS
+    'Whether a record is one of those that are allowed, by what it says and by the list of adopted sources.';
 
-CREATE FUNCTION @schema.is_handled(xid xid8, id bigint, snapshot pg_snapshot, target pg_snapshot, at_xid xid8, at_id bigint) RETURNS boolean
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN (pg_visible_in_snapshot(xid, snapshot) OR COALESCE((pg_visible_in_snapshot(xid, target) AND (ROW(xid, id) <= ROW(at_xid, at_id))), false));
+CREATE FUNCTION @schema.is_handled(
+    xid xid8, id bigint, snapshot pg_snapshot, target pg_snapshot, at_xid xid8, at_id bigint
+) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
+RETURN pg_visible_in_snapshot(xid, snapshot)
+    OR coalesce(pg_visible_in_snapshot(xid, target) AND (xid, id) <= (at_xid, at_id), false);
 
-COMMENT ON FUNCTION @schema.is_handled(xid xid8, id bigint, snapshot pg_snapshot, target pg_snapshot, at_xid xid8, at_id bigint) IS 'Whether a record lies behind a cursor: visible in its snapshot, or passed in the sweep that is on.';
+COMMENT ON FUNCTION @schema.is_handled IS
+    'Whether a record lies behind a cursor: visible in its snapshot, or passed in the sweep that is on.';
 
 -- Makes partitions ahead, and drops those that are too old. It is called by workers, who do not own the table. Each
 -- lock that it waits for would keep runs waiting behind it, so it gives up soon, and is called again.
@@ -118,7 +122,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @schema.keep_runs(days integer) IS 'Make partitions of the run history for the next days, and drop what is older than so many days.';
+COMMENT ON FUNCTION @schema.keep_runs IS
+    'Make partitions of the run history for the next days, and drop what is older than so many days.';
 
 -- It is called with a writer's search path, so each name says its schema. It keeps its plan, which SQL does not.
 CREATE FUNCTION @schema.last_id(source text) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -133,7 +138,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @schema.last_id(source text) IS 'The highest id of a record of this source and transaction; null: it has none.';
+COMMENT ON FUNCTION @schema.last_id IS 'The highest id of a record of this source and transaction; null: it has none.';
 
 -- The millisecond with 21 bits below it, or one more than the last of this transaction. So no two records that a
 -- transaction writes into a source have the same id, also while the clock goes back. A setting has the last one and its
@@ -154,13 +159,15 @@ RETURN split_part(set_config(
     true
 ), ' ', 1)::bigint - room;
 
-COMMENT ON FUNCTION @schema.next_id(source text, room bigint) IS 'An id for a record of a source, above those that this transaction gave before; the next `room` ids are free too.';
+COMMENT ON FUNCTION @schema.next_id IS
+    'An id for a record of a source, above those that this transaction gave before; the next `room` ids are free too.';
 
 -- Microseconds of the Unix epoch: above all that were given, also by a cluster from which this database was restored.
 CREATE FUNCTION @schema.next_revision(former bigint) RETURNS bigint LANGUAGE sql VOLATILE
 RETURN greatest((extract(epoch FROM clock_timestamp()) * 1000000)::bigint, former + 1);
 
-COMMENT ON FUNCTION @schema.next_revision(former bigint) IS 'The revision of a record that changes, above its former one; null: it is new.';
+COMMENT ON FUNCTION @schema.next_revision IS
+    'The revision of a record that changes, above its former one; null: it is new.';
 
 CREATE FUNCTION @schema.number_columns() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
@@ -178,7 +185,7 @@ $$;
 CREATE FUNCTION @schema.owns_records() RETURNS boolean LANGUAGE sql STABLE
 RETURN has_table_privilege('@schema.records', 'TRIGGER WITH GRANT OPTION');
 
-COMMENT ON FUNCTION @schema.owns_records() IS 'Whether the role has the rights of the owner of the records.';
+COMMENT ON FUNCTION @schema.owns_records IS 'Whether the role has the rights of the owner of the records.';
 
 CREATE FUNCTION @schema.record(source text, tenant text, key text, document jsonb) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -190,7 +197,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @schema.record(source text, tenant text, key text, document jsonb) IS 'Write or update one record of a source; returns whether anything changed.';
+COMMENT ON FUNCTION @schema.record IS 'Write or update one record of a source; returns whether anything changed.';
 
 CREATE FUNCTION @schema.refuse_record(
     source text, tenant text, key text, document jsonb, deleted boolean, reason text, is_new boolean, is_named boolean
@@ -229,7 +236,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION @schema.refuse_record(source text, tenant text, key text, document jsonb, deleted boolean, reason text, is_new boolean, is_named boolean) IS 'Refuse a record that is not allowed. It is called where `is_allowed` does not say so.';
+COMMENT ON FUNCTION @schema.refuse_record IS
+    'Refuse a record that is not allowed. It is called where `is_allowed` does not say so.';
 
 -- For messages: without what would begin a new line, or colour a terminal.
 CREATE FUNCTION @schema.shown(text) RETURNS text LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
@@ -296,7 +304,7 @@ RETURN CASE
         'characters, none of them a control character'
 END;
 
-COMMENT ON FUNCTION @schema.unfit(tenant text, key text) IS 'Why a tenant, or a key, is not allowed; null: both are.';
+COMMENT ON FUNCTION @schema.unfit IS 'Why a tenant, or a key, is not allowed; null: both are.';
 
 CREATE TABLE @schema.adopted (
     source text COLLATE "C" NOT NULL,
@@ -306,7 +314,7 @@ CREATE TABLE @schema.adopted (
     key_columns text[] NOT NULL,
     watched_columns text[],
     digest text NOT NULL,
-    version bigint NOT NULL DEFAULT @schema.next_revision(NULL::bigint),
+    version bigint NOT NULL DEFAULT @schema.next_revision(NULL),
     adopted_at timestamptz NOT NULL DEFAULT now(),
     ended_at timestamptz,
     backfill_after text[],
@@ -323,24 +331,36 @@ CREATE TABLE @schema.adopted (
     CONSTRAINT ck_adopted_backfill_of CHECK (backfill_of IN ('rows', 'records')),
     CONSTRAINT pk_adopted PRIMARY KEY (source)
 );
-COMMENT ON TABLE @schema.adopted IS 'Tables that are sources: a trigger writes their records, and a batch reads their rows.';
+COMMENT ON TABLE @schema.adopted IS
+    'Tables that are sources: a trigger writes their records, and a batch reads their rows.';
 COMMENT ON COLUMN @schema.adopted.relation IS 'The table, whatever it is called by now; a dump has its name.';
 COMMENT ON COLUMN @schema.adopted.name IS 'What it was called when it was adopted, for messages.';
 COMMENT ON COLUMN @schema.adopted.watched_columns IS 'A change of these makes a record; null: of any column.';
-COMMENT ON COLUMN @schema.adopted.digest IS 'Of the statements that made the triggers: others are needed where it has changed.';
-COMMENT ON COLUMN @schema.adopted.version IS 'Another with each adoption, by which a worker sees that it knows an older one.';
-COMMENT ON COLUMN @schema.adopted.ended_at IS 'The triggers are gone; what was recorded is read from the table all the same.';
-COMMENT ON COLUMN @schema.adopted.backfill_after IS 'The row, by the unique index, or the record, by tenant and key, up to which the phase has come; null: to no row.';
-COMMENT ON COLUMN @schema.adopted.backfill_columns IS 'The columns and types of the index by which rows are taken: of another index the place says nothing.';
+COMMENT ON COLUMN @schema.adopted.digest IS
+    'Of the statements that made the triggers: others are needed where it has changed.';
+COMMENT ON COLUMN @schema.adopted.version IS
+    'Another with each adoption, by which a worker sees that it knows an older one.';
+COMMENT ON COLUMN @schema.adopted.ended_at IS
+    'The triggers are gone; what was recorded is read from the table all the same.';
+COMMENT ON COLUMN @schema.adopted.backfill_after IS
+    'The row, by the unique index, or the record, by tenant and key, up to which the phase has come; null: to no row.';
+COMMENT ON COLUMN @schema.adopted.backfill_columns IS
+    'The columns and types of the index by which rows are taken: of another index the place says nothing.';
 COMMENT ON COLUMN @schema.adopted.backfilled IS 'How many rows the backfill has looked at.';
 COMMENT ON COLUMN @schema.adopted.backfilled_at IS 'When the backfill was done.';
-COMMENT ON COLUMN @schema.adopted.again_below IS 'A backfill writes records again that this transaction or an earlier one wrote.';
-COMMENT ON COLUMN @schema.adopted.column_numbers IS 'The columns of tenant and key, and those watched, whatever they are called by now.';
-COMMENT ON COLUMN @schema.adopted.numbered IS 'The table whose numbers these are: after a dump it is another, and the names count.';
-COMMENT ON COLUMN @schema.adopted.backfill_of IS 'The phase: "rows" get their records; then, where changes may have been missed, "records" may have lost their row.';
-COMMENT ON COLUMN @schema.adopted.from_now_on IS 'Somebody chose that rows which were there before get no backfill, so that nobody is reminded of it.';
+COMMENT ON COLUMN @schema.adopted.again_below IS
+    'A backfill writes records again that this transaction or an earlier one wrote.';
+COMMENT ON COLUMN @schema.adopted.column_numbers IS
+    'The columns of tenant and key, and those watched, whatever they are called by now.';
+COMMENT ON COLUMN @schema.adopted.numbered IS
+    'The table whose numbers these are: after a dump it is another, and the names count.';
+COMMENT ON COLUMN @schema.adopted.backfill_of IS
+    'The phase: "rows" get their records; then, where changes may have been missed, "records" may have lost their row.';
+COMMENT ON COLUMN @schema.adopted.from_now_on IS
+    'Somebody chose that rows which were there before get no backfill, so that nobody is reminded of it.';
 COMMENT ON COLUMN @schema.adopted.column_types IS 'The types of these columns when the table was adopted.';
-COMMENT ON COLUMN @schema.adopted.column_kinds IS 'How the values of tenant and key are written as text: where that has changed, records have other keys.';
+COMMENT ON COLUMN @schema.adopted.column_kinds IS
+    'How the values of tenant and key are written as text: where that has changed, records have other keys.';
 
 CREATE TABLE @schema.audit (
     id bigint GENERATED ALWAYS AS IDENTITY,
@@ -376,11 +396,12 @@ CREATE TABLE @schema.messages (
     key text COLLATE "C" NOT NULL,
     CONSTRAINT pk_messages PRIMARY KEY (source, key)
 );
-COMMENT ON TABLE @schema.messages IS 'Ids of the messages that were recorded, so that each is once in its source, whatever tenant criteria give it.';
+COMMENT ON TABLE @schema.messages IS
+    'Ids of the messages that were recorded, so that each is once in its source, whatever tenant criteria give it.';
 
 CREATE TABLE @schema.pauses (
     pipeline text COLLATE "C" NOT NULL,
-    tenant text NOT NULL DEFAULT '' COLLATE "C",
+    tenant text COLLATE "C" NOT NULL DEFAULT '',
     reason text,
     paused_at timestamptz NOT NULL DEFAULT now(),
     paused_by text,
@@ -399,10 +420,13 @@ CREATE TABLE @schema.pipelines (
     succeeded_at timestamptz,
     CONSTRAINT pk_pipelines PRIMARY KEY (pipeline)
 );
-COMMENT ON TABLE @schema.pipelines IS 'The pipelines that were seen: what each reads, and the snapshot at which its tenants'' cursors begin.';
-COMMENT ON COLUMN @schema.pipelines.guessed IS 'A migration guessed the source: a pipeline with criteria that reads another may say so.';
+COMMENT ON TABLE @schema.pipelines IS
+    'The pipelines that were seen: what each reads, and the snapshot at which its tenants'' cursors begin.';
+COMMENT ON COLUMN @schema.pipelines.guessed IS
+    'A migration guessed the source: a pipeline with criteria that reads another may say so.';
 COMMENT ON COLUMN @schema.pipelines.failed IS 'Something failed since succeeded_at: the next success is noted there.';
-COMMENT ON COLUMN @schema.pipelines.succeeded_at IS 'When the handler took records for the first time after something failed.';
+COMMENT ON COLUMN @schema.pipelines.succeeded_at IS
+    'When the handler took records for the first time after something failed.';
 
 CREATE TABLE @schema.quarantine (
     pipeline text COLLATE "C" NOT NULL,
@@ -420,7 +444,8 @@ CREATE TABLE @schema.quarantine (
     CONSTRAINT pk_quarantine PRIMARY KEY (pipeline, tenant, external_id)
 );
 COMMENT ON TABLE @schema.quarantine IS 'Records that cannot be handled, kept apart so that the rest go on.';
-COMMENT ON COLUMN @schema.quarantine.revision IS 'The record as it was; once it changes in the source, this row means nothing.';
+COMMENT ON COLUMN @schema.quarantine.revision IS
+    'The record as it was; once it changes in the source, this row means nothing.';
 COMMENT ON COLUMN @schema.quarantine.retry_at IS 'Somebody asked for another try; the tenant''s next sweep takes it.';
 
 CREATE TABLE @schema.received (
@@ -434,7 +459,7 @@ COMMENT ON TABLE @schema.received IS 'Deliveries of webhooks that were taken, by
 CREATE TABLE @schema.records (
     id bigint NOT NULL,
     source text COLLATE "C" NOT NULL,
-    tenant text NOT NULL DEFAULT '' COLLATE "C",
+    tenant text COLLATE "C" NOT NULL DEFAULT '',
     key text COLLATE "C" NOT NULL,
     revision bigint NOT NULL,
     xid xid8 NOT NULL,
@@ -447,21 +472,26 @@ CREATE TABLE @schema.records (
     changed_at timestamptz NOT NULL DEFAULT now(),
     discarded_at timestamptz,
     traceparent text COLLATE "C",
-    CONSTRAINT ck_records_id CHECK ((id > 0)),
-    CONSTRAINT ck_records_matched CHECK (((tenant = '') = (reason IS NOT NULL))),
-    CONSTRAINT ck_records_traceparent CHECK ((traceparent ~ '^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$'::text)),
+    CONSTRAINT ck_records_id CHECK (id > 0),
+    CONSTRAINT ck_records_matched CHECK ((tenant = '') = (reason IS NOT NULL)),
+    CONSTRAINT ck_records_traceparent CHECK (traceparent ~ '^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$'),
     CONSTRAINT pk_records PRIMARY KEY (source, tenant, key)
 );
-COMMENT ON TABLE @schema.records IS 'The log: one row per source, tenant and key. Without a tenant: no criterion matched, and the reason.';
-COMMENT ON COLUMN @schema.records.id IS 'Rows of one transaction are read in this order; another with each change of the row.';
-COMMENT ON COLUMN @schema.records.revision IS 'Another with each change of the row, and never one again; a trigger sets it.';
+COMMENT ON TABLE @schema.records IS
+    'The log: one row per source, tenant and key. Without a tenant: no criterion matched, and the reason.';
+COMMENT ON COLUMN @schema.records.id IS
+    'Rows of one transaction are read in this order; another with each change of the row.';
+COMMENT ON COLUMN @schema.records.revision IS
+    'Another with each change of the row, and never one again; a trigger sets it.';
 COMMENT ON COLUMN @schema.records.xid IS 'The transaction that wrote the row last; a trigger sets it.';
 COMMENT ON COLUMN @schema.records.document IS 'Null: the row is in the table that was adopted as the source.';
 COMMENT ON COLUMN @schema.records.deleted IS 'The row is gone from the adopted table.';
-COMMENT ON COLUMN @schema.records.delay_ms IS 'Least time since the tenant''s last run, for pipelines with delays; null: the smallest that the pipeline has.';
+COMMENT ON COLUMN @schema.records.delay_ms IS
+    'Least time since the tenant''s last run, for pipelines with delays; null: the smallest that the pipeline has.';
 COMMENT ON COLUMN @schema.records.changed_at IS 'When the row was written last; a trigger sets it.';
 COMMENT ON COLUMN @schema.records.discarded_at IS 'No criterion matched, and somebody gave the record up.';
-COMMENT ON COLUMN @schema.records.traceparent IS 'The span that wrote the row last, as W3C''s traceparent; null: it was not traced.';
+COMMENT ON COLUMN @schema.records.traceparent IS
+    'The span that wrote the row last, as W3C''s traceparent; null: it was not traced.';
 
 CREATE TABLE @schema.sync_cursors (
     pipeline text COLLATE "C" NOT NULL,
@@ -501,20 +531,29 @@ CREATE TABLE @schema.sync_cursors (
     unnoted_burst boolean NOT NULL DEFAULT false,
     CONSTRAINT pk_sync_cursors PRIMARY KEY (pipeline, tenant)
 ) WITH (fillfactor='50');
-COMMENT ON TABLE @schema.sync_cursors IS 'How far each tenant''s records have been handled: all that is visible in snapshot, and of those visible in target the ones up to (at_xid, at_id).';
-COMMENT ON COLUMN @schema.sync_cursors.last_taken_at IS 'Start of the last run that took records; last_run_at is that of the last run.';
-COMMENT ON COLUMN @schema.sync_cursors.batch_limit IS 'Most records of the next batch; null: the pipeline''s batch size.';
+COMMENT ON TABLE @schema.sync_cursors IS
+    'How far each tenant''s records have been handled: all that is visible in snapshot, and of those visible in '
+    'target the ones up to (at_xid, at_id).';
+COMMENT ON COLUMN @schema.sync_cursors.last_taken_at IS
+    'Start of the last run that took records; last_run_at is that of the last run.';
+COMMENT ON COLUMN @schema.sync_cursors.batch_limit IS
+    'Most records of the next batch; null: the pipeline''s batch size.';
 COMMENT ON COLUMN @schema.sync_cursors.suspects IS 'Of so many next records one cannot be handled; 0: none is known.';
 COMMENT ON COLUMN @schema.sync_cursors.attempts IS 'How often in a row a batch of the present size failed.';
 COMMENT ON COLUMN @schema.sync_cursors.failing_since IS 'First failure of a batch that held the suspects.';
-COMMENT ON COLUMN @schema.sync_cursors.first_event_counts IS 'How many bursts had their first event delivered in each bucket; see taskbridge/common/histogram.py.';
-COMMENT ON COLUMN @schema.sync_cursors.deaths IS 'How often, beside the attempts, a run died that had the suspect alone.';
+COMMENT ON COLUMN @schema.sync_cursors.first_event_counts IS
+    'How many bursts had their first event delivered in each bucket; see taskbridge/common/histogram.py.';
+COMMENT ON COLUMN @schema.sync_cursors.deaths IS
+    'How often, beside the attempts, a run died that had the suspect alone.';
 COMMENT ON COLUMN @schema.sync_cursors.suspect_revision IS 'The one suspect that attempts and deaths are counted of.';
 COMMENT ON COLUMN @schema.sync_cursors.outages IS 'How many of the attempts with the suspect alone said "downstream".';
-COMMENT ON COLUMN @schema.sync_cursors.looked IS 'What was visible when the last run claimed the cursor: that run reads it.';
+COMMENT ON COLUMN @schema.sync_cursors.looked IS
+    'What was visible when the last run claimed the cursor: that run reads it.';
 COMMENT ON COLUMN @schema.sync_cursors.burst IS 'The last burst: the token of its first run.';
-COMMENT ON COLUMN @schema.sync_cursors.found_bursts IS 'Bursts beside `bursts` that the tail began: no event had come when their first run claimed the cursor.';
-COMMENT ON COLUMN @schema.sync_cursors.unnoted_events IS 'Events that no row of the run history has; the next row has them.';
+COMMENT ON COLUMN @schema.sync_cursors.found_bursts IS
+    'Bursts beside `bursts` that the tail began: no event had come when their first run claimed the cursor.';
+COMMENT ON COLUMN @schema.sync_cursors.unnoted_events IS
+    'Events that no row of the run history has; the next row has them.';
 COMMENT ON COLUMN @schema.sync_cursors.unnoted_burst IS 'Whether the last burst has no row in the run history yet.';
 
 CREATE TABLE @schema.record_versions (
@@ -524,7 +563,8 @@ CREATE TABLE @schema.record_versions (
     version numeric NOT NULL,
     CONSTRAINT pk_record_versions PRIMARY KEY (source, tenant, key)
 );
-COMMENT ON TABLE @schema.record_versions IS 'The newest version of a record that a webhook brought; it goes with the record.';
+COMMENT ON TABLE @schema.record_versions IS
+    'The newest version of a record that a webhook brought; it goes with the record.';
 
 CREATE TABLE @schema.run_minutes (
     minute timestamptz NOT NULL,
@@ -542,7 +582,8 @@ CREATE TABLE @schema.run_minutes (
 );
 COMMENT ON TABLE @schema.run_minutes IS 'Sums of the run history for each minute in which runs began.';
 COMMENT ON COLUMN @schema.run_minutes.run_ms IS 'How long the runs took together, in milliseconds.';
-COMMENT ON COLUMN @schema.run_minutes.first_event_counts IS 'How many bursts had their first event delivered in each bucket; see taskbridge/common/histogram.py.';
+COMMENT ON COLUMN @schema.run_minutes.first_event_counts IS
+    'How many bursts had their first event delivered in each bucket; see taskbridge/common/histogram.py.';
 
 CREATE TABLE @schema.runs (
     began_at timestamptz NOT NULL,
@@ -567,18 +608,26 @@ CREATE TABLE @schema.runs (
     error text,
     CONSTRAINT pk_runs PRIMARY KEY (pipeline, tenant, token, began_at)
 ) PARTITION BY RANGE (began_at);
-COMMENT ON TABLE @schema.runs IS 'The run history: a row for each run that took records or failed, in a partition for each day (UTC).';
+COMMENT ON TABLE @schema.runs IS
+    'The run history: a row for each run that took records or failed, in a partition for each day (UTC).';
 COMMENT ON COLUMN @schema.runs.began_at IS 'When it claimed the cursor.';
 COMMENT ON COLUMN @schema.runs.ended_at IS 'When it advanced last, or failed.';
-COMMENT ON COLUMN @schema.runs.began_sweeps IS 'How often the cursor had been advanced when it began. The run before it ended there.';
+COMMENT ON COLUMN @schema.runs.began_sweeps IS
+    'How often the cursor had been advanced when it began. The run before it ended there.';
 COMMENT ON COLUMN @schema.runs.sweeps IS 'The same when it ended.';
-COMMENT ON COLUMN @schema.runs.events IS 'Events since the row before it. A run without records has a row only where events came, or where it failed.';
-COMMENT ON COLUMN @schema.runs.burst_run IS 'Which run of its burst it was; 1 for the first one that has a row, 0 for a death after a row of the same run.';
+COMMENT ON COLUMN @schema.runs.events IS
+    'Events since the row before it. A run without records has a row only where events came, or where it failed.';
+COMMENT ON COLUMN @schema.runs.burst_run IS
+    'Which run of its burst it was; 1 for the first one that has a row, 0 for a death after a row of the same run.';
 COMMENT ON COLUMN @schema.runs.rejected IS 'Records that went to quarantine, of those that it took.';
 COMMENT ON COLUMN @schema.runs.first_event_ms IS 'Milliseconds from the burst''s first event to the first delivery.';
-COMMENT ON COLUMN @schema.runs.reason IS 'Why it began: event (the first of a burst), burst (more events), record (records without an event), more (records were left, or a wait was over), retry (a run failed), died (the run before did not end), probe (of the circuit), unknown (it did not end, and was replaced).';
+COMMENT ON COLUMN @schema.runs.reason IS
+    'Why it began: event (the first of a burst), burst (more events), record (records without an event), more '
+    '(records were left, or a wait was over), retry (a run failed), died (the run before did not end), probe (of the '
+    'circuit), unknown (it did not end, and was replaced).';
 COMMENT ON COLUMN @schema.runs.outcome IS 'handled or failed.';
-COMMENT ON COLUMN @schema.runs.snapshot IS 'Where the cursor stood when it ended: this, target, at_xid and at_id as in sync_cursors. Null: before a rebase.';
+COMMENT ON COLUMN @schema.runs.snapshot IS
+    'Where the cursor stood when it ended: this, target, at_xid and at_id as in sync_cursors. Null: before a rebase.';
 
 CREATE TABLE @schema.runs_other PARTITION OF @schema.runs DEFAULT;
 COMMENT ON TABLE @schema.runs_other IS 'Runs of days that have no partition, as where no worker could make it.';
@@ -591,8 +640,11 @@ CREATE TABLE @schema.tails (
     CONSTRAINT ck_tails_kind CHECK (kind IN ('tail', 'base')),
     CONSTRAINT pk_tails PRIMARY KEY (pipeline, kind)
 ) WITH (fillfactor='50');
-COMMENT ON TABLE @schema.tails IS 'How far all records of a pipeline have been looked at. Of what the snapshot of the tail sees, every tenant was reminded, or had a run that looked. What that of the base sees, every cursor has handled.';
-COMMENT ON COLUMN @schema.tails.stored_at IS 'When a worker stored the snapshot last; that of the tail also where nothing is new, every few seconds.';
+COMMENT ON TABLE @schema.tails IS
+    'How far all records of a pipeline have been looked at. Of what the snapshot of the tail sees, every tenant was '
+    'reminded, or had a run that looked. What that of the base sees, every cursor has handled.';
+COMMENT ON COLUMN @schema.tails.stored_at IS
+    'When a worker stored the snapshot last; that of the tail also where nothing is new, every few seconds.';
 
 CREATE TABLE @schema.taskbridge_cluster (
     system_identifier bigint NOT NULL
@@ -602,54 +654,60 @@ ALTER TABLE @schema.taskbridge_cluster REPLICA IDENTITY FULL;
 INSERT INTO @schema.taskbridge_cluster SELECT system_identifier FROM pg_control_system();
 COMMENT ON TABLE @schema.taskbridge_cluster IS 'The cluster whose transaction ids the records and cursors hold.';
 
+-- Until a pipeline that reads them is known, invoices wait for the built-in journal.
 CREATE VIEW @schema.record_states AS
- SELECT p.pipeline,
-    r.tenant,
-    r.key AS external_id,
-        CASE
-            WHEN (q.retry_at IS NOT NULL) THEN 'pending'::text
-            WHEN (q.discarded_at IS NOT NULL) THEN 'discarded'::text
-            WHEN (q.external_id IS NOT NULL) THEN 'quarantined'::text
-            WHEN @schema.is_handled(r.xid, r.id, COALESCE(c.snapshot, p.start), c.target, c.at_xid, c.at_id) THEN 'handled'::text
-            ELSE 'pending'::text
-        END AS state
-   FROM (((( SELECT pipelines.pipeline,
-            pipelines.source,
-            pipelines.start
-           FROM @schema.pipelines
-        UNION ALL
-         SELECT 'invoices'::text,
-            'invoices'::text,
-            '1:1:'::pg_snapshot
-          WHERE (NOT (EXISTS ( SELECT
-                   FROM @schema.pipelines
-                  WHERE (pipelines.source = 'invoices'::text))))) p
-     JOIN @schema.records r ON (((r.source = p.source) AND (r.tenant <> ''::text))))
-     LEFT JOIN @schema.sync_cursors c ON (((c.pipeline = p.pipeline) AND (c.tenant = r.tenant))))
-     LEFT JOIN @schema.quarantine q ON (((q.pipeline = p.pipeline) AND (q.tenant = r.tenant) AND (q.external_id = r.key) AND (q.revision = r.revision))));
+SELECT p.pipeline, r.tenant, r.key AS external_id,
+       CASE
+           WHEN q.retry_at IS NOT NULL THEN 'pending'
+           WHEN q.discarded_at IS NOT NULL THEN 'discarded'
+           WHEN q.external_id IS NOT NULL THEN 'quarantined'
+           WHEN @schema.is_handled(r.xid, r.id, coalesce(c.snapshot, p.start), c.target, c.at_xid, c.at_id) THEN 'handled'
+           ELSE 'pending'
+       END AS state
+FROM (
+    SELECT pipeline, source, start FROM @schema.pipelines
+    UNION ALL
+    SELECT 'invoices', 'invoices', '1:1:'::pg_snapshot
+    WHERE NOT EXISTS (SELECT FROM @schema.pipelines WHERE source = 'invoices')
+) p
+JOIN @schema.records r ON r.source = p.source AND r.tenant <> ''
+LEFT JOIN @schema.sync_cursors c ON c.pipeline = p.pipeline AND c.tenant = r.tenant
+LEFT JOIN @schema.quarantine q
+    ON q.pipeline = p.pipeline AND q.tenant = r.tenant AND q.external_id = r.key AND q.revision = r.revision;
 
-COMMENT ON VIEW @schema.record_states IS 'Per pipeline and record: pending, handled (also: older than the pipeline''s start), quarantined, or discarded.';
+COMMENT ON VIEW @schema.record_states IS
+    'Per pipeline and record: pending, handled (also: older than the pipeline''s start), quarantined, or discarded.';
 
 CREATE INDEX ix_deliveries_pipeline_tenant_external_id ON @schema.deliveries (pipeline, tenant, external_id);
-CREATE INDEX ix_quarantine_failed ON @schema.quarantine (pipeline, quarantined_at) WHERE (cause = 'failed');
-CREATE INDEX ix_quarantine_open ON @schema.quarantine (pipeline, tenant) WHERE ((discarded_at IS NULL) AND (retry_at IS NULL));
-CREATE INDEX ix_quarantine_retry ON @schema.quarantine (pipeline, tenant) WHERE (retry_at IS NOT NULL);
+CREATE INDEX ix_quarantine_failed ON @schema.quarantine (pipeline, quarantined_at) WHERE cause = 'failed';
+CREATE INDEX ix_quarantine_open ON @schema.quarantine (pipeline, tenant) WHERE discarded_at IS NULL AND retry_at IS NULL;
+CREATE INDEX ix_quarantine_retry ON @schema.quarantine (pipeline, tenant) WHERE retry_at IS NOT NULL;
 CREATE INDEX ix_received_received_at ON @schema.received (received_at);
 CREATE INDEX ix_records_source_tenant_xid_id ON @schema.records (source, tenant, xid, id);
-CREATE INDEX ix_records_source_xid_id ON @schema.records (source, xid, id) WHERE (id > 0);
-CREATE INDEX ix_records_unmatched ON @schema.records (source, id) WHERE (tenant = '');
+CREATE INDEX ix_records_source_xid_id ON @schema.records (source, xid, id) WHERE id > 0;
+CREATE INDEX ix_records_unmatched ON @schema.records (source, id) WHERE tenant = '';
 CREATE INDEX ix_runs_began_at ON @schema.runs USING brin (began_at) WITH (autosummarize='on');
 CREATE INDEX ix_runs_ended_at ON @schema.runs USING brin (ended_at) WITH (autosummarize='on');
-CREATE INDEX ix_sync_cursors_failing ON @schema.sync_cursors (pipeline, tenant) WHERE (failures > 0);
+CREATE INDEX ix_sync_cursors_failing ON @schema.sync_cursors (pipeline, tenant) WHERE failures > 0;
 
-CREATE TRIGGER number_columns BEFORE INSERT OR UPDATE OF relation, tenant_column, key_columns, watched_columns ON @schema.adopted FOR EACH ROW EXECUTE FUNCTION @schema.number_columns();
+CREATE TRIGGER number_columns
+    BEFORE INSERT OR UPDATE OF relation, tenant_column, key_columns, watched_columns ON @schema.adopted
+    FOR EACH ROW EXECUTE FUNCTION @schema.number_columns();
 
-CREATE TRIGGER records_changed BEFORE UPDATE ON @schema.records FOR EACH ROW WHEN (((old.* IS DISTINCT FROM new.*) AND ((current_setting('taskbridge.keep_ids', true) IS DISTINCT FROM 'on') OR (NOT @schema.owns_records())))) EXECUTE FUNCTION @schema.stamp_record();
+CREATE TRIGGER records_changed BEFORE UPDATE ON @schema.records FOR EACH ROW
+    WHEN (
+        OLD.* IS DISTINCT FROM NEW.*
+        AND (current_setting('taskbridge.keep_ids', true) IS DISTINCT FROM 'on' OR NOT @schema.owns_records())
+    )
+    EXECUTE FUNCTION @schema.stamp_record();
 ALTER TABLE @schema.records ENABLE ALWAYS TRIGGER records_changed;
 
-CREATE TRIGGER records_in_cluster BEFORE INSERT OR UPDATE ON @schema.records FOR EACH STATEMENT EXECUTE FUNCTION @schema.taskbridge_check_cluster();
+CREATE TRIGGER records_in_cluster BEFORE INSERT OR UPDATE ON @schema.records
+    FOR EACH STATEMENT EXECUTE FUNCTION @schema.taskbridge_check_cluster();
 
-CREATE TRIGGER records_written BEFORE INSERT ON @schema.records FOR EACH ROW WHEN (((current_setting('taskbridge.keep_ids', true) IS DISTINCT FROM 'on') OR (NOT @schema.owns_records()))) EXECUTE FUNCTION @schema.stamp_record();
+CREATE TRIGGER records_written BEFORE INSERT ON @schema.records FOR EACH ROW
+    WHEN (current_setting('taskbridge.keep_ids', true) IS DISTINCT FROM 'on' OR NOT @schema.owns_records())
+    EXECUTE FUNCTION @schema.stamp_record();
 ALTER TABLE @schema.records ENABLE ALWAYS TRIGGER records_written;
 
 REVOKE ALL ON FUNCTION @schema.keep_runs(days integer) FROM PUBLIC;

@@ -97,9 +97,10 @@ WHERE %(source)s::text IS NULL OR a.source = %(source)s
 ORDER BY a.source
 
 -- name: adopted_document
--- A part of other queries: the row of an adopted table of which `r` is the record, as JSON text. The row is looked up with the
--- key as a value of the column's type, and its own key then compared as text, because two texts may be one value. No row of the
--- table: it is gone. OFFSET 0 lets it be looked up row by row, so that the order of the records stays. Without documents the table is not read, so that a key that is no value any more fails no other record.
+-- A part of other queries: the row of an adopted table of which `r` is the record, as JSON text. The row is looked up with
+-- the key as a value of the column's type, and its own key then compared as text, because two texts may be one value. No row
+-- of the table: it is gone. OFFSET 0 lets it be looked up row by row, so that the order of the records stays. Without
+-- documents the table is not read, so that a key that is no value any more fails no other record.
 (
     SELECT CASE WHEN w.size <= %(small)s THEN coalesce(r.document, {json})::text END AS text,
            CASE WHEN w.size > %(small)s THEN w.size END AS stored,
@@ -130,9 +131,9 @@ SELECT EXISTS (
 SELECT source FROM {schema}.adopted WHERE ended_at IS NULL
 
 -- name: adopted_triggers
--- The triggers of ours that fire on an adopted table and its partitions, also where rows are replicated. The function works with
--- its owner's rights: which of them are lacking. A TRUNCATE reads the table. `may_clone`: its owner can make partitions, which
--- get the triggers of the table.
+-- The triggers of ours that fire on an adopted table and its partitions, also where rows are replicated. The function works
+-- with its owner's rights: which of them are lacking. A TRUNCATE reads the table. `may_clone`: its owner can make partitions,
+-- which get the triggers of the table.
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, t.tgname::text AS trigger, t.tgenabled::text AS fires,
        t.tgparentid <> 0 AS is_clone,
        c.relkind <> 'p' OR has_function_privilege(c.relowner, p.oid, 'EXECUTE') AS may_clone,
@@ -158,9 +159,9 @@ ORDER BY 1, 2
 ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}
 
 -- name: adopt_empty
--- A table without rows needs no backfill. Its triggers are there, so writers are over; a transaction that sees an older snapshot
--- does not know that. They wait while this looks, and in a table that was emptied it reads what is left of all rows. So only a
--- small one is looked at, of 8 MB.
+-- A table without rows needs no backfill. Its triggers are there, so writers are over; a transaction that sees an older
+-- snapshot does not know that. They wait while this looks, and in a table that was emptied it reads what is left of all rows.
+-- So only a small one is looked at, of 8 MB.
 UPDATE {schema}.adopted a
 SET backfilled_at = now()
 WHERE a.source = {source} AND a.backfilled_at IS NULL AND a.backfill_after IS NULL AND a.again_below = 0
@@ -175,8 +176,9 @@ WHERE a.source = {source} AND a.backfilled_at IS NULL AND a.backfill_after IS NU
 UPDATE {schema}.adopted SET from_now_on = true WHERE source = {source}
 
 -- name: adopt_hold
--- All locks of an adoption at once, so that the time-out of this statement is that of all of them together: a table may have many
--- partitions, and those that are locked keep their writers waiting until the last one is. A table that is gone is left out.
+-- All locks of an adoption at once, so that the time-out of this statement is that of all of them together: a table may have
+-- many partitions, and those that are locked keep their writers waiting until the last one is. A table that is gone is left
+-- out.
 DO $hold$
 DECLARE
     tables text := (SELECT string_agg(t.name, ', ' ORDER BY t.at) FROM unnest({tables}) WITH ORDINALITY t (name, at)
@@ -192,10 +194,11 @@ END $hold$
 LOCK TABLE {schema}.adopted IN SHARE ROW EXCLUSIVE MODE
 
 -- name: adopt_register
--- What is adopted, for workers and for the doctor. Of a table that was given up, that takes the place of another, or of which a
--- trigger did not fire, here or on one of its partitions, changes were missed: a backfill writes its records again. What a
--- TRUNCATE deletes is not looked for: a partition that was attached lacks that trigger alone. The same holds where the keys of its
--- records are others now, and where a trigger could not say what had changed. A transaction of another isolation level the triggers as they were before it waited for its locks, so it cannot tell.
+-- What is adopted, for workers and for the doctor. Of a table that was given up, that takes the place of another, or of which
+-- a trigger did not fire, here or on one of its partitions, changes were missed: a backfill writes its records again. What a
+-- TRUNCATE deletes is not looked for: a partition that was attached lacks that trigger alone. The same holds where the keys
+-- of its records are others now, and where a trigger could not say what had changed. A transaction of another isolation level
+-- the triggers as they were before it waited for its locks, so it cannot tell.
 INSERT INTO {schema}.adopted AS a (source, relation, name, tenant_column, key_columns, watched_columns, digest, column_kinds)
 VALUES ({source}, {table_name}::regclass, {table_name}, {tenant_name}, {key_names}, {watched_names}, {digest}, {kinds})
 ON CONFLICT (source) DO UPDATE
@@ -256,10 +259,10 @@ CREATE OR REPLACE TRIGGER {trigger} {timing} ON {table}
     {each} EXECUTE FUNCTION {function}()
 
 -- name: adoption_version
--- A part of other queries: the version of an adoption `a` and of its table, the row `c` of `pg_class`. The latter changes with
--- the columns, so that a process notices a numeric that came later: it must be read as text. It changes with the table's name,
--- and that of its schema is a part of it: what a process has made reads the table by both. So are the columns that were adopted,
--- since a change of a column's name or type alone changes nothing else.
+-- A part of other queries: the version of an adoption `a` and of its table, the row `c` of `pg_class`. The latter changes
+-- with the columns, so that a process notices a numeric that came later: it must be read as text. It changes with the table's
+-- name, and that of its schema is a part of it: what a process has made reads the table by both. So are the columns that were
+-- adopted, since a change of a column's name or type alone changes nothing else.
 concat_ws(' ', a.version, c.xmin, c.relnamespace::regnamespace, ARRAY(
     SELECT concat_ws(' ', attname, atttypid, atttypmod) FROM pg_attribute WHERE attrelid = c.oid AND attnum = ANY (a.column_numbers) ORDER BY attnum
 ))

@@ -80,8 +80,8 @@ WHERE a.source = {source} AND EXISTS (SELECT FROM held)
 RETURNING {backfill_state}
 
 -- name: backfills_due
--- The adopted tables whose rows from before were not all given a record, and of which nobody has chosen that. `again`: changes may
--- have been missed too.
+-- The adopted tables whose rows from before were not all given a record, and of which nobody has chosen that. `again`:
+-- changes may have been missed too.
 SELECT a.source, quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS called, cardinality(a.key_columns) AS keys,
        {columns_called} AS columns, a.backfilled, a.again_below > 0 AS again
 FROM {schema}.adopted a

@@ -6,8 +6,8 @@ LOCK TABLE {schema}.runs IN ROW EXCLUSIVE MODE NOWAIT
 
 -- name: noted
 -- After the advances of `moves_cursor`: each run's row of the history. A run of several batches has one row. It is a part of
--- the statement that moves the cursors, so it is there exactly if what it says took effect. `c` is a cursor as it was before: it
--- has the events that no row has yet.
+-- the statement that moves the cursors, so it is there exactly if what it says took effect. `c` is a cursor as it was before:
+-- it has the events that no row has yet.
 , noted AS (
     INSERT INTO {schema}.runs AS r
         (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome,
@@ -56,8 +56,8 @@ SELECT EXISTS (SELECT FROM {schema}.runs)
 
 -- name: past_between
 -- The last runs that began between two times, of one pipeline or of all, the last one first. The index on the time finds
--- them; up to `size` are looked at, the last ones. Of those that began at the second time, the ones below `token` are among them.
--- The second time has a condition of its own, since a BRIN index cannot use a comparison of rows.
+-- them; up to `size` are looked at, the last ones. Of those that began at the second time, the ones below `token` are among
+-- them. The second time has a condition of its own, since a BRIN index cannot use a comparison of rows.
 SELECT pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
        {schema}.error_kind(error) AS error_kind, first_event_ms
 FROM (
@@ -202,9 +202,10 @@ GROUP BY 1
 ORDER BY 1
 
 -- name: sum_runs
--- Sums of a pipeline's runs for each minute that is over. A run counts where it began, so each minute is summed again in which
--- a run began that has ended lately, however long it took. Where no worker has summed for long, a call sums a part: what ended
--- until 20 minutes after the first run that has no sum. So each call takes one more run at the least, and no call takes them all.
+-- Sums of a pipeline's runs for each minute that is over. A run counts where it began, so each minute is summed again in
+-- which a run began that has ended lately, however long it took. Where no worker has summed for long, a call sums a part:
+-- what ended until 20 minutes after the first run that has no sum. So each call takes one more run at the least, and no call
+-- takes them all.
 WITH last AS MATERIALIZED (
     SELECT max(minute) AS minute FROM {schema}.run_minutes WHERE pipeline = %(pipeline)s
 ), part AS MATERIALIZED (

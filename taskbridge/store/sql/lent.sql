@@ -12,8 +12,8 @@ SELECT set_config('application_name', %(session)s, true),
 SELECT pg_catalog.current_setting('taskbridge.batch', true), pg_catalog.current_setting('synchronous_commit')
 
 -- name: fire_deferred
--- Deferred constraints and triggers belong to what the handler wrote, so they run under its role, search_path and settings. What
--- follows is ours.
+-- Deferred constraints and triggers belong to what the handler wrote, so they run under its role, search_path and settings.
+-- What follows is ours.
 SET CONSTRAINTS ALL IMMEDIATE
 
 -- name: reset_settings
@@ -30,9 +30,10 @@ SAVEPOINT taskbridge
 ROLLBACK TO SAVEPOINT taskbridge
 
 -- name: reset_session
--- After the transaction of a batch whose handler had the session: what DISCARD ALL does, but for the prepared statements. What a run
--- of its own executes stays prepared, since to plan it anew takes longer than the run. `prepared` finds the handler's.
--- RESET ALL leaves authorization and role alone. What the session set when it was opened follows (`set_parameters`).
+-- After the transaction of a batch whose handler had the session: what DISCARD ALL does, but for the prepared statements.
+-- What a run of its own executes stays prepared, since to plan it anew takes longer than the run. `prepared` finds the
+-- handler's. RESET ALL leaves authorization and role alone. What the session set when it was opened follows
+-- (`set_parameters`).
 RESET SESSION AUTHORIZATION;
 RESET ROLE;
 RESET ALL;

@@ -23,8 +23,8 @@ SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_r
 FROM page
 
 -- name: prune_quarantine
--- One step of prune: of the next rows of quarantine by key, delete the old ones whose record is gone or has changed. One
--- that is written anew meanwhile has another `quarantined_at`, and stays, as does one that a run has locked: it is not waited for.
+-- One step of prune: of the next rows of quarantine by key, delete the old ones whose record is gone or has changed. One that
+-- is written anew meanwhile has another `quarantined_at`, and stays, as does one that a run has locked: it is not waited for.
 WITH page AS MATERIALIZED (
     SELECT pipeline, tenant, external_id, revision, quarantined_at
     FROM {schema}.quarantine

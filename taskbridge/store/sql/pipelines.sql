@@ -1,8 +1,8 @@
 -- Which pipelines and sources there are.
 
 -- name: know_lock
--- Before a source gets another reader: batches of it whose writes were muted, and that are about to commit, come to their end, and
--- those after them see the reader.
+-- Before a source gets another reader: batches of it whose writes were muted, and that are about to commit, come to their
+-- end, and those after them see the reader.
 SELECT pg_advisory_xact_lock({readers_key})
 
 -- name: know_pipeline

@@ -32,8 +32,9 @@ ORDER BY q.quarantined_at, q.tenant, q.external_id
 LIMIT %(limit)s
 
 -- name: quarantine_mark
--- Somebody decided on records in quarantine: another try, or none ever. What left quarantine meanwhile is left alone. A row that
--- a run has locked is not waited for, since that run could wait for this statement next, which is a deadlock; `marked` is false.
+-- Somebody decided on records in quarantine: another try, or none ever. What left quarantine meanwhile is left alone. A row
+-- that a run has locked is not waited for, since that run could wait for this statement next, which is a deadlock; `marked`
+-- is false.
 WITH wanted AS MATERIALIZED (
     SELECT q.pipeline, q.tenant, q.external_id, q.revision
     FROM unnest(%(tenants)s::text[], %(external_ids)s::text[], %(revisions)s::bigint[])

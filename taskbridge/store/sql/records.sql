@@ -90,8 +90,8 @@ SELECT DISTINCT 'tenant', source, tenant FROM written
 SELECT EXISTS (SELECT FROM {schema}.records WHERE source = %(source)s)
 
 -- name: own_records
--- The records of a source that this transaction has written beyond those that `mark` says, and those that `left` names, as for a
--- test in which nothing commits: each tenant's in their order, the tenant first that was written first.
+-- The records of a source that this transaction has written beyond those that `mark` says, and those that `left` names, as
+-- for a test in which nothing commits: each tenant's in their order, the tenant first that was written first.
 SELECT tenant, key, revision, id, so_far
 FROM
   {schema}.records,
@@ -157,8 +157,8 @@ DELETE FROM {schema}.received r USING old WHERE r.ctid = old.ctid
 RETURNING 1
 
 -- name: unmatched
--- Records that no criterion matched, oldest first, after the one with the id and key `after`; with a reason, those that have it; without
--- `thin`, no records of adopted tables.
+-- Records that no criterion matched, oldest first, after the one with the id and key `after`; with a reason, those that have
+-- it; without `thin`, no records of adopted tables.
 SELECT id, key, reason, document, recorded_at
 FROM {schema}.records
 WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL AND (id, key) > (%(after)s, %(after_key)s)

@@ -13,8 +13,8 @@ CREATE SCHEMA {schema}
 SELECT to_regnamespace(%(name)s) IS NULL
 
 -- name: own_schema_first
--- The database, as SQL writes it, where unqualified names of this role are first those of a schema that is called as the role is.
--- No row: they are not.
+-- The database, as SQL writes it, where unqualified names of this role are first those of a schema that is called as the role
+-- is. No row: they are not.
 SELECT quote_ident(current_database()) WHERE current_schema() = current_user
 
 -- name: one_migration

@@ -1,13 +1,14 @@
 -- Settings of a session or a transaction, and what a server says of itself.
 
 -- name: setting
--- Sets a parameter of Postgres for the session or, where `scope` is LOCAL, for the transaction. It is no `set_config`: a SET takes
--- no snapshot, so that BEGIN may name another isolation level after it, and what follows a LOCK sees what that has waited for.
+-- Sets a parameter of Postgres for the session or, where `scope` is LOCAL, for the transaction. It is no `set_config`: a SET
+-- takes no snapshot, so that BEGIN may name another isolation level after it, and what follows a LOCK sees what that has
+-- waited for.
 SET {scope} {name} = {value}
 
 -- name: set_parameters
--- Sets parameters of Postgres, for the transaction or the session, all in one round trip. One with a value in `only_from` is set only
--- where it still has that value: whoever has set another one keeps it.
+-- Sets parameters of Postgres, for the transaction or the session, all in one round trip. One with a value in `only_from` is
+-- set only where it still has that value: whoever has set another one keeps it.
 SELECT set_config(one.name, one.value, %(locally)s)
 FROM unnest(%(names)s::text[], %(values)s::text[], %(only_from)s::text[]) AS one (name, value, only_from)
 WHERE one.only_from IS NULL OR current_setting(one.name, true) = one.only_from

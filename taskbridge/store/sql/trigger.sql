@@ -1,11 +1,11 @@
 -- The trigger function of an adopted table, in parts.
 
 -- name: adopt_function
--- The trigger function of an adopted table. It runs with its owner's rights, so that who writes the table needs no others.
--- So nothing here may call what others have made, such as the cast of a type. Each column of the table is named with an alias,
--- and no query on it uses a variable, so a column may have any name. It has no percent sign but in names: drivers differ in whether they
--- take one for a placeholder, and where somebody doubles it for one that does not, it stays doubled.
--- A session keeps the types with which it has planned a query, so where these have changed the queries are planned anew.
+-- The trigger function of an adopted table. It runs with its owner's rights, so that who writes the table needs no others. So
+-- nothing here may call what others have made, such as the cast of a type. Each column of the table is named with an alias,
+-- and no query on it uses a variable, so a column may have any name. It has no percent sign but in names: drivers differ in
+-- whether they take one for a placeholder, and where somebody doubles it for one that does not, it stays doubled. A session
+-- keeps the types with which it has planned a query, so where these have changed the queries are planned anew.
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET row_security = off{styles} AS $taskbridge$
 DECLARE
@@ -101,9 +101,9 @@ FROM {old} o
 WHERE {old_counts} AND {muted} IS DISTINCT FROM '{schema}:' || {source} || ':' || {old_tenant}
 
 -- name: adopted_changes
--- A part of the trigger function of an adopted table: the thin records of changed rows, which `changes` gives as tenant, key, whether
--- the row is gone, and the numbers of its record. They are written in one order, so that two statements never wait for each other
--- here. What `stamp_record` sets for others, this statement sets.
+-- A part of the trigger function of an adopted table: the thin records of changed rows, which `changes` gives as tenant, key,
+-- whether the row is gone, and the numbers of its record. They are written in one order, so that two statements never wait
+-- for each other here. What `stamp_record` sets for others, this statement sets.
 INSERT INTO {schema}.records AS r (source, tenant, key, deleted, id, revision, xid)
 SELECT {source}, s.tenant, s.key, s.gone, s.id, s.revision, pg_current_xact_id()
 FROM (
@@ -126,7 +126,8 @@ ON CONFLICT (source, tenant, key) {again}
 -- nobody can have read it, so it stays as it is.
 DO UPDATE
 SET document = NULL, deleted = excluded.deleted, id = excluded.id,
-    revision = greatest(excluded.revision, r.revision + 1), xid = excluded.xid, changed_at = now(), reason = excluded.reason, discarded_at = excluded.discarded_at
+    revision = greatest(excluded.revision, r.revision + 1), xid = excluded.xid, changed_at = now(),
+    reason = excluded.reason, discarded_at = excluded.discarded_at
 WHERE r.deleted <> excluded.deleted OR r.document IS NOT NULL OR r.xid <> pg_current_xact_id()
 
 -- name: adopted_muted
@@ -134,8 +135,9 @@ WHERE r.deleted <> excluded.deleted OR r.document IS NOT NULL OR r.xid <> pg_cur
 (SELECT current_setting('taskbridge.muted', true))
 
 -- name: adopted_row
--- A part of a trigger function that is called for each row: one row without columns, in whose place NEW or OLD is named. Their
--- columns are not listed (`NEW.*`): a session keeps the list that it has planned with, and would miss a column that comes later.
+-- A part of a trigger function that is called for each row: one row without columns, in whose place NEW or OLD is named.
+-- Their columns are not listed (`NEW.*`): a session keeps the list that it has planned with, and would miss a column that
+-- comes later.
 (SELECT)
 
 -- name: adopted_styles
@@ -143,8 +145,8 @@ WHERE r.deleted <> excluded.deleted OR r.document IS NOT NULL OR r.xid <> pg_cur
 SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
 
 -- name: adopted_unchanged
--- A part of the trigger function of an adopted table: a column of it has the name and the type that it was adopted with. After a
--- restore of a dump its number is another one.
+-- A part of the trigger function of an adopted table: a column of it has the name and the type that it was adopted with.
+-- After a restore of a dump its number is another one.
 JOIN pg_attribute t{place}
     ON t{place}.attrelid = a.relation AND t{place}.attname = {name} AND NOT t{place}.attisdropped
     AND t{place}.atttypid = a.column_types[{place}] AND (a.numbered <> a.relation OR t{place}.attnum = a.column_numbers[{place}])
@@ -158,8 +160,8 @@ FROM (
 ORDER BY c.tenant, c.key
 
 -- name: adopted_many
--- A part of the trigger function of an adopted table: the changes of one statement, with the numbers of their records. It may change
--- a row twice, as cascading foreign keys do.
+-- A part of the trigger function of an adopted table: the changes of one statement, with the numbers of their records. It may
+-- change a row twice, as cascading foreign keys do.
 SELECT n.*, (SELECT {schema}.next_id({source}, 2147483648)) + n.at AS id, (SELECT {schema}.next_revision(NULL)) + n.at AS revision
 FROM (
     SELECT o.*, row_number() OVER () AS at
@@ -172,8 +174,8 @@ FROM (
 ) n
 
 -- name: adopted_checked
--- A part of the trigger function of an adopted table, where tenant or key may be one that is not allowed. The record of such a row is
--- unmatched, with the reason: a trigger must not break the program that writes the row.
+-- A part of the trigger function of an adopted table, where tenant or key may be one that is not allowed. The record of such
+-- a row is unmatched, with the reason: a trigger must not break the program that writes the row.
 SELECT CASE WHEN w.reason IS NULL THEN w.tenant ELSE '' END AS tenant,
        CASE WHEN w.reason IS NULL THEN w.key ELSE {schema}.shown(w.key) || ' ' || md5(quote_literal(w.tenant) || w.key) END
            COLLATE "C" AS key,
@@ -201,10 +203,10 @@ WHERE NOT EXISTS (
 ON CONFLICT DO NOTHING
 
 -- name: adopted_columns
--- A part of the trigger function of an adopted table: whether tenant and key (`named`) and the watched columns (`watched_named`)
--- are called as they were when `a` was adopted, and are of the same types (`typed`, `watched`). After a restore of a dump the
--- numbers are others. It asks about all of them, whatever the statement is: with a condition on that, Postgres would plan this
--- anew for each call.
+-- A part of the trigger function of an adopted table: whether tenant and key (`named`) and the watched columns
+-- (`watched_named`) are called as they were when `a` was adopted, and are of the same types (`typed`, `watched`). After a
+-- restore of a dump the numbers are others. It asks about all of them, whatever the statement is: with a condition on that,
+-- Postgres would plan this anew for each call.
 SELECT count(t.attname) FILTER (WHERE p.place <= {keys}) = {keys} AS named,
        count(t.attname) = count(*) AS watched_named,
        bool_and(t.atttypid = p.type) FILTER (WHERE p.place <= {keys}) AS typed,
