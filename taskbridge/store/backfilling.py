@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine
 from taskbridge.errors import InvalidInput
 from taskbridge.store.adopted import Adopted, known
 from taskbridge.store.bounded import within
-from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, setting
+from taskbridge.store.queries import LOCAL, filled, literal, queries, quoted, setting
 from taskbridge.store.sessions import driving, in_one_message
 
 __all__ = ["Backfilled", "backfill", "begin_again"]
@@ -288,12 +288,15 @@ class _Writer:
 
     def _writing(self) -> str:
         adopted = self._adopted
-        name, below = ("backfill_again", str(self._again_below)) if self.again else ("backfill_once", "")
-        conflict = filled(name, adopted.schema, {"again_below": below})
-        rows = query("backfill_rows").replace("%", "\0")
+        source, below = literal(adopted.definition.source), str(self._again_below)
+        conflict = filled("backfill_again" if self.again else "backfill_once", adopted.schema, {"again_below": below})
+        is_recorded = f"r.xid > '{below}'::xid8" if self.again else "true"
+        rows = filled("backfill_rows", adopted.schema, {"source": source, "is_recorded": is_recorded}).replace(
+            "%", "\0"
+        )
         parts = {
-            "source": literal(adopted.definition.source),
-            "records": adopted.records(rows, conflict),
+            "source": source,
+            "records": adopted.records(rows.replace("%", "\0"), conflict),
             "columns": f"ARRAY[{', '.join(map(literal, _columns(adopted)))}]",
         }
         # What stands for a value keeps its percent sign, unlike names.

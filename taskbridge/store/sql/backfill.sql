@@ -52,10 +52,15 @@ SET again_below = pg_current_xact_id()::text::bigint, backfill_after = NULL, bac
 WHERE source = %(source)s AND ended_at IS NULL
 
 -- name: backfill_rows
--- A part of the writing of a backfill: the records of rows that were read, unless the backfill stands elsewhere by now.
+-- A part of the writing of a backfill: the records of rows that were read, unless the backfill stands elsewhere by now. A row that
+-- somebody has changed since has its record. It is left out before anything is locked: where users write a row all the time, its
+-- record is seldom free.
 SELECT w.tenant COLLATE "C" AS tenant, w.key COLLATE "C" AS key, w.gone
 FROM unnest(%(tenants)s::text[], %(keys)s::text[], %(gone)s::boolean[]) w (tenant, key, gone)
-WHERE EXISTS (SELECT FROM held)
+WHERE EXISTS (SELECT FROM held) AND NOT EXISTS (
+    SELECT FROM {schema}.records r
+    WHERE r.source = {source} AND r.tenant = w.tenant COLLATE "C" AND r.key = w.key COLLATE "C" AND {is_recorded}
+)
 
 -- name: backfill_state
 -- A part of other queries: where the backfill of an adoption `a` stands. Whoever writes a part of it does so only while this is
