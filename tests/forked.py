@@ -26,7 +26,7 @@ CELERY: Final = "celery.__main__"
 PRELOADED: Final = (
     PROGRAM,
     *(f"taskbridge.cli.{module}" for module, _ in COMMANDS.values()),
-    *(f"taskbridge.cli.{module}" for module in ("asking", "delays", "messages", "report", "monitor", "workers")),
+    *(f"taskbridge.cli.{module}" for module in ("import_csv", "monitor", "workers")),
     "alembic.command",
     "alembic.util",
     "jsonpath_rfc9535",

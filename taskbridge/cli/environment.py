@@ -11,17 +11,19 @@ first call of `taskbridge.process.runtime.runtime_of`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from taskbridge.common.texts import storable
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.settings import Settings
 
 if TYPE_CHECKING:
     from taskbridge.embedded import Servers
+    from taskbridge.observing.answers import Answers
     from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.process.runtime import Runtime
 
@@ -29,13 +31,17 @@ __all__ = [
     "POSTGRES",
     "REDIS",
     "Origin",
+    "answers_of",
     "existing",
     "kept",
     "light_runtime",
+    "note",
     "ready",
     "runtime",
     "served",
     "session",
+    "start",
+    "system_user",
 ]
 
 R = TypeVar("R", bound="LightRuntime")
@@ -60,6 +66,49 @@ def light_runtime() -> LightRuntime:
     from taskbridge.process.light_runtime import LightRuntime
 
     return LightRuntime(Settings.read())
+
+
+def answers_of(runtime: LightRuntime) -> Answers:
+    """Return the answers about the pipelines that a runtime declares."""
+    from taskbridge.observing.answers import Answers
+
+    declared = {name: runtime.pipelines[name] for name in runtime.pipelines.names()}
+    return Answers(runtime.database, runtime.gate, declared, runtime.settings)
+
+
+def start(tenants: Iterable[str], pipeline: str) -> None:
+    """Start the runners of tenants that may run again.
+
+    Raises:
+        Unavailable: Redis is unavailable; the message says that nothing is lost.
+    """
+    from taskbridge.producing import notify
+
+    try:
+        notify.start(runtime().app, sorted(tenants), pipeline)
+    except Unavailable as error:
+        raise Unavailable(
+            f"{error}. The change is stored: a worker finds it within TASKBRIDGE_BASE_INTERVAL"
+        ) from error
+
+
+def note(runtime: LightRuntime, action: str, **what: Any) -> None:
+    """Write what the user is about to do into the audit."""
+    from taskbridge.store import Audit
+
+    Audit(runtime.database).note(system_user(), action, **what)
+
+
+def system_user() -> str:
+    """Return the operating system's user who runs the command."""
+    import pwd
+
+    try:
+        # Not `getpass.getuser`, which believes environment variables that anybody may set.
+        return storable(pwd.getpwuid(os.getuid()).pw_name)
+    except KeyError:
+        # A container may have a user without a name.
+        return f"uid {os.getuid()}"
 
 
 class Origin(Enum):

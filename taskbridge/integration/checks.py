@@ -170,7 +170,7 @@ def _adopted(runtime: Runtime) -> Findings:
                 Level.WARNING,
                 "tables",
                 f"{source}: the pipeline {name} has read it too, so what a handler writes back into it is not muted",
-                f"if {name} is no more, run `taskbridge forget {name}`; else name what counts "
+                f"if {name} is no more, run `taskbridge pipeline remove {name}`; else name what counts "
                 "with `taskbridge adopt --columns`",
             )
         for what, remedy, is_recorded in wrong:

@@ -92,14 +92,25 @@ class Answers:
         return standing.tenant(self._reach, pipeline, tenant)
 
     def tenants(
-        self, pipeline: str, *, failing: bool = False, sort: Sort = "name", after: str = "", limit: int = 50
+        self,
+        pipeline: str,
+        *,
+        failing: bool = False,
+        sort: Sort = "name",
+        after: str = "",
+        limit: int = 50,
+        records: int = overview.MOST_OF_A_TENANT,
     ) -> list[TenantLine]:
         """Return up to `limit` tenants of a pipeline; with `failing` those whose last run failed.
+
+        Of each tenant up to `records` records of each state are counted.
 
         By name they come after the tenant `after`. By another order they are the first of up to 400 tenants: those
         whose runners are due first, those with the most failures, those with the most in quarantine, and by name.
         """
-        return overview.tenants(self._reach, pipeline, failing=failing, sort=sort, after=after, limit=limit)
+        return overview.tenants(
+            self._reach, pipeline, failing=failing, sort=sort, after=after, limit=limit, records=records
+        )
 
     def noisy(
         self, pipeline: str | None = None, *, by: By = "events", hours: float = 24, limit: int = 20

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from taskbridge.common.texts import counted
 from taskbridge.common.times import moment
-from taskbridge.gate import RunnerStatus, State, Survey
+from taskbridge.gate import Hold, RunnerStatus, State, Survey
 from taskbridge.observing.causes import text_of_state
 from taskbridge.observing.reach import Reach
 from taskbridge.observing.shapes import (
@@ -18,6 +18,7 @@ from taskbridge.observing.shapes import (
     ErrorGroup,
     Finding,
     Health,
+    PipelineLine,
     PipelinePulse,
     Pulse,
     Sort,
@@ -80,6 +81,23 @@ def health(reach: Reach) -> Health:
     findings += [] if others is None else [others]
     colour: Colour = "red" if any(one.colour == "red" for one in findings) else "yellow" if findings else "green"
     runners = sum(one.runners for one in surveys.values())
+    pipelines = [
+        PipelineLine(
+            name,
+            surveys[name].runners,
+            *backlogs[name],
+            unseen=unseen(
+                surveys[name],
+                backlogs[name],
+                is_looked_for=not nobody_looks(tails[name], reach.settings.tail_interval),
+                is_paused=bool(one.tenants or one.whole),
+                runners=MOST_RUNNERS,
+                records=MOST_COUNTED,
+            ),
+            survey=surveys[name],
+        )
+        for name, one in paused.items()
+    ]
     return Health(
         colour=colour,
         sentence=_sentence(findings, runners),
@@ -90,22 +108,13 @@ def health(reach: Reach) -> Health:
         runners=runners,
         workers=_workers(reach, surveys),
         pending=sum(one.pending for one in backlogs.values()),
-        unseen=any(
-            unseen(
-                surveys[name],
-                backlogs[name],
-                is_looked_for=not nobody_looks(tails[name], reach.settings.tail_interval),
-                is_paused=bool(one.tenants or one.whole),
-                runners=MOST_RUNNERS,
-                records=MOST_COUNTED,
-            )
-            for name, one in paused.items()
-        ),
+        unseen=any(one.unseen for one in pipelines),
         quarantined=sum(one.quarantined for one in backlogs.values()),
         paused=sum(one.tenants + one.whole for one in paused.values()),
         failing=sum(one.failing for one in backlogs.values()),
         findings=findings,
         at=datetime.now(UTC),
+        pipelines=pipelines,
     )
 
 
@@ -202,26 +211,34 @@ def _active(reach: Reach, tenant: str, runner: RunnerStatus, now_ms: int, *, pau
     )
 
 
-def tenants(reach: Reach, pipeline: str, *, failing: bool, sort: Sort, after: str, limit: int) -> list[TenantLine]:
+def tenants(
+    reach: Reach,
+    pipeline: str,
+    *,
+    failing: bool,
+    sort: Sort,
+    after: str,
+    limit: int,
+    records: int = MOST_OF_A_TENANT,
+) -> list[TenantLine]:
     """Return a list of tenants; see `Answers.tenants`."""
     of_pipeline = reach.tenants(pipeline)
-    if sort == "name":
-        names = reach.looks.failing(pipeline, after, limit) if failing else of_pipeline.after(pipeline, after, limit)
+    if sort == "name" and failing:
+        names = reach.looks.failing(pipeline, after, limit)
+    elif sort == "name":
+        # A tenant that was only notified so far has a runner, and neither a record nor a cursor.
+        runners_first = reach.inspector.survey([pipeline], MOST_SORTED)[pipeline].tenants
+        of_page = [*of_pipeline.after(pipeline, after, limit), *(name for name in runners_first if name > after)]
+        names = sorted({*of_page})[:limit]
     else:
         survey = [] if failing else reach.inspector.survey([pipeline], MOST_SORTED)[pipeline].tenants
         first = [] if failing else of_pipeline.after(pipeline, "", MOST_SORTED)
         names = sorted({*survey, *first, *of_pipeline.troubled(pipeline, MOST_SORTED, MOST_COUNTED)})
-    counts = of_pipeline.counts(pipeline, names, MOST_OF_A_TENANT)
+    counts = of_pipeline.counts(pipeline, names, records)
     runners = dict(zip(names, reach.inspector.look(pipeline, names), strict=True))
     held, now_ms = reach.looks.paused_among(pipeline, names), reach.inspector.now_ms() if names else 0
     lines = [
-        _line(
-            row,
-            pipeline,
-            text_of_state(one, now_ms, reach.ttl_ms, paused=row["tenant"] in held, pending=bool(row["pending"])),
-        )
-        for row in counts
-        for one in (runners[row["tenant"]],)
+        _line(reach, row, pipeline, runners[row["tenant"]], now_ms, paused=row["tenant"] in held) for row in counts
     ]
     if sort == "name":
         return lines
@@ -233,10 +250,29 @@ def tenants(reach: Reach, pipeline: str, *, failing: bool, sort: Sort, after: st
     return sorted(lines, key=lambda one: (-getattr(one, sort), one.tenant))[:limit]
 
 
-def _line(row: dict[str, Any], pipeline: str, state: str) -> TenantLine:
-    names = ("pending", "pending_since", "quarantined", "events", "runs", "records", "failures", "last_error")
-    values = {name: row[name] for name in (*names, "last_run_at")}
-    return TenantLine(pipeline, row["tenant"], state, **values)
+def _line(
+    reach: Reach, row: dict[str, Any], pipeline: str, runner: RunnerStatus, now_ms: int, *, paused: bool
+) -> TenantLine:
+    names = (
+        *("pending", "pending_since", "handled", "quarantined", "discarded", "last_run_at", "first_event_ms"),
+        *("events", "runs", "sweeps", "records", "failures", "failing_since", "last_error"),
+    )
+    # A cursor knows of a burst's events only once a run has begun.
+    burst = (row["burst_events"], row["burst_runs"]) if runner.state is State.IDLE else (runner.events, runner.runs)
+    due_at = moment(runner.deadline_ms) if runner.state is State.WAITING and not runner.waits_for_turn else None
+    return TenantLine(
+        pipeline,
+        row["tenant"],
+        text_of_state(runner, now_ms, reach.ttl_ms, paused=paused, pending=bool(row["pending"])),
+        **{name: row[name] for name in names},
+        burst_events=burst[0],
+        burst_runs=burst[1],
+        lease_seconds=max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000),
+        held=runner.held,
+        paused=paused,
+        due_at=due_at,
+        next_try_at=due_at if runner.hold in (Hold.RATE, Hold.RETRY, Hold.ASKED) and not paused else None,
+    )
 
 
 def failing(reach: Reach, pipeline: str | None, limit: int) -> list[ErrorGroup]:

@@ -210,7 +210,7 @@ def give_up(runtime: Runtime, message: Message, reason: str) -> str:
                 raise
             runtime.records_of(pipeline).write(message_id, _as_text(message.payload), found)
     log.error(
-        "message %s of pipeline %r is stored as unmatched: %s (`taskbridge unmatched list` shows it)",
+        "message %s of pipeline %r is stored as unmatched: %s (`taskbridge quarantine list --unmatched` shows it)",
         message_id,
         pipeline,
         found.reason,

@@ -189,7 +189,8 @@ class Bridge:
     ) -> Recorded:
         """Record one message of a pipeline with criteria, once per message id, and notify the tenant that it matches.
 
-        A message that no criterion matches is stored as well, with the reason; `taskbridge unmatched list` shows it.
+        A message that no criterion matches is stored as well, with the reason: see
+        `taskbridge quarantine list --unmatched`.
 
         Args:
             pipeline: a pipeline declared with `DelaySinceLastRun`.

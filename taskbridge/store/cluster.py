@@ -20,7 +20,7 @@ __all__ = ["FOREIGN_CLUSTER", "FOREIGN_CLUSTER_STATE", "check_cluster", "deploym
 
 FOREIGN_CLUSTER: Final = (
     "the database was restored into another cluster, where its transaction ids mean nothing: stop all workers and run "
-    "`taskbridge rebase`"
+    "`taskbridge migrate --rebase`"
 )
 FOREIGN_CLUSTER_STATE: Final = "TB001"
 """The SQLSTATE with which the triggers refuse."""

@@ -90,7 +90,7 @@ def test_a_database_of_another_cluster_is_said_to_be_one(held: Held, bridge: Bri
     move = "UPDATE taskbridge.taskbridge_cluster SET system_identifier = system_identifier + %s"
     with engine.begin() as connection:
         connection.exec_driver_sql(move, (1,))
-    with pytest.raises(ForeignCluster, match="taskbridge rebase"):
+    with pytest.raises(ForeignCluster, match="taskbridge migrate --rebase"):
         held.call(bridge, "record", "a", "1", {}, source="orders")
     with engine.begin() as connection:
         connection.exec_driver_sql(move, (-1,))
