@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "POSTGRES",
     "REDIS",
-    "Origin",
     "answers_of",
     "existing",
     "kept",
@@ -111,13 +109,6 @@ def system_user() -> str:
         return f"uid {os.getuid()}"
 
 
-class Origin(Enum):
-    """Where the servers of `taskbridge up` come from."""
-
-    CONFIGURED = "the environment"
-    OURS = "this process"
-
-
 def existing(data_dir: Path) -> None:
     """Choose among servers that run already.
 
@@ -182,20 +173,22 @@ def ready(runtime: LightRuntime, *, migrate: bool, redis: bool = True) -> None:
 
 
 @contextmanager
-def served(data_dir: Path) -> Iterator[Origin]:
+def served(data_dir: Path) -> Iterator[bool]:
     """Use the configured servers, or else serve the data directory for the `with` block; either way it is locked.
+
+    Yields whether the servers are ours.
 
     Raises: as `existing` and `taskbridge.embedded.serve`; AlreadyRunning where another process holds the directory.
     """
     if _configured():
         with _held(data_dir):
-            yield Origin.CONFIGURED
+            yield False
         return
     from taskbridge import embedded
 
     with embedded.serve(data_dir) as servers:
         _choose(servers)
-        yield Origin.OURS
+        yield True
 
 
 @contextmanager

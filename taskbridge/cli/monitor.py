@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol
-
-from rich.console import Group
-from rich.live import Live
-from rich.table import Table
 
 from taskbridge.cli import console, environment, interrupts
 from taskbridge.cli.status import totals_line
@@ -38,7 +33,7 @@ class Monitored(Protocol):
 
 
 class Monitor:
-    """Watches the workers and shows what goes on, as a table on a terminal and else as lines.
+    """Watches the workers, and writes a line when the totals of the pipelines or their findings change.
 
     Args:
         runtime: the process's runtime.
@@ -52,14 +47,9 @@ class Monitor:
         self._workers = workers
         self._ours = ours
         self._answers = environment.answers_of(runtime)
-        self._console = console.stderr()
         self._next_look = 0.0
         self._shown: tuple[object, ...] = ()
         self._lost_since: float | None = None
-
-    def announce(self, text: str) -> None:
-        """Write a line, above the table if there is one."""
-        self._console.print(f"taskbridge: {console.plain(text)}", soft_wrap=True)
 
     def until(self, finished: Callable[[Runtime], bool], timeout: float | None) -> bool:
         """Go on until `finished` says so, or for `timeout` seconds; return whether it did.
@@ -68,23 +58,19 @@ class Monitor:
             Unavailable: a worker died again and again, or our own servers no longer answer.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with ExitStack() as stack:
-            live = None
-            if self._console.is_terminal:
-                live = stack.enter_context(Live(console=self._console, auto_refresh=False, transient=True))
-            while True:
-                interrupts.check()
-                self._workers.watch()
-                if self._is_finished(finished, live):
-                    return True
-                if deadline is not None and time.monotonic() >= deadline:
-                    return False
-                time.sleep(POLL_SECONDS)
+        while True:
+            interrupts.check()
+            self._workers.watch()
+            if self._is_finished(finished):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_SECONDS)
 
-    def _is_finished(self, finished: Callable[[Runtime], bool], live: Live | None) -> bool:
+    def _is_finished(self, finished: Callable[[Runtime], bool]) -> bool:
         try:
             with translated_errors():
-                self._look(live)
+                self._look()
                 done = finished(self._runtime)
         except Unavailable as error:
             self._note_lost(error)
@@ -97,7 +83,7 @@ class Monitor:
         # A server that reports a lock time-out answers all the same.
         answers = cause is not None and bool(cause.sqlstate) and not str(cause.sqlstate).startswith(POSTGRES_AWAY)
         if self._lost_since is None:
-            self.announce(f"{error}. Trying again")
+            console.complain(f"{error}. Trying again")
         if self._lost_since is None or answers:
             self._lost_since = now
         elif self._ours and now - self._lost_since > LOST_SECONDS:
@@ -106,34 +92,19 @@ class Monitor:
                 "start `taskbridge up` again; their logs are in the data directory"
             ) from error
 
-    def _look(self, live: Live | None) -> None:
+    def _look(self) -> None:
         before = time.monotonic()
         if before < self._next_look:
             return
         health = self._answers.health()
-        lines = [*map(totals_line, health.pipelines), *(one.sentence for one in health.findings)]
-        if live is not None:
-            live.update(Group(self._table(len(lines)), *map(console.cell, lines)), refresh=True)
-        else:
-            # Sentences count seconds: one is written when another pipeline or tenant is concerned, not at each look.
-            concerned = {(one.pipeline, one.tenant, one.colour) for one in health.findings}
-            if (*map(totals_line, health.pipelines), concerned) != self._shown:
-                self._shown = (*map(totals_line, health.pipelines), concerned)
-                console.tell("; ".join(lines))
+        totals = [totals_line(one) for one in health.pipelines]
+        # Sentences count seconds: a line is written when another pipeline or tenant is concerned, not at each look.
+        shown = (*totals, {(one.pipeline, one.tenant, one.colour) for one in health.findings})
+        if shown != self._shown:
+            self._shown = shown
+            console.tell("; ".join([*totals, *(one.sentence for one in health.findings)]))
         after = time.monotonic()
         self._next_look = after + max(LOOK_SECONDS, (after - before) / LOOKS_SHARE)
-
-    def _table(self, lines: int) -> Table:
-        """Return the active tenants, as many as the terminal has room for."""
-        room = max(1, self._console.size.height - 4 - lines)
-        numbers = ("lease", "events", "runs")
-        made = console.table("pipeline", "tenant", "state", *numbers, numbers=numbers)
-        active = [(pulse.pipeline, one) for pulse in self._answers.pulse(room).pipelines for one in pulse.tenants]
-        for name, one in active[:room]:
-            lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
-            counts = (f"{one.events:,}", f"{one.runs:,}")
-            made.add_row(name, console.plain(one.tenant), console.state(one.state), lease, *counts)
-        return made
 
 
 def is_idle(runtime: Runtime) -> bool:

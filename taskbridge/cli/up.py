@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskbridge.cli import console, environment
-from taskbridge.cli.environment import Origin
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import DEFAULT_DATA_DIR, Number, data_dir_option, examples, file_type, json_option
 from taskbridge.errors import TaskBridgeError, Unavailable
@@ -93,7 +92,7 @@ def _run(request: _Request) -> tuple[dict[str, Any], bool] | None:
     from taskbridge.declaring.pipeline import INVOICES
 
     console.tell("taskbridge: starting")
-    with environment.served(request.data_dir) as origin:
+    with environment.served(request.data_dir) as ours:
         runtime = environment.runtime()
         environment.ready(runtime, migrate=True)
         if request.invoices:
@@ -103,14 +102,13 @@ def _run(request: _Request) -> tuple[dict[str, Any], bool] | None:
             workers.wait_until_ready()
             started = time.monotonic()
             changed = _import(request.invoices, workers)
-            monitor = Monitor(runtime, workers, ours=origin is Origin.OURS)
-            workers.announce = monitor.announce
+            monitor = Monitor(runtime, workers, ours=ours)
             if not request.exit_when_idle:
                 if request.invoices:
-                    monitor.announce(
+                    console.complain(
                         f"imported {changed:,} of {len(request.invoices):,} invoices; the rest is unchanged"
                     )
-                _stay_up(monitor, _other_shell(request.data_dir) if origin is Origin.OURS else None)
+                _stay_up(monitor, _other_shell(request.data_dir) if ours else None)
                 return None
             if not monitor.until(is_idle, request.timeout):
                 console.complain(f"not idle after {request.timeout:g} s: `taskbridge status` shows why")
@@ -143,12 +141,12 @@ def _import(invoices: list[Invoice], workers: Workers) -> int:
 
 def _stay_up(monitor: Monitor, other_shell: str | None) -> None:
     if other_shell is not None:
-        monitor.announce(f"ready; in another shell: {other_shell}")
-    monitor.announce("ready; Ctrl-C stops everything" if other_shell is None else "Ctrl-C stops everything")
+        console.complain(f"ready; in another shell: {other_shell}")
+    console.complain("ready; Ctrl-C stops everything" if other_shell is None else "Ctrl-C stops everything")
     try:
         monitor.until(lambda _: False, None)
     except Interrupted:
-        monitor.announce("stopping; a second Ctrl-C does not wait for current runs")
+        console.complain("stopping; a second Ctrl-C does not wait for current runs")
 
 
 def _other_shell(data_dir: Path) -> str:

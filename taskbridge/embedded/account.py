@@ -52,5 +52,5 @@ def reaches(account: Account | None, path: Path) -> bool:
     """Say whether `account` can enter the directory `path`, or run the program `path`."""
     if account is None:
         return True
-    asked = ["/bin/sh", "-c", 'test -x "$0" && test -r "$0" || test -d "$0" -a -x "$0"', path]
+    asked = ["/bin/sh", "-c", 'test -x "$0" && test -r "$0" || test -d "$0" -a -x "$0"', str(path)]
     return subprocess.run(asked, user=account.uid, group=account.gid, extra_groups=(), check=False).returncode == 0

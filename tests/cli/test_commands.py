@@ -47,8 +47,9 @@ HISTORY: Final = """
 INSERT INTO taskbridge.runs
     (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
      first_event_ms, began_sweeps, sweeps)
-SELECT 'invoices', t.tenant, '1769846399913004-' || n, now() - n * interval '1 s', now() - (n - 0.25) * interval '1 s',
-       'event', 'celery@one', t.weight, 1, 1, 0, CASE WHEN t.tenant = 'Spain' THEN 'failed' ELSE 'handled' END,
+SELECT 'invoices', t.tenant, '1769846399913004-' || n, now() - interval '2 hours' - n * interval '1 s',
+       now() - interval '2 hours' - (n - 0.25) * interval '1 s', 'event', 'celery@one',
+       t.weight, 1, 1, 0, CASE WHEN t.tenant = 'Spain' THEN 'failed' ELSE 'handled' END,
        CASE WHEN t.tenant = 'Spain' THEN 'ValueError: no price' END, 20, 0, 1
 FROM (VALUES ('France', 5), ('Spain', 1)) t (tenant, weight), generate_series(1, 2) n
 """
@@ -78,6 +79,10 @@ STEPS: Final = (
     ("inspect", ("nobody",)),
     ("inspect", ("--record", "nothing")),
     ("inspect", ()),
+    ("pause", ("France", "--reason", "wrong prices")),
+    ("pause", ("France", "--json")),
+    ("pause", ("Frence",)),
+    ("status", ("--pipeline", "invoices")),
     ("quarantine", ("list",)),
     ("quarantine", ("list", "--reason", "price", "--json")),
     ("quarantine", ("retry", "3", "none")),
@@ -94,10 +99,6 @@ STEPS: Final = (
     ("notify", ("Malta",)),
     ("notify", ("Malta", "--json")),
     ("notify", (" Malta",)),
-    ("pause", ("France", "--reason", "wrong prices")),
-    ("pause", ("France", "--json")),
-    ("pause", ("Frence",)),
-    ("status", ("--pipeline", "invoices")),
     ("drain", ("France", "--timeout", "5")),
     ("resume", ("France",)),
     ("resume", ("--json",)),

@@ -33,7 +33,7 @@ def test_every_line_is_one_message_and_those_that_match_notify_their_tenant(
     alerts: Program, configured: dict[str, str], engine: Engine, gate_redis: redis.Redis
 ) -> None:
     first = b"\xef\xbb\xbf" + alert().encode() + b"\r"
-    lines = [first, alert("WARNING", "search"), "", alert(), alert("INFO"), '"text"', "  ", "null"]
+    lines: list[str | bytes] = [first, alert("WARNING", "search"), "", alert(), alert("INFO"), '"text"', "  ", "null"]
     ended = alerts("record", "alerts", write(alerts.directory / "a.jsonl", lines), "--json")
     assert ended.status == 0, ended.stderr
     assert ended.stderr == ""
