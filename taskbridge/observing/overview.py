@@ -226,11 +226,11 @@ def tenants(
     if sort == "name" and failing:
         names = reach.looks.failing(pipeline, after, limit)
     elif sort == "name":
-        names = of_pipeline.after(pipeline, after, limit)
-        if names:
-            # A tenant that was only notified so far has a runner, and neither a record nor a cursor.
-            runners_first = reach.inspector.survey([pipeline], MOST_SORTED)[pipeline].tenants
-            names = sorted({*names, *(name for name in runners_first if name > after)})[:limit]
+        # A tenant that was only notified so far has a runner, and neither a record nor a cursor.
+        at_work = reach.at_work([pipeline], MOST_SORTED).get(pipeline, ())
+        names = sorted({*of_pipeline.after(pipeline, after, limit), *(name for name in at_work if name > after)})[
+            :limit
+        ]
     else:
         survey = [] if failing else reach.inspector.survey([pipeline], MOST_SORTED)[pipeline].tenants
         first = [] if failing else of_pipeline.after(pipeline, "", MOST_SORTED)
