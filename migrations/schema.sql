@@ -138,6 +138,29 @@ $_$;
 
 COMMENT ON FUNCTION taskbridge.last_id(source text) IS 'The highest id of a record of this source and transaction; null: it has none.';
 
+CREATE FUNCTION taskbridge.muted_tenant(source text) RETURNS text
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    muted text := current_setting('taskbridge.muted', true);
+    prefix text := source || ':';
+    run text := substr(muted, length(prefix) + 1);
+    name text := split_part(run, ':', 1);
+BEGIN
+    IF NOT starts_with(muted, prefix) THEN
+        RETURN NULL;
+    END IF;
+    RETURN (
+        SELECT c.tenant FROM taskbridge.sync_cursors c
+        WHERE c.pipeline = name AND c.tenant = substr(run, length(name) + 2)
+          AND c.owner = current_setting('taskbridge.batch', true)
+    );
+END
+$$;
+
+COMMENT ON FUNCTION taskbridge.muted_tenant(source text) IS 'The tenant whose batch this transaction handles, if its changes of the source make no records; null: there is none.';
+
 CREATE FUNCTION taskbridge.next_id(source text, room bigint DEFAULT 0) RETURNS bigint
     LANGUAGE sql
     RETURN ((split_part(set_config('taskbridge.last_id'::text, ((((room + GREATEST((((EXTRACT(epoch FROM clock_timestamp()) * (1000)::numeric))::bigint << 21), (1 + CASE WHEN ((split_part(current_setting('taskbridge.last_id'::text, true), ' '::text, 2) = source) AND (((split_part(current_setting('taskbridge.last_id'::text, true), ' '::text, 1))::numeric >= (0)::numeric) AND ((split_part(current_setting('taskbridge.last_id'::text, true), ' '::text, 1))::numeric <= '9000000000000000000'::numeric))) THEN (split_part(current_setting('taskbridge.last_id'::text, true), ' '::text, 1))::bigint ELSE taskbridge.last_id(source) END))))::text || ' '::text) || source), true), ' '::text, 1))::bigint - room);

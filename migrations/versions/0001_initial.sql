@@ -140,6 +140,30 @@ $$;
 
 COMMENT ON FUNCTION @schema.last_id IS 'The highest id of a record of this source and transaction; null: it has none.';
 
+-- Any program can set the parameters, so they prove nothing without the token of the run that owns the tenant's cursor now,
+-- which only a role that may read cursors knows.
+CREATE FUNCTION @schema.muted_tenant(source text) RETURNS text LANGUAGE plpgsql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    muted text := current_setting('taskbridge.muted', true);
+    prefix text := source || ':';
+    run text := substr(muted, length(prefix) + 1);
+    name text := split_part(run, ':', 1);
+BEGIN
+    IF NOT starts_with(muted, prefix) THEN
+        RETURN NULL;
+    END IF;
+    RETURN (
+        SELECT c.tenant FROM @schema.sync_cursors c
+        WHERE c.pipeline = name AND c.tenant = substr(run, length(name) + 2)
+          AND c.owner = current_setting('taskbridge.batch', true)
+    );
+END
+$$;
+
+COMMENT ON FUNCTION @schema.muted_tenant IS
+    'The tenant whose batch this transaction handles, if its changes of the source make no records; null: there is none.';
+
 -- The millisecond with 21 bits below it, or one more than the last of this transaction. So no two records that a
 -- transaction writes into a source have the same id, also while the clock goes back. A setting has the last one and its
 -- source; where a RESET has taken it, or it is another source's, the records say it. Parsed here once, so a

@@ -374,6 +374,18 @@ def test_what_a_handler_writes_back_does_not_wake_it_and_other_work_is_seen(engi
     assert reader.seen() == {"acme": ["6"]}
 
 
+def test_no_other_writer_can_hide_changes_as_a_batch_does(engine: Engine, reader: Reader) -> None:
+    who = RunKey(reader.pipeline, "acme", TOKEN)
+    reader.cursors.claim(Claim(who, 10, events=1, runs=1))
+    with reader.cursors.transaction(who) as transaction:
+        muted = transaction.connect().exec_driver_sql("SHOW taskbridge.muted").scalar_one()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SELECT set_config('taskbridge.muted', %s, true)", (muted,))
+        connection.exec_driver_sql("UPDATE orders SET note = 'hidden' WHERE id = 1")
+        connection.exec_driver_sql("DELETE FROM orders WHERE id = 2")
+    assert reader.seen() == {"acme": ["-2", "1"]}
+
+
 def test_another_pipeline_of_the_source_sees_what_a_handler_writes_back(engine: Engine, reader: Reader) -> None:
     run(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders'), ('audit', 'orders')")
     audit = Reader(engine, pipeline="audit")
@@ -396,7 +408,7 @@ def test_a_pipeline_that_comes_while_a_batch_is_open_sees_what_the_batch_writes_
         for statement in write_back:
             transaction.connect().exec_driver_sql(statement)
         know(engine, "audit", "orders")
-        assert audit.seen(["acme"]) == {"acme": ["1", "2"]}
+        assert audit.seen(["acme"]) == {"acme": ["-2", "1"]}
         with pytest.raises(OtherReader):
             transaction.advance(page)
     assert rows(engine, "SELECT note FROM orders WHERE id IN (1, 2) ORDER BY id") == [("a",), ("b",)]

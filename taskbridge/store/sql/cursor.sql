@@ -424,7 +424,7 @@ SELECT set_config('application_name', %(session)s, true),
            'taskbridge.muted',
            CASE WHEN EXISTS (SELECT FROM {schema}.adopted WHERE source = %(source)s AND ended_at IS NULL)
                    AND NOT EXISTS (SELECT FROM {schema}.pipelines WHERE source = %(source)s AND pipeline <> %(pipeline)s)
-               THEN '{schema}:' || %(source)s || ':' || %(tenant)s ELSE '' END,
+               THEN %(source)s || ':' || %(pipeline)s || ':' || %(tenant)s ELSE '' END,
            true
        ) AS muted
 
