@@ -48,17 +48,24 @@ class _Done(NamedTuple):
 
 
 def do_group(runtime: Runtime, runs: Sequence[Run], seconds: float) -> None:
-    """Do runs that began together. Those that have not started `seconds` after the claims return to the queue."""
-    group = _Group(runtime)
+    """Do runs that began together. Those that have not started `seconds` after the claims return to the queue.
+
+    Those that have left the group return after the time budget of a run more: each of them may take long.
+    """
+    group, budget = _Group(runtime), runtime.settings.run_budget
     try:
         group.claim(runs)
-        with runtime.heartbeat.alarm(seconds, group.relieve):
+        with (
+            runtime.heartbeat.alarm(seconds, group.relieve),
+            runtime.heartbeat.alarm(seconds + budget, group.return_the_others),
+        ):
             group.call_handlers()
             group.finish()
             group.do_the_others()
     finally:
         # Where the process was told to end: what handlers have done is done, and the others come again elsewhere.
         group.relieve()
+        group.return_the_others()
 
 
 class _Group:
@@ -174,9 +181,13 @@ class _Group:
             do_run(self._runtime, run.key, run)
 
     def relieve(self) -> None:
-        """Return the runs that have not started to the queue, and finish those that are done."""
-        self._return([*(run for run, _ in _taken_from(self._claimed)), *_taken_from(self._leaving)])
+        """Return the runs whose handlers were not called to the queue, and finish those that are done."""
+        self._return([run for run, _ in _taken_from(self._claimed)])
         self.finish()
+
+    def return_the_others(self) -> None:
+        """Return the runs that have left the group and have not started."""
+        self._return([*_taken_from(self._leaving)])
 
     def _return(self, runs: Sequence[Run]) -> None:
         for run in runs:

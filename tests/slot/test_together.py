@@ -10,7 +10,7 @@ import pytest
 from taskbridge.declaring.batch import Batch
 from taskbridge.errors import RunFailed
 from taskbridge.gate import State
-from taskbridge.running import slot
+from taskbridge.running import group, slot
 from taskbridge.store import Claim, CursorLost
 from tests.inline import Inline
 from tests.slot.doing import (
@@ -40,7 +40,7 @@ def test_the_handlers_of_runs_that_began_together_are_advanced_in_one_commit(inl
 def test_what_is_done_is_advanced_before_the_next_handler_is_called_after_a_slow_one(
     inline: Inline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot, "ADVANCED_WITHIN", 0.05)
+    monkeypatch.setattr(group, "ADVANCED_WITHIN", 0.05)
     seen: list[dict[str, int]] = []
 
     def handle(batch: Batch) -> None:
