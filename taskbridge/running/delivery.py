@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch, Record
-from taskbridge.declaring.failures import Bisection
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import Spacing
 from taskbridge.errors import HandlerMistake
@@ -244,20 +242,93 @@ def deliver(run: Run, page: Page) -> Move | None:
     """
     if not run.advances_past(page):
         return None
-    delivery = _Delivery(run, page, _first_event_ms(run, page))
+    committing = _Committing(run, page)
     if run.trace is not None:
         run.trace.take(page.records, page.traceparents)
+    with run.cursors.transaction(run.key, run.note()) as transaction:
+        batch = _batch(run, page.decoded, transaction)
+        failed = call(run, page, batch, transaction, committing.hooks) if page.decoded else None
+        try:
+            move = committing.commit(transaction, batch, failed)
+        except Exception as error:
+            raise _cause(page, transaction, failed, error) from error
+    committing.count(failed)
+    if failed is None:
+        return move
     try:
-        with run.cursors.transaction(run.key, run.note()) as transaction:
-            move = delivery.through(transaction)
-    except HandlerFailed as failed:
-        delivery.count(after_commit=failed.returned)
-        raise
-    except BaseException:
-        delivery.count()
-        raise
-    delivery.count(after_commit=True)
-    return move
+        raise failed.to_raise
+    finally:
+        # The error has this frame, which would keep the error and its page until the next collection of garbage.
+        del failed
+
+
+def _cause(page: Page, transaction: Transaction, failed: HandlerFailed | None, error: Exception) -> BaseException:
+    """Return what a batch that cannot be committed fails with."""
+    if failed is not None and failed.ends_process:
+        return failed.error
+    # What the handler wrote may violate a constraint at the commit, or its transaction may be aborted.
+    is_handlers = transaction.used or isinstance(error, ComesAgain | HandlerMistake)
+    if isinstance(error, CursorLost) or not is_handlers:
+        return error
+    return HandlerFailed(page, error, waited=has_waited(transaction, error))
+
+
+class _Committing:
+    """The commit of one page, or of its first records where the handler did not handle all."""
+
+    def __init__(self, run: Run, page: Page) -> None:
+        self.hooks: list[Hook] = []
+        self._run = run
+        self._page = page
+        self._first_event_ms = _first_event_ms(run, page)
+        self._committed: Page | None = None
+        self._rejected = 0
+        self._first_success = False
+
+    def commit(self, transaction: Transaction, batch: Batch, failed: HandlerFailed | None) -> Move | None:
+        """Move the cursor past what was handled, with what the handler wrote; or return how it is to move."""
+        page = self._page if failed is None else _first_handled(self._page, batch, transaction, failed)
+        if page is None:
+            return None
+        size = len(page.records)
+        bisection = page.bisection.handled(size, self._run.pipeline.batch_size) if size else page.bisection
+        keys = {record.external_id for record in page.records}
+        rejected = {key: reason for key, reason in batch.rejected.items() if key in keys}
+        reasons = {**page.undecodable, **rejected}
+        if not (failed or transaction.used or reasons or page.leaving or self.hooks):
+            return transaction.move(page, bisection=bisection, first_event_ms=self._first_event_ms)
+        self._first_success = transaction.advance(
+            page,
+            bisection=bisection,
+            to_quarantine=Quarantined(reasons, "rejected") if reasons else None,
+            first_event_ms=self._first_event_ms,
+        )
+        self._committed, self._rejected = page, len(reasons)
+        if failed is not None:
+            failed.progressed, failed.page = True, self._page.after(size, bisection)
+        return None
+
+    def count(self, failed: HandlerFailed | None) -> None:
+        """Count what was committed, and call the hooks for after the commit."""
+        if self._committed is None:
+            return
+        self._run.count(self._committed, self._rejected, first_success=self._first_success)
+        if failed is None or failed.returned:
+            call_hooks(self._run, self.hooks)
+
+
+def _first_handled(page: Page, batch: Batch, transaction: Transaction, failed: HandlerFailed) -> Page | None:
+    """Return the first records that a handler which failed is done with; None: nothing is kept.
+
+    What it wrote through the batch's connection cannot be told apart by records, so then none is, unless it returned.
+
+    Raises:
+        HandlerMistake: it wrote for records that it handled out of their order.
+    """
+    if transaction.used and not failed.returned:
+        return None
+    count = done_first(batch, page.records, page.undecodable, wrote=transaction.used)
+    return page.first(count) if count else None
 
 
 def try_alone(run: Run, page: Page, record: Record) -> bool:
@@ -272,106 +343,13 @@ def try_alone(run: Run, page: Page, record: Record) -> bool:
     if run.trace is not None:
         run.trace.take((record,), page.traceparents)
     with run.cursors.transaction(run.key) as transaction:
-        rejected = call(run, page, _batch(run, (record,), transaction), transaction, [])
-    if not rejected:
+        batch = _batch(run, (record,), transaction)
+        failed = call(run, page, batch, transaction, [])
+    if failed is not None:
+        raise failed.to_raise
+    if not batch.rejected:
         run.cursors.note_success(run.key, trial=True)
-    return not rejected
-
-
-@dataclass(slots=True)
-class _Delivery:
-    """A page on its way through the handler and the transaction of its batch."""
-
-    run: Run
-    page: Page
-    first_event_ms: int | None
-    hooks: list[Hook] = field(default_factory=list)
-    moved_past: Page | None = None
-    """What the cursor has moved past, in the batch's transaction."""
-    rejected: int = 0
-    first_success: bool = False
-
-    def through(self, transaction: Transaction) -> Move | None:
-        """Call the handler, and commit; return the advance if nothing else has to commit with it."""
-        page = self.page
-        rejected = self._call(transaction, page.decoded) if page.decoded else {}
-        try:
-            if transaction.used or rejected or page.undecodable or page.leaving or self.hooks:
-                self._commit(transaction, page, rejected)
-                return None
-            return transaction.move(page, bisection=self._after(page), first_event_ms=self.first_event_ms)
-        except Exception as error:
-            raise self._cause(transaction, error) from error
-
-    def _cause(self, transaction: Transaction, error: Exception) -> Exception:
-        """Return what a batch that cannot be committed fails with: the handler's fault, if it wrote, or the error."""
-        # What it wrote may violate a constraint at the commit, or its transaction may be aborted.
-        is_handlers = transaction.used or isinstance(error, ComesAgain | HandlerMistake)
-        if isinstance(error, CursorLost) or not is_handlers:
-            return error
-        return HandlerFailed(self.page, error, waited=has_waited(transaction, error))
-
-    def _call(self, transaction: Transaction, records: tuple[Record, ...]) -> Mapping[str, str]:
-        """Call the handler and return what it rejected; where it raises, keep what it was done with."""
-        batch = _batch(self.run, records, transaction)
-        try:
-            return call(self.run, self.page, batch, transaction, self.hooks)
-        except HandlerFailed as failed:
-            try:
-                rest = self._keep_handled(transaction, batch, returned=failed.returned)
-            except Exception as error:
-                raise self._cause(transaction, error) from failed.error
-            failed.progressed, failed.page = rest is not self.page, rest
-            raise
-        except BaseException:
-            # The process was told to end, and its batch comes again elsewhere.
-            with suppress(Exception):
-                self._keep_handled(transaction, batch, returned=False)
-            raise
-
-    def _keep_handled(self, transaction: Transaction, batch: Batch, *, returned: bool) -> Page:
-        """Move the cursor past the first records that the handler is done with, although it raised; return the others.
-
-        What it wrote through the batch's connection cannot be told apart by records, so then none is, unless it
-        `returned`.
-
-        Raises:
-            HandlerMistake: it wrote for records that it handled out of their order.
-            CursorLost: the cursor is another run's.
-        """
-        page = self.page
-        if transaction.used and not returned:
-            return page
-        count = done_first(batch, page.records, page.undecodable, wrote=transaction.used)
-        if not count:
-            return page
-        part = page.first(count)
-        keys = {record.external_id for record in part.records}
-        self._commit(transaction, part, {key: why for key, why in batch.rejected.items() if key in keys})
-        return page.after(count, self._after(part))
-
-    def _commit(self, transaction: Transaction, page: Page, rejected: Mapping[str, str]) -> None:
-        """Move the cursor past a page or its first records, and commit that with what the handler wrote."""
-        reasons = {**page.undecodable, **rejected}
-        self.first_success = transaction.advance(
-            page,
-            bisection=self._after(page),
-            to_quarantine=Quarantined(reasons, "rejected") if reasons else None,
-            first_event_ms=self.first_event_ms,
-        )
-        self.moved_past, self.rejected = page, len(reasons)
-
-    def _after(self, page: Page) -> Bisection:
-        size = len(page.records)
-        return page.bisection.handled(size, self.run.pipeline.batch_size) if size else page.bisection
-
-    def count(self, *, after_commit: bool = False) -> None:
-        """Count what the cursor has moved past, and call the hooks for after the commit."""
-        if self.moved_past is None:
-            return
-        self.run.count(self.moved_past, self.rejected, first_success=self.first_success)
-        if after_commit:
-            call_hooks(self.run, self.hooks)
+    return not batch.rejected
 
 
 def _first_event_ms(run: Run, page: Page) -> int | None:

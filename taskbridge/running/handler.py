@@ -46,16 +46,30 @@ class HandlerFailed(Exception):
     `progressed`: the cursor has moved past what the handler said that it had handled, and `page` is the rest; without
     it nothing took effect. `waited`: Postgres did not answer the batch's session, until a time limit or until the
     session was lost. `returned`: the handler returned what it asks for, so what it wrote takes effect with what it said
-    that it had handled.
+    that it had handled. `ends_process`: it did not fail, its process was told to end.
     """
 
-    def __init__(self, page: Page, error: BaseException, *, waited: bool = False, returned: bool = False) -> None:
+    def __init__(
+        self,
+        page: Page,
+        error: BaseException,
+        *,
+        waited: bool = False,
+        returned: bool = False,
+        ends_process: bool = False,
+    ) -> None:
         super().__init__(error)
         self.page = page
         self.error = error
         self.progressed = False
         self.waited = waited
         self.returned = returned
+        self.ends_process = ends_process
+
+    @property
+    def to_raise(self) -> BaseException:
+        """This; or what tells the process to end."""
+        return self.error if self.ends_process else self
 
     @property
     def exception(self) -> Exception:
@@ -73,16 +87,13 @@ class HeldUp(ComesAgain):
     """The handler is a coroutine and could not begin, since that of another tenant blocks the loop of its process."""
 
 
-def call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: list[Hook]) -> dict[str, str]:
-    """Call the handler, note its pace, and return what it rejected; `hooks` gets the hooks for after the commit.
+def call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: list[Hook]) -> HandlerFailed | None:
+    """Call the handler, note its pace, and return how it failed; None: it has handled the batch.
 
-    What the handler sets in context variables, decimal's context among them, ends with the call and its hooks.
-
-    Raises:
-        HandlerFailed: the handler raised, or returned RetryAfter.
-        BaseException: the process was told to end.
+    `hooks` gets the hooks for after the commit. What the handler sets in context variables, decimal's context among
+    them, ends with the call and its hooks.
     """
-    pace, started, returned = run.runtime.paces[run.pipeline.name], time.monotonic(), None
+    pace, started = run.runtime.paces[run.pipeline.name], time.monotonic()
 
     def after_commit(hook: Hook) -> None:
         hooks.append(partial(copy_context().run, hook))
@@ -96,17 +107,18 @@ def call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: li
 
     try:
         returned = copy_context().run(in_context)
-        if isinstance(returned, RetryAfter):
-            raise returned
     except BaseException as error:
         if ends_process(error):
-            raise
+            return HandlerFailed(page, error, ends_process=True)
         pace.note_failed(time.monotonic() - started)
-        raise HandlerFailed(page, error, waited=has_waited(transaction, error), returned=error is returned) from error
+        return HandlerFailed(page, error, waited=has_waited(transaction, error))
     finally:
         batch.end_call()
+    if isinstance(returned, RetryAfter):
+        pace.note_failed(time.monotonic() - started)
+        return HandlerFailed(page, returned, returned=True)
     pace.note(len(batch), time.monotonic() - started)
-    return dict(batch.rejected)
+    return None
 
 
 def call_hooks(run: Run, hooks: Sequence[Hook]) -> None:
