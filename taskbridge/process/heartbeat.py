@@ -71,9 +71,9 @@ class _Alarm:
         """Do the action in a thread of its own: it may wait for a server, and the beats must not wait for it."""
         try:
             threading.Thread(target=self._act, name="taskbridge-relief", daemon=True).start()
-        except RuntimeError as error:
-            log.warning("no thread can be started: %s", error_text(error))
-            self.ended.set()
+        except RuntimeError:
+            # The machine has no thread left.
+            self._act()
 
     def _act(self) -> None:
         try:

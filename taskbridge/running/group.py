@@ -82,10 +82,11 @@ class _Group:
 
     def claim(self, runs: Sequence[Run]) -> None:
         """Claim the cursors of runs and read their pages, those over one source in one exchange."""
+        # Until it is known what becomes of each, this thread may be told to end.
+        self._leaving.extend(runs)
         claiming: dict[Cursors, list[Run]] = {}
         for run in runs:
             if run.begun.died or run.begun.probe is not None:
-                self._leaving.append(run)
                 continue
             try:
                 self._runtime.know(run.pipeline)
@@ -94,15 +95,14 @@ class _Group:
             else:
                 claiming.setdefault(run.cursors, []).append(run)
         pages = _claimed_pages(claiming)
-        returned = []
-        for run in chain.from_iterable(claiming.values()):
-            if run.key not in pages:
-                returned.append(run)
-            elif (page := pages[run.key]) is not None:
+        self._leaving.clear()
+        late = {run.key for run in chain.from_iterable(claiming.values())} - pages.keys()
+        for run in runs:
+            if (page := pages.get(run.key)) is not None:
                 self._claimed.append((run, page))
-            else:
+            elif run.key not in late and not run.is_over:
                 self._leaving.append(run)
-        self._return(returned)
+        self._return([run for run in runs if run.key in late])
 
     def call_handlers(self) -> None:
         """Call one handler after another."""
@@ -190,10 +190,11 @@ class _Group:
         self._return([*_taken_from(self._leaving)])
 
     def _return(self, runs: Sequence[Run]) -> None:
-        for run in runs:
-            run.result = STOPPED
         # Each goes to the front of its queue, so the first one last.
-        settle(self._runtime, runs[::-1])
+        returned = [run for run in reversed(runs) if not run.is_over]
+        for run in returned:
+            run.result = STOPPED
+        settle(self._runtime, returned)
 
     def _end(self, run: Run, error: Exception) -> None:
         run.result = result_of(run, error)
