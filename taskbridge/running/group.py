@@ -18,11 +18,12 @@ from typing import Final, NamedTuple, TypeVar
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.process.runtime import Runtime
-from taskbridge.running.delivery import Run, deliver
+from taskbridge.running.delivery import Run, RunResult, deliver
 from taskbridge.running.run import (
     STOPPED,
     admit,
     advance,
+    begin,
     do_run,
     handed_over,
     result_after,
@@ -47,14 +48,17 @@ class _Done(NamedTuple):
     move: Move | None = None
 
 
-def do_group(runtime: Runtime, runs: Sequence[Run], seconds: float) -> None:
-    """Do runs that began together. Those that have not started `seconds` after the claims return to the queue.
+def do_group(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[RunResult | None]:
+    """Do one run each of several tenants; return how each ended, or None where it did not begin.
 
-    Those that have left the group return after the time budget of a run more: each of them may take long.
+    Those that have not started `seconds` after the claims return to the queue. Those that have left the group return
+    after the time budget of a run more: each of them may take long.
     """
+    runs = begin(runtime, keys)
+    begun = [run for run in runs if run is not None]
     group, budget = _Group(runtime), runtime.settings.run_budget
     try:
-        group.claim(runs)
+        group.claim(begun)
         with (
             runtime.heartbeat.alarm(seconds, group.relieve),
             runtime.heartbeat.alarm(seconds + budget, group.return_the_others),
@@ -66,6 +70,7 @@ def do_group(runtime: Runtime, runs: Sequence[Run], seconds: float) -> None:
         # Where the process was told to end: what handlers have done is done, and the others come again elsewhere.
         group.relieve()
         group.return_the_others()
+    return [None if run is None else run.result for run in runs]
 
 
 class _Group:
@@ -86,7 +91,7 @@ class _Group:
         self._leaving.extend(runs)
         claiming: dict[Cursors, list[Run]] = {}
         for run in runs:
-            if run.begun.died or run.begun.probe is not None:
+            if len(runs) == 1 or run.begun.died or run.begun.probe is not None:
                 continue
             try:
                 self._runtime.know(run.pipeline)

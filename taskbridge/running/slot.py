@@ -26,7 +26,7 @@ from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
 from taskbridge.running.delivery import SLICE
 from taskbridge.running.group import do_group
-from taskbridge.running.run import begin, do_run
+from taskbridge.running.run import do_run
 from taskbridge.store import is_without_session
 
 __all__ = ["run_tenant", "run_together", "work"]
@@ -93,13 +93,8 @@ def run_together(runtime: Runtime, keys: Sequence[RunKey], seconds: float = math
 
     Those that wait for more than `seconds` while others' handlers are called are returned to the queue.
     """
-    runs = begin(runtime, keys) if keys else []
-    begun = [run for run in runs if run is not None]
-    if len(begun) == 1:
-        do_run(runtime, begun[0].key, begun[0])
-    elif begun:
-        do_group(runtime, begun, seconds)
-    return [run.result.error if run is not None and run.result is not None else None for run in runs]
+    results = do_group(runtime, keys, seconds) if len(keys) > 1 else [do_run(runtime, key) for key in keys]
+    return [None if result is None else result.error for result in results]
 
 
 def _rest(error: Exception) -> None:
