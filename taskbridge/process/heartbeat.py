@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from taskbridge.common.texts import error_text
@@ -59,13 +60,13 @@ class Ownership:
             self._lost = True
 
 
+@dataclass(eq=False, slots=True)
 class _Alarm:
     """An action that is due at a time of the monotonic clock, unless it is cancelled before."""
 
-    def __init__(self, due: float, action: Callable[[], None]) -> None:
-        self.due = due
-        self.action = action
-        self.ended = threading.Event()
+    due: float
+    action: Callable[[], None]
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def go_off(self) -> None:
         """Do the action in a thread of its own: it may wait for a server, and the beats must not wait for it."""
@@ -103,7 +104,8 @@ class Heartbeat:
         self._interval = ttl / BEATS
         self._trust = ttl * 0.9
         self._owned: set[Ownership] = set()
-        self._alarms: set[_Alarm] = set()
+        self._alarms: dict[_Alarm, bool] = {}
+        """Who takes an alarm out decides: the end of its block cancels it, this class's thread lets it go off."""
         self._wakes_at = math.inf
         self._woken = threading.Event()
         self._starting = threading.Lock()
@@ -128,22 +130,14 @@ class Heartbeat:
         if math.isinf(seconds):
             yield
             return
-        self._alarms.add(alarm)
+        self._alarms[alarm] = True
         if alarm.due < self._wakes_at:
             self._woken.set()
         try:
             yield
         finally:
-            if not self._take_out(alarm):
+            if not self._alarms.pop(alarm, False):
                 alarm.wait()
-
-    def _take_out(self, alarm: _Alarm) -> bool:
-        """Return whether this thread is the one that decides: to cancel the alarm, or to let it go off."""
-        try:
-            self._alarms.remove(alarm)
-        except KeyError:
-            return False
-        return True
 
     def _start(self) -> None:
         with self._starting:
@@ -162,7 +156,7 @@ class Heartbeat:
             self._woken.clear()
             now = time.monotonic()
             for alarm in alarms:
-                if alarm.due <= now and self._take_out(alarm):
+                if alarm.due <= now and self._alarms.pop(alarm, False):
                     alarm.go_off()
             if now >= beats_at:
                 self._beat()
