@@ -16,6 +16,9 @@ local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "he
   "queue")
 local state, token, waited_ms, held = runner[1], runner[2], tonumber(runner[3]), runner[4]
 local events, swept, lease_end, queue = runner[5], runner[6], tonumber(runner[7]), runner[8]
+if state == "queued" and has_issued(nonce, token) then
+  return { PUBLISHED, token }
+end
 local in_turns = redis.call("ZSCORE", turns_key, member)
 -- Who came out of the wait queue is held as it was there.
 local waits_for_turn = in_turns and held

@@ -21,6 +21,9 @@ local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swep
 local state, current, events, swept, began, pending_ms =
   runner[1], runner[2], tonumber(runner[3]), tonumber(runner[4]), tonumber(runner[5]), tonumber(runner[6])
 local before, lease_end, failures = tonumber(runner[7]), tonumber(runner[8]), runner[9]
+if state == "queued" and has_issued(nonce, current) then
+  return { outcome == "stale" and REISSUED or CONTINUED, current }
+end
 if state ~= "running" or current ~= token then
   return { LOST }
 end

@@ -73,6 +73,7 @@ TIME = frozenset({Condition.SPACING_OVER, Condition.LEASE_ALIVE})
 SPACING = frozenset({Condition.SPACING_OVER})
 MANY = frozenset({Condition.MANY})
 FOUND = frozenset({Condition.FOUND})
+REPEATED = frozenset({Condition.REPEATED})
 NOTHING: frozenset[Condition] = frozenset()
 
 PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answer.PUBLISHED, Answer.REPUBLISHED})
@@ -87,6 +88,7 @@ class Guards:
 
     # Tokens and the cursor
     begin_checks_token: bool = True
+    begin_knows_its_caller: bool = True
     token_per_run: bool = True
     claim_refuses_lower_tokens: bool = True
     advance_checks_owner: bool = True
@@ -169,6 +171,7 @@ class At(IntEnum):
     SETTLE_RETRY = 5
     SETTLE_STALE = 6
     SETTLE_STOPPED = 7
+    BEGIN_AGAIN = 8
 
 
 SETTLES = {
@@ -209,7 +212,7 @@ class Run(NamedTuple):
 
     `seen` is the cursor's position when it read and `target` what its sweep is for, `resumed` that an earlier batch
     began that sweep, `owner` the token that owned the cursor, and `ended` that its settle was done but the reply was
-    lost, so that it will settle again.
+    lost, so that it will settle again. `BEGIN_AGAIN`: the reply of its begin was lost.
     """
 
     at: At
@@ -396,7 +399,8 @@ def _issued(world: World, floor: int) -> Iterator[tuple[World, int]]:
 
 def _token_for(world: World, row: Row, floor: int, guards: Guards) -> Iterator[tuple[World, int]]:
     """Return the gate's token after `row`: a new one for a run that is published, not for one published again."""
-    new_run = row.answer in PUBLISHING and row.answer is not Answer.REPUBLISHED
+    again = row.answer is Answer.REPUBLISHED or Condition.REPEATED in row.when
+    new_run = row.answer in PUBLISHING and not again
     if new_run and (guards.token_per_run or row.answer is Answer.REISSUED or not world.gate.token):
         yield from _issued(world, floor)
     else:
@@ -455,16 +459,30 @@ def _messages(world: World, guards: Guards) -> Iterator[Step]:
 def _begin(world: World, token: int, guards: Guards) -> Iterator[Step]:
     current = token == world.gate.token or not guards.begin_checks_token
     known = frozenset({Condition.CURRENT}) if current else NOTHING
+    if not guards.begin_knows_its_caller:
+        known |= REPEATED
     for row in _rows(world.gate.state, Verb.BEGIN, known, _no_room(world, Condition.NO_SLOT)):
         if row.answer is Answer.BEGUN:
             begun = _apply(world._replace(gate=world.gate._replace(new=False)), row, world.gate.token, guards)
             twice = any(run.token == token and not run.ended for run in world.runs)
             text = f"message {token} arrives: run {token} begins"
-            yield Step(text, Kind.WORK, _with_run(begun, Run(At.CLAIM, token)), Breach.TWO_RUNS if twice else None)
+            breach = Breach.TWO_RUNS if twice else None
+            yield Step(text, Kind.WORK, _with_run(begun, Run(At.CLAIM, token)), breach)
+            if world.faults.reply_lost:
+                again = _with_run(begun, Run(At.BEGIN_AGAIN, token))
+                yield Step(f"{text}, the reply is lost", Kind.FAULT, _spent(again, "reply_lost"), breach)
         else:
             refused = row.answer is Answer.REFUSED
             after = world if refused else _apply(_postponed(world, row), row, world.gate.token, guards)
             yield Step(f"message {token} arrives: {row.answer.name}", Kind.WORK, after)
+
+
+def _begin_again(world: World, run: Run, _: Guards) -> Iterator[Step]:
+    """Send the call again whose reply was lost. Another run may have the runner by now."""
+    known = REPEATED | ({Condition.CURRENT} if run.token == world.gate.token else NOTHING)
+    (row,) = _rows(world.gate.state, Verb.BEGIN, known, NOTHING)
+    after = _with_run(world, Run(At.CLAIM, run.token)) if row.answer is Answer.BEGUN else world
+    yield Step(f"run {run.token} asks again whether it has begun: {row.answer.name}", Kind.WORK, after)
 
 
 def _no_room(world: World, condition: Condition) -> frozenset[Condition]:
@@ -548,7 +566,11 @@ def _settle(world: World, run: Run, guards: Guards) -> Iterator[Step]:
         known.add(Condition.CURRENT)
     if gate.new and guards.settle_counts_events:
         known.add(Condition.NEW_EVENTS)
-    for row in _rows(gate.state, verb, frozenset(known), TIME | _no_room(world, Condition.OTHERS_IN_QUEUE)):
+    unknown = TIME | _no_room(world, Condition.OTHERS_IN_QUEUE)
+    if run.ended:
+        # The runner's token may be the one that this settle issued.
+        unknown |= REPEATED
+    for row in _rows(gate.state, verb, frozenset(known), unknown):
         text = f"run {run.token} settles {verb.removeprefix('settle: ')}: {row.answer.name}"
         for after, settled in _settled(world, run, row, guards):
             yield Step(text, Kind.WORK, after)
@@ -576,6 +598,7 @@ _RUN_STEPS: dict[At, Callable[[World, Run, Guards], Iterator[Step]]] = {
     At.SETTLE_RETRY: _settle,
     At.SETTLE_STALE: _settle,
     At.SETTLE_STOPPED: _settle,
+    At.BEGIN_AGAIN: _begin_again,
 }
 
 

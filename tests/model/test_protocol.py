@@ -128,6 +128,7 @@ def test_a_settle_that_is_sent_again_after_a_lost_reply_ends_nobody_elses_run() 
 BREACHES = [
     ("advance_checks_owner", Faults(), Breach.NOT_OWNER, frozenset[Breach]()),
     ("begin_checks_token", Faults(message_doubled=1), Breach.TWO_RUNS, frozenset[Breach]()),
+    ("begin_knows_its_caller", Faults(message_doubled=1), Breach.TWO_RUNS, frozenset[Breach]()),
     ("claim_refuses_lower_tokens", Faults(), Breach.OVERTAKEN, frozenset[Breach]()),
     ("token_per_run", Faults(reply_lost=1), Breach.TWO_RUNS, frozenset[Breach]()),
     ("advance_checks_position", Faults(redis_rewinds=1), Breach.SAME_POSITION, OLDER),

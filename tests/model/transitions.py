@@ -40,6 +40,7 @@ class Condition(Enum):
     HELD = "held: by a failure, a rate limit, a pause, an open circuit, the cap on runs, or until its turn"
     FOUND = "it waits for its turn since a reminder, and had no event since"
     CURRENT = "the token is the current one"
+    REPEATED = "the same call has done this already; its reply was lost"
     NEW_EVENTS = "events > swept"
     LEASE_ALIVE = "the lease was alive when the run began"
     MANY = "a base round found its records, or as many runs are queued as reminders may publish"
@@ -75,6 +76,8 @@ def _everywhere(verb: Verb, answer: Answer, effect: str) -> tuple[Row, ...]:
     return tuple(Row(state, verb, (), state, answer, effect) for state in State)
 
 
+REPLAYED = "none: the answer is the one that was lost"
+
 # The first row that fits applies, so a row without a condition is the "otherwise" of those above it.
 TRANSITIONS: tuple[Row, ...] = (
     Row(
@@ -104,6 +107,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "new token; publish to the first-event queue, in this step",
     ),
     Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due moves to last run + delay if that is earlier"),
+    Row(_Q, Verb.NOTIFY, (_When.REPEATED,), _Q, Answer.STARTED, REPLAYED),
     Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller"),
     Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller"),
     Row(
@@ -148,6 +152,7 @@ TRANSITIONS: tuple[Row, ...] = (
         Answer.DELAYED,
         "one event until a run begins, unless events > swept; due moves to last run + delay if that is earlier",
     ),
+    Row(_Q, Verb.REMIND, (_When.REPEATED,), _Q, Answer.STARTED, REPLAYED),
     Row(_Q, Verb.REMIND, (), _Q, Answer.ABSORBED, "none: its run reads what is committed now"),
     Row(
         _R,
@@ -174,6 +179,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "a reminder is no event any more; swept = events; last run = now; deadline = now + runner TTL; in neither wait "
         "queue nor turns; learns whether the run before it died, and by which name Postgres counts the burst",
     ),
+    Row(_R, Verb.BEGIN, (_When.CURRENT, _When.REPEATED), _R, Answer.BEGUN, REPLAYED),
     *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or doubled message"),
     Row(
         _Q,
@@ -203,8 +209,10 @@ TRANSITIONS: tuple[Row, ...] = (
         "held, behind those of its pipeline in the turns",
     ),
     Row(_R, Verb.MORE, (_When.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
+    Row(_Q, Verb.MORE, (_When.REPEATED,), _Q, Answer.CONTINUED, REPLAYED),
     *_everywhere(Verb.MORE, Answer.LOST, "none: another run took over"),
     Row(_R, Verb.STOPPED, (_When.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
+    Row(_Q, Verb.STOPPED, (_When.REPEATED,), _Q, Answer.CONTINUED, REPLAYED),
     *_everywhere(Verb.STOPPED, Answer.LOST, "none: another run took over"),
     Row(
         _R,
@@ -247,6 +255,7 @@ TRANSITIONS: tuple[Row, ...] = (
         Answer.FINISHED,
         "hash and deadline deleted; last run kept while it can delay the next",
     ),
+    Row(_Q, Verb.DONE, (_When.REPEATED,), _Q, Answer.CONTINUED, REPLAYED),
     *_everywhere(Verb.DONE, Answer.LOST, "none: another run took over"),
     Row(
         _R,
@@ -266,6 +275,7 @@ TRANSITIONS: tuple[Row, ...] = (
         Answer.REISSUED,
         "new token above the cursor's owner; publish to the continuation queue",
     ),
+    Row(_Q, Verb.STALE, (_When.REPEATED,), _Q, Answer.REISSUED, REPLAYED),
     *_everywhere(Verb.STALE, Answer.LOST, "none: another run took over"),
     Row(
         _W,
@@ -284,6 +294,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "hash and deadline deleted; no run, no message",
     ),
     Row(_W, Verb.DEADLINE, (_When.OVERDUE,), _Q, Answer.PUBLISHED, "new token; publish to the continuation queue"),
+    Row(_Q, Verb.DEADLINE, (_When.REPEATED,), _Q, Answer.PUBLISHED, REPLAYED),
     Row(
         _Q,
         Verb.DEADLINE,
