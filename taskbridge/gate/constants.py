@@ -38,7 +38,7 @@ class Constant(int, Enum):
     )
     DAY_MS = (
         86_400_000,
-        "how long circuits, slots, wait queues and turns are kept that nothing changes; all last runs count as known",
+        "how long circuits, slots, wait queues, turns and pauses are kept unchanged; all last runs count as known",
     )
     MONTH_MS = 2_592_000_000, "how long the clock's mark and the counts of replaced runs are kept that nothing changes"
 

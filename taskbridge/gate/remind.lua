@@ -37,7 +37,10 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
     local runner = redis.call("HMGET", runner_key, "held", "began", "delay", "events", "swept", "earliest")
     held, began, pending_ms = runner[1], tonumber(runner[2]), tonumber(runner[3])
     events, swept, earliest = tonumber(runner[4]), tonumber(runner[5]), tonumber(runner[6])
-    if held then
+    if held == "paused" then
+      -- Nobody reminds a tenant that is paused, so the pause is over, and whoever ended it has not started the tenant.
+      redis.call("HDEL", runner_key, "held")
+    elseif held then
       return ABSORBED, false
     end
   end

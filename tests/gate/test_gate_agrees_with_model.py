@@ -88,7 +88,6 @@ TOKEN_AGES = (0, 0, 0, 0, 0, 0, 1, 2, None)
 # How long ago a reminder's record was: None, it does not say.
 AGO = (None, -3_600_000, 0, 100, 30_000)
 LASTS = ("all its spacing", "nearly its spacing")
-REPEATABLE = ("notify", "remind", "begin", "settle", "expire", "publish_turns")
 
 subjects = st.sampled_from(WHICH)
 delays = st.sampled_from(RULE_DELAYS)
@@ -119,7 +118,6 @@ DRAWS: dict[str, Sequence[Any]] = {
     "retry": RETRIES,
     "steps": range(1, 5),
     "took": (1, 0),
-    "verb": REPEATABLE,
     "wait": (0, BURSTS.delay, 300),
 }
 """What an argument of a rule, known by its name, may be where `random` draws it."""
@@ -348,13 +346,24 @@ class GateAndModel(RuleBasedStateMachine):
                 self.settle(which, None, foreign, retry, 1)
             self.notify(which, 1_000)
 
-    @rule(which=subjects, verb=st.sampled_from(REPEATABLE), outcome=outcomes, ms=spans)
-    def a_reply_is_lost(self, which: int, verb: str, outcome: Outcome, ms: int) -> None:
-        """The call is sent again after a while."""
-        if verb == "settle":
+    @rule(which=subjects, ms=spans)
+    def replies_are_lost(self, which: int, ms: int) -> None:
+        """Each call is sent again after a while."""
+        for starts in ("remind", "notify"):
             self._begin_a_run(which)
-        elif verb == "begin":
-            self._wait_for_a_run(which)
+            self.settle(which, 0, Outcome.DONE, 0, 1)
+            self.time_passes(BURSTS.delay)
+            self._lose_the_reply(which, starts, ms)
+        self._lose_the_reply(which, "begin", ms)
+        for outcome in Outcome:
+            self._begin_a_run(which)
+            self.notify(which, 0)
+            self.time_passes(BURSTS.delay)
+            self._lose_the_reply(which, "settle", ms, outcome)
+        self._lose_the_reply(which, "expire", ms)
+        self._lose_the_reply(which, "publish_turns", ms)
+
+    def _lose_the_reply(self, which: int, verb: str, ms: int, outcome: Outcome = Outcome.DONE) -> None:
         subject = self.active[which]
         token = self._token(subject, 0)
         calls: dict[str, Callable[[], None]] = {
@@ -378,6 +387,14 @@ class GateAndModel(RuleBasedStateMachine):
         self.settle(which, 0, outcome, 30_000, 1)
         self.time_passes(wait)
         self.remind(which, 0, None, by_base=False)
+
+    @rule(which=subjects, by_base=st.booleans())
+    def a_paused_tenant_is_notified_and_then_reminded(self, which: int, by_base: bool) -> None:
+        """A reminder says that the pause is over."""
+        self._begin_a_run(which)
+        self.settle(which, 0, Outcome.PAUSED, 0, 1)
+        self.notify(which, 0)
+        self.remind(which, 0, None, by_base=by_base)
 
     @rule(which=subjects, by_base=st.booleans())
     def an_event_after_a_run_and_a_reminder_when_it_is_due(self, which: int, by_base: bool) -> None:

@@ -106,6 +106,7 @@ class Guards:
     remind_counts_lingering: bool = True
     remind_counts_running: bool = True
     remind_adopts: bool = True
+    remind_ends_pause: bool = True
     # The tail
     tails: bool = True
     tail_reminds_first: bool = True
@@ -140,6 +141,7 @@ class Faults(NamedTuple):
     started_early: int = 0
     retried: int = 0
     reset: int = 0
+    paused: int = 0
 
 
 class Breach(Enum):
@@ -172,6 +174,7 @@ class At(IntEnum):
     SETTLE_STALE = 6
     SETTLE_STOPPED = 7
     BEGIN_AGAIN = 8
+    SETTLE_PAUSED = 9
 
 
 SETTLES = {
@@ -180,24 +183,27 @@ SETTLES = {
     At.SETTLE_RETRY: Verb.RETRY,
     At.SETTLE_STALE: Verb.STALE,
     At.SETTLE_STOPPED: Verb.STOPPED,
+    At.SETTLE_PAUSED: Verb.PAUSED,
 }
 
 
 class Gate(NamedTuple):
-    """What Redis knows. `new` stands for events > swept."""
+    """What Redis knows. `new` stands for events > swept; `paused` that a pause holds it, and `held` anything else."""
 
     state: State = State.IDLE
     token: int = NONE
     new: bool = False
     held: bool = False
     deadline: bool = False
+    paused: bool = False
 
 
 class Cursor(NamedTuple):
     """What Postgres knows: the highest token that claimed it, and records, one bit each.
 
     `target` is what a sweep of several batches was begun for: until it is done, what was committed later has to wait.
-    `looked` is what was committed when it was claimed last, `retry` what an operator took out of quarantine.
+    `looked` is what was committed when it was claimed last, `retry` what an operator took out of quarantine, `paused`
+    that the tenant is.
     """
 
     owner: int = NONE
@@ -205,6 +211,7 @@ class Cursor(NamedTuple):
     target: int = 0
     looked: int = 0
     retry: int = 0
+    paused: bool = False
 
 
 class Run(NamedTuple):
@@ -306,7 +313,7 @@ def describe(world: World) -> str:
     parts = [f"gate {gate.state}"]
     if gate.token:
         parts.append(f"token {gate.token}")
-    parts += [name for name in ("new", "held", "deadline") if getattr(gate, name)]
+    parts += [name for name in ("new", "held", "paused", "deadline") if getattr(gate, name)]
     parts.append(f"| committed {world.committed:b}, T {world.tail:b}, B {world.base:b}")
     parts.append(f"| cursor owner {cursor.owner or '-'}, handled {cursor.handled:b}")
     if world.messages:
@@ -373,14 +380,18 @@ def _apply(world: World, row: Row, token: int, guards: Guards) -> World:
     if row.next is State.IDLE:
         return world._replace(gate=Gate())
     publishes, deadline = row.answer in PUBLISHING, True
-    held = row.next is not State.QUEUED and (row.answer in (Answer.HELD, Answer.POSTPONED) or world.gate.held)
+    pauses = row.verb is Verb.PAUSED and row.answer is Answer.HELD
+    held = row.next is not State.QUEUED and (
+        (row.answer in (Answer.HELD, Answer.POSTPONED) and not pauses) or world.gate.held
+    )
+    paused = row.next is State.WAITING and (pauses or (world.gate.paused and row.verb is Verb.NOTIFY))
     if row.answer is Answer.ABSORBED:
         deadline = world.gate.deadline
     elif row.next is State.QUEUED:
         deadline = guards.queued_has_deadline
     elif row.answer is Answer.POSTPONED:
         deadline = guards.postponed_has_deadline
-    gate = Gate(row.next, token, world.gate.new, held, deadline)
+    gate = Gate(row.next, token, world.gate.new, held, deadline, paused)
     messages = world.messages
     if publishes and messages.count(token) < MOST_COPIES:
         messages = (*messages, token)
@@ -408,7 +419,8 @@ def _token_for(world: World, row: Row, floor: int, guards: Guards) -> Iterator[t
 
 
 def _held(gate: Gate) -> frozenset[Condition]:
-    return frozenset({Condition.HELD}) if gate.held else NOTHING
+    conditions = ((Condition.HELD, gate.held), (Condition.PAUSED, gate.paused))
+    return frozenset(condition for condition, holds in conditions if holds)
 
 
 def _notify(world: World, guards: Guards) -> Iterator[tuple[Answer, World]]:
@@ -422,6 +434,9 @@ def _notify(world: World, guards: Guards) -> Iterator[tuple[Answer, World]]:
 
 def _remind(world: World, guards: Guards, *, of_base: bool) -> Iterator[tuple[Answer, World]]:
     gate = world.gate
+    if gate.paused and not guards.remind_ends_pause:
+        yield Answer.ABSORBED, world
+        return
     known, unknown = (_held(gate) | MANY, SPACING) if of_base else (_held(gate), SPACING | MANY)
     for row in _rows(gate.state, Verb.REMIND, known, unknown):
         counts = (
@@ -508,6 +523,9 @@ def _read(world: World, run: Run, _: Guards) -> Iterator[Step]:
     cursor = world.cursor
     if cursor.owner != run.token:
         yield Step(f"run {run.token} may not read: it stops", Kind.WORK, world)
+        return
+    if cursor.paused:
+        yield Step(f"run {run.token} finds a pause", Kind.WORK, _with_run(world, Run(At.SETTLE_PAUSED, run.token)))
         return
     target = cursor.target or pending(world)
     # What an operator took out of quarantine comes first, whatever the sweep is for.
@@ -599,6 +617,7 @@ _RUN_STEPS: dict[At, Callable[[World, Run, Guards], Iterator[Step]]] = {
     At.SETTLE_STALE: _settle,
     At.SETTLE_STOPPED: _settle,
     At.BEGIN_AGAIN: _begin_again,
+    At.SETTLE_PAUSED: _settle,
 }
 
 
@@ -644,7 +663,7 @@ def _deadline(world: World, guards: Guards) -> Iterator[Step]:
         gate.state is State.WAITING
         and not (gate.new and guards.end_counts_events)
         and not (gate.held and guards.end_spares_held)
-    )
+    ) or gate.paused
     known = {Condition.OVERDUE, Condition.QUIET} if may_end else {Condition.OVERDUE}
     yield from _deadline_passes(world, frozenset(known), "the deadline passes", guards)
     if may_end and world.faults.started_early:
@@ -660,8 +679,10 @@ def _deadline_passes(world: World, known: frozenset[Condition], what: str, guard
     if row.answer is Answer.NOT_DUE:
         yield Step(text, Kind.CLOCK, world._replace(gate=Gate()))
         return
+    # A pause that is over must not hold records until its deadline: that is a day away.
+    kind = Kind.TRAFFIC if gate.paused and pending(world) else Kind.CLOCK
     for roomy, token in _token_for(world, row, gate.token, guards):
-        yield Step(text, Kind.CLOCK, _apply(roomy, row, token, guards))
+        yield Step(text, kind, _apply(roomy, row, token, guards))
 
 
 # The tail and the base
@@ -687,7 +708,7 @@ def _name(one: Round) -> str:
 def _tail_reads(world: World, guards: Guards) -> Iterator[Step]:
     fresh = world.committed & ~world.tail
     if fresh:
-        wanted = fresh & ~world.cursor.handled & ~world.cursor.looked
+        wanted = 0 if world.cursor.paused else fresh & ~world.cursor.handled & ~world.cursor.looked
         snapshot = world.committed
         if not guards.tail_is_a_snapshot:
             snapshot = (1 << snapshot.bit_length()) - 1
@@ -709,9 +730,11 @@ def _base_reads(world: World, guards: Guards) -> Iterator[Step]:
     wanted = fresh & ~cursor.handled
     if not guards.base_asks_the_cursor:
         wanted &= ~cursor.target
-    # Which of what is pending it keeps looking at.
+    # Which of what is pending it keeps looking at. Whoever is paused is not reminded, and is asked about again.
     snapshot = world.committed & ~wanted if guards.base_leaves_out_pending else world.committed
     text = f"a base round reads {fresh:b}, of it pending {wanted:b}"
+    if cursor.paused:
+        wanted = 0
     if not wanted and guards.base_takes_snapshot_first:
         yield Step(text, Kind.TRAFFIC, world._replace(base=snapshot))
         return
@@ -750,8 +773,14 @@ def _operators(world: World, guards: Guards) -> Iterator[Step]:
         one = cursor.handled & -cursor.handled
         retried = cursor._replace(handled=cursor.handled & ~one, retry=cursor.retry | one)
         yield Step("a record is to be tried again", Kind.FAULT, _spent(world, "retried")._replace(cursor=retried))
+    if world.faults.paused and not cursor.paused:
+        paused = _spent(world, "paused")._replace(cursor=cursor._replace(paused=True))
+        yield Step("the tenant is paused", Kind.FAULT, paused)
+    if cursor.paused:
+        # The worst case: whoever resumes it dies before it starts anything.
+        yield Step("the tenant is resumed", Kind.CLOCK, world._replace(cursor=cursor._replace(paused=False)))
     if world.faults.reset and cursor.handled:
-        anew = _spent(world, "reset")._replace(cursor=Cursor(owner=cursor.owner))
+        anew = _spent(world, "reset")._replace(cursor=Cursor(owner=cursor.owner, paused=cursor.paused))
         if guards.reset_forgets_base:
             anew = anew._replace(tail=0, base=0)
         yield Step("the cursor begins anew", Kind.FAULT, anew)

@@ -62,6 +62,7 @@ class Tenant:
     before: int | None = None
     delay: int | None = None
     held: bool = False
+    paused: bool = False
     turn: bool = False
     found: bool = False
     republish: int = 0
@@ -376,6 +377,7 @@ _SETTLES = {
     Outcome.DONE: Verb.DONE,
     Outcome.RETRY: Verb.RETRY,
     Outcome.STALE: Verb.STALE,
+    Outcome.PAUSED: Verb.PAUSED,
 }
 
 
@@ -480,7 +482,8 @@ def _learned(tenant: Tenant, after: Tenant, event: Settle, now: _Now) -> Tenant:
     if event.outcome is Outcome.STALE or event.gives_back:
         began = tenant.before if now.spacing.last_ttl else after.began
         return replace(after, failures=tenant.failures, began=began, died=tenant.died and not event.counted)
-    return replace(after, first=None, died=event.outcome is Outcome.RETRY and tenant.died and not event.counted)
+    waits = event.outcome in (Outcome.RETRY, Outcome.PAUSED)
+    return replace(after, first=None, died=waits and tenant.died and not event.counted)
 
 
 def _set_deadline(tenant: Tenant, now: _Now) -> None:
@@ -517,7 +520,8 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
     past = not called and tenant.deadline is not None and tenant.deadline <= now.ms
     truths = {
         Condition.SPACING_OVER: _start(tenant, delay) <= now.ms,
-        Condition.HELD: tenant.held,
+        Condition.HELD: tenant.held and not tenant.paused,
+        Condition.PAUSED: tenant.paused,
         Condition.FOUND: tenant.found,
         Condition.CURRENT: token is not None and token == tenant.token,
         Condition.MANY: isinstance(event, Remind)
@@ -552,7 +556,7 @@ def _others_in_turns(event: Event, now: _Now) -> bool:
 
 def _is_quiet(tenant: Tenant, now: _Now) -> bool:
     lingers = tenant.state is State.WAITING and not tenant.held and tenant.events == tenant.swept
-    return lingers and (tenant.lease is None or tenant.lease <= now.ms)
+    return tenant.paused or (lingers and (tenant.lease is None or tenant.lease <= now.ms))
 
 
 def _admitting(tenant: Tenant, now: _Now) -> tuple[admission.Row[admission.Circuit], admission.Row[admission.Slots]]:
@@ -622,6 +626,8 @@ def _reminded(tenant: Tenant, event: Remind, now: _Now) -> Tenant:
         return replace(fresh, delay=now.spacing.delay)
     if tenant.deadline is None:
         tenant = replace(tenant, deadline=now.ms)
+    if tenant.paused:
+        tenant = replace(tenant, held=False, paused=False)
     if tenant.state is State.QUEUED or tenant.held or (tenant.state is State.RUNNING and event.by_base):
         return tenant
     delay = now.spacing.delay if tenant.delay is None else min(tenant.delay, now.spacing.delay)
@@ -642,7 +648,9 @@ def _without_empty_run(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
 
 
 def _queued(tenant: Tenant, now: _Now, token: int | None, wait: int) -> Tenant:
-    return replace(tenant, token=token, republish=wait, held=False, turn=False, found=False, deadline=now.ms + wait)
+    return replace(
+        tenant, token=token, republish=wait, held=False, paused=False, turn=False, found=False, deadline=now.ms + wait
+    )
 
 
 def _note_queued(event: Event, deadline: int, now: _Now, *, again: bool = False) -> None:
@@ -887,6 +895,8 @@ def _end(tenant: Tenant, _: Event, __: Row, ___: _Now) -> Tenant:
 
 def _hold(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:
     assert isinstance(event, Settle)
+    if event.outcome is Outcome.PAUSED:
+        return replace(tenant, held=True, paused=True, turn=False, deadline=now.ms + Constant.DAY_MS)
     circuit, ends = now.shared.circuit, now.ms + event.retry
     tenant = replace(tenant, held=True, turn=False, failures=tenant.failures + event.failed, deadline=ends)
     if not event.all_wait:

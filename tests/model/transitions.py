@@ -28,6 +28,7 @@ class Verb(StrEnum):
     DONE = "settle: done"
     RETRY = "settle: retry"
     STALE = "settle: stale token"
+    PAUSED = "settle: paused"
 
 
 class Condition(Enum):
@@ -37,14 +38,18 @@ class Condition(Enum):
         "last run + delay is past, or there was no last run; and "
         f"{Constant.EMPTY_RUN_MS} ms since a run that took nothing"
     )
-    HELD = "held: by a failure, a rate limit, a pause, an open circuit, the cap on runs, or until its turn"
+    HELD = "held: by a failure, a rate limit, an open circuit, the cap on runs, or until its turn"
+    PAUSED = "held by a pause"
     FOUND = "it waits for its turn since a reminder, and had no event since"
     CURRENT = "the token is the current one"
     REPEATED = "the same call has done this already; its reply was lost"
     NEW_EVENTS = "events > swept"
     LEASE_ALIVE = "the lease was alive when the run began"
     MANY = "a base round found its records, or as many runs are queued as reminders may publish"
-    QUIET = "it lingers, events = swept, the lease that the run saw has ended, and no operator starts it"
+    QUIET = (
+        "it is held by a pause, or it lingers, events = swept and the lease that the run saw has ended; and no "
+        "operator starts it"
+    )
     OVERDUE = "the deadline is past, its turn has come, or an operator starts a tenant that waits"
     STILL_QUEUED = "its message is in the queue of first events still: an older one, or itself, is at the head"
     NO_SLOT = (
@@ -98,6 +103,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "held no more; new token; publish to the first-event queue, in this step",
     ),
     Row(_W, Verb.NOTIFY, (_When.HELD,), _W, Answer.ABSORBED, "count; an event never shortens a back-off"),
+    Row(_W, Verb.NOTIFY, (_When.PAUSED,), _W, Answer.ABSORBED, "count; an event does not end a pause"),
     Row(
         _W,
         Verb.NOTIFY,
@@ -127,6 +133,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "new token; publish to the first-event queue, in this step",
     ),
     Row(_I, Verb.REMIND, (), _W, Answer.DELAYED, "due at last run + delay"),
+    # Nobody reminds a tenant that is paused, so a reminder says that the pause is over.
     Row(_W, Verb.REMIND, (_When.HELD,), _W, Answer.ABSORBED, "none: its deadline brings a run"),
     Row(
         _W,
@@ -134,7 +141,8 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.SPACING_OVER, _When.MANY),
         _W,
         Answer.DELAYED,
-        "one event until a run begins, unless events > swept; due now, if not before: the ticker starts it",
+        "no pause holds it; one event until a run begins, unless events > swept; due now, if not before: the ticker "
+        "starts it",
     ),
     Row(
         _W,
@@ -142,7 +150,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.SPACING_OVER,),
         _Q,
         Answer.STARTED,
-        "new token; publish to the first-event queue, in this step",
+        "no pause holds it; new token; publish to the first-event queue, in this step",
     ),
     Row(
         _W,
@@ -150,7 +158,8 @@ TRANSITIONS: tuple[Row, ...] = (
         (),
         _W,
         Answer.DELAYED,
-        "one event until a run begins, unless events > swept; due moves to last run + delay if that is earlier",
+        "no pause holds it; one event until a run begins, unless events > swept; due moves to last run + delay if that "
+        "is earlier",
     ),
     Row(_Q, Verb.REMIND, (_When.REPEATED,), _Q, Answer.STARTED, REPLAYED),
     Row(_Q, Verb.REMIND, (), _Q, Answer.ABSORBED, "none: its run reads what is committed now"),
@@ -266,6 +275,15 @@ TRANSITIONS: tuple[Row, ...] = (
         "due at now + back-off, or what the handler asked for, held; the circuit is judged, and while it is open, or "
         "all wait, the tenant is in the wait queue",
     ),
+    Row(
+        _R,
+        Verb.PAUSED,
+        (_When.CURRENT,),
+        _W,
+        Answer.HELD,
+        "held until an operator starts it, or a reminder, which none gets that is paused; else forgotten after a day",
+    ),
+    *_everywhere(Verb.PAUSED, Answer.LOST, "none: another run took over"),
     *_everywhere(Verb.RETRY, Answer.LOST, "none: another run took over"),
     Row(
         _R,
