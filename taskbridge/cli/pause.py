@@ -13,7 +13,7 @@ import click
 
 from taskbridge.cli import console, environment, interrupts
 from taskbridge.cli.options import Number, data_dir_option, examples, json_option, pipeline_option, stored_text
-from taskbridge.cli.starting import start
+from taskbridge.cli.starting import resume as start_again
 from taskbridge.common.names import check_tenant
 from taskbridge.common.texts import counted, storable
 from taskbridge.common.times import iso
@@ -139,7 +139,7 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
     released = scope.runtime.pauses.release(pipeline, tenant)
     left = scope.runtime.pauses.of(pipeline)
     started = [one for one in scope.pending() if left.holding(one) is None]
-    start(started, pipeline)
+    start_again(started, pipeline, tenant, left)
     if as_json:
         console.emit_json(scope.key | {"paused": scope.paused(left), "resumed": released, "started": len(started)})
     else:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from taskbridge.cli import environment
 from taskbridge.errors import Unavailable
 
-__all__ = ["start"]
+if TYPE_CHECKING:
+    from taskbridge.store import Paused
+
+__all__ = ["resume", "start"]
 
 
 def start(tenants: Sequence[str], pipeline: str) -> None:
@@ -24,3 +28,16 @@ def start(tenants: Sequence[str], pipeline: str) -> None:
         raise Unavailable(
             f"{error}. It is written down all the same: a base round finds it (TASKBRIDGE_BASE_INTERVAL)"
         ) from error
+
+
+def resume(pending: Sequence[str], pipeline: str, tenant: str | None, left: Paused) -> None:
+    """Start the tenants with `pending` records, and end what the pause holds of others.
+
+    `tenant`: whose pause it was; None: the whole pipeline's. `left`: what is still paused.
+
+    Raises: as `start`.
+    """
+    start(pending, pipeline)
+    gate = environment.runtime().gate
+    held = [one for one in gate.paused(pipeline) if tenant in (None, one) and left.holding(one) is None]
+    gate.expire(pipeline, held, early=True)

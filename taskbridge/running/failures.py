@@ -33,8 +33,7 @@ __all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after
 
 log = logging.getLogger(__name__)
 
-PAUSED: Final = RunResult(Outcome.RETRY, retry_ms=60_000)
-"""A paused tenant is looked at again after a minute, in case `resume` could not start it."""
+PAUSED: Final = RunResult(Outcome.PAUSED)
 LEAST_WAIT_MS: Final = 200
 """The least wait of a handler that asks to wait; it may ask for 0, as with a date that is past."""
 MOST_IN_A_ROW: Final = 2

@@ -11,7 +11,7 @@ from taskbridge.common.names import check_tenant
 from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError
-from taskbridge.gate import State
+from taskbridge.gate import Hold, State
 from taskbridge.integration.app import app as package_app
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.running import slot
@@ -76,7 +76,8 @@ def drain(
         if status.deadline_ms is not None:
             gate.pass_to(status.deadline_ms)
         # Expired early, a runner that only lingers would get a run.
-        gate.expire(pipeline, [tenant], early=status.waits_for_turn or status.deadline_ms is None)
+        early = status.waits_for_turn or status.hold is Hold.PAUSED or status.deadline_ms is None
+        gate.expire(pipeline, [tenant], early=early)
 
 
 def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app: Celery = package_app) -> int:
