@@ -78,7 +78,7 @@ class Runtime(LightRuntime):
         """The queues from which a slot takes runs by itself: those that the worker served when it started."""
         self.pid = os.getpid()
         self.shut_until = 0.0
-        """Until when (`time.monotonic`) messages are parked without a try, because Postgres could not be used."""
+        """Until when (`time.monotonic`) messages are retried later without a try, because Postgres was unavailable."""
         self.waits: dict[tuple[str, str], RetryAfter] | None = None
         """What handlers asked to wait for last, by pipeline and tenant, where a test looks; None: nobody does."""
         self.patient = False

@@ -72,12 +72,10 @@ if TYPE_CHECKING:
         awritten,
         fetching,
         json_text,
-        matching_alone,
         message_statement,
         record,
         record_invoice,
         record_many,
-        with_reason,
         writing,
         writing_message,
         written,
@@ -133,8 +131,8 @@ if not TYPE_CHECKING:
             "rebasing": "Rebased rebase",
             "receiving": "Incoming Stored forget_received prepare_receiving receive",
             "records": (
-                "Records Row Statement Writing awritten fetching json_text matching_alone message_statement record "
-                "record_invoice record_many with_reason writing writing_message written"
+                "Records Row Statement Writing awritten fetching json_text message_statement record "
+                "record_invoice record_many writing writing_message written"
             ),
             "schema": "check_schema migrate",
             "sessions": "OLDEST_POSTGRES Reader check_version driver_error is_without_session",

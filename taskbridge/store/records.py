@@ -34,13 +34,11 @@ __all__ = [
     "awritten",
     "fetching",
     "json_text",
-    "matching_alone",
     "message_statement",
     "record",
     "record_invoice",
     "record_many",
     "refused",
-    "with_reason",
     "writing",
     "writing_message",
     "written",
@@ -388,21 +386,6 @@ class Records:
                 "source %s: message %r is not matched: others write it, match it again", self._source, message_id
             )
         return False
-
-
-def with_reason(engine: Engine, sources: Sequence[str], reason: str) -> dict[str, int]:
-    """Return those of `sources` that have unmatched records with this reason, each with the oldest one's id."""
-    values = {"sources": list(sources), "reason": reason}
-    with _autocommit(engine) as connection:
-        rows = connection.exec_driver_sql(queries(engine)("unmatched_with_reason"), values)
-        return {row.name: row.oldest for row in rows}
-
-
-@contextmanager
-def matching_alone(engine: Engine) -> Iterator[bool]:
-    """Tell the block whether no other process is in such a block: two would match the same records."""
-    with engine.begin() as connection:
-        yield bool(connection.exec_driver_sql(queries(engine)("matching_alone")).scalars().first())
 
 
 def _columns(found: Match | Unmatched) -> Mapping[str, object]:
