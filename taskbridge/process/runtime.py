@@ -84,7 +84,7 @@ class Runtime(LightRuntime):
         self.patient = False
         """Whether an event may take as long as any other call."""
         self.events_rest_until = 0.0
-        """Until when (`time.monotonic`) `notify_quietly` sends nothing, because Redis did not answer in time."""
+        """Until when (`time.monotonic`) no event is sent, because Redis did not answer in time."""
         self.unpublished: Exception | None = None
         """Why a run of this process was not published; None: all were."""
         self._owner_known_until = 0.0

@@ -22,12 +22,11 @@ from sqlalchemy.exc import DataError, DBAPIError
 from taskbridge.common.lost_connections import POSTGRES_AWAY, sqlstate
 from taskbridge.common.names import check_message_id, check_pipeline_name
 from taskbridge.common.texts import printable
-from taskbridge.declaring.criteria import Match, Unmatched
+from taskbridge.declaring.criteria import Unmatched
 from taskbridge.errors import InvalidInput, Unavailable, UnknownPipeline, UsageError
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import translated_errors
 from taskbridge.producing import recording
-from taskbridge.producing.notify import notify
 from taskbridge.store import driver_error, json_text
 
 __all__ = ["Message", "give_up", "record_message"]
@@ -83,29 +82,19 @@ _SIGNATURE: Final = inspect.signature(_called)
 
 
 def _store(runtime: Runtime, message: Message) -> str:
+    pipeline, payload, message_id = message.pipeline, message.payload, message.message_id or message.task_id
     try:
-        recorded = recording.prepare(runtime, message.pipeline, message.payload, message.message_id or message.task_id)
-        new = recorded.write(runtime)
+        return recording.record_event(runtime.app, pipeline, payload, message_id, notify=True).message_id
     except UnknownPipeline as error:
-        if _is_pipeline_name(message.pipeline):
+        if _is_pipeline_name(pipeline):
             raise
         reason = str(error)
     except UsageError as error:
         reason = str(error)
     except DBAPIError as error:
         if not _is_about_the_payload(error):
-            with translated_errors():
-                raise
+            raise
         reason = f"Postgres does not take the payload: {str(error.orig).splitlines()[0]}"
-    else:
-        found = recorded.found
-        if new and isinstance(found, Match):
-            # The record is stored: if this fails, the change poller finds it.
-            try:
-                notify(runtime.app, found.tenant, recorded.pipeline, found.delay_ms)
-            except Exception as error:
-                log.warning("message %s is recorded, its tenant not notified: %s", recorded.message_id, error)
-        return recorded.message_id
     return give_up(runtime, message, reason)
 
 

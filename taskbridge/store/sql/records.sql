@@ -125,16 +125,9 @@ LIMIT 1
 -- A record that no criterion matched has been matched after all, or has another reason. The trigger renews its xid, so
 -- the next sweep of its tenant takes it. No row: somebody else matched it meanwhile, or gave it up.
 UPDATE {schema}.records
-SET source = %(source)s, tenant = %(tenant)s, delay_ms = %(delay_ms)s, criterion = %(criterion)s, reason = %(reason)s
-WHERE source = %(under)s AND tenant = '' AND discarded_at IS NULL AND key = %(key)s
+SET tenant = %(tenant)s, delay_ms = %(delay_ms)s, criterion = %(criterion)s, reason = %(reason)s
+WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL AND key = %(key)s
 RETURNING id
-
--- name: move_message
--- A message lies under another source from now on. No row: it was recorded there meanwhile.
-UPDATE {schema}.messages m SET source = %(source)s
-WHERE m.source = %(under)s AND m.key = %(key)s
-  AND NOT EXISTS (SELECT FROM {schema}.messages o WHERE o.source = %(source)s AND o.key = %(key)s)
-RETURNING m.key
 
 -- name: correct_source
 -- A pipeline's source, where a migration could only guess it. One that was not guessed stays, and gives no row.
