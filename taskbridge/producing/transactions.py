@@ -163,7 +163,9 @@ class _SQLAlchemy:
             return
         if self._connection.get_transaction() is None:
             self._connection.begin()
-        _add(_due_after(_open_in(self._connection)[0]), app, events)
+        # Each of them has to report its commit, as that ends those inside of it.
+        innermost, *_ = [_due_after(transaction) for transaction in _open_in(self._connection)]
+        _add(innermost, app, events)
 
 
 _Unsent = dict[Celery, dict[Event, int | None]]
