@@ -17,7 +17,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy.exc import DataError, DBAPIError
+import psycopg
+from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.lost_connections import POSTGRES_AWAY, sqlstate
 from taskbridge.common.names import check_message_id, check_pipeline_name
@@ -91,16 +92,18 @@ def _store(runtime: Runtime, message: Message) -> str:
         reason = str(error)
     except UsageError as error:
         reason = str(error)
-    except DBAPIError as error:
-        if not _is_about_the_payload(error):
+    except (DBAPIError, Unavailable) as error:
+        # As it was raised, or translated for producers.
+        refusal = driver_error(error) or driver_error(error.__cause__)
+        if not _is_about_the_payload(refusal):
             raise
-        reason = f"Postgres does not take the payload: {str(error.orig).splitlines()[0]}"
+        reason = f"Postgres does not take the payload: {str(refusal).splitlines()[0]}"
     return give_up(runtime, message, reason)
 
 
-def _is_about_the_payload(error: DBAPIError) -> bool:
+def _is_about_the_payload(error: psycopg.Error | None) -> bool:
     """Whether Postgres says that it can never take the value: bad data, or one of its limits is exceeded."""
-    return isinstance(error, DataError) or sqlstate(error.orig).startswith(("22", "54"))
+    return isinstance(error, psycopg.DataError) or sqlstate(error).startswith(("22", "54"))
 
 
 def _is_away(error: Exception) -> bool:
@@ -129,7 +132,7 @@ def give_up(runtime: Runtime, message: Message, reason: str) -> str:
         try:
             runtime.records_of(pipeline).write(message_id, json_text("", message.payload), found)
         except (InvalidInput, DBAPIError) as error:
-            if isinstance(error, DBAPIError) and not _is_about_the_payload(error):
+            if isinstance(error, DBAPIError) and not _is_about_the_payload(driver_error(error)):
                 raise
             runtime.records_of(pipeline).write(message_id, _as_text(message.payload), found)
     log.error(
