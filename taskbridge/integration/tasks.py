@@ -29,12 +29,11 @@ log = logging.getLogger(__name__)
 NOTIFY_TASK: Final = "taskbridge.notify_event"
 RECORD_TASK: Final = "taskbridge.record_event"
 HIDDEN: Final = "(...)"
-RETRIED_WITHIN: Final = 60.0
+RETRIED_WITHIN: Final = 120.0
 """Seconds between two tries of a message, at the most.
 
-It is far below the visibility timeout of Redis (300 s in the package's own app): a message that a worker holds for
-longer than that is delivered a second time. And with 10,000 messages it is about 200 tries a second, which a worker
-republishes without effort.
+Well below the visibility timeout of Redis (300 s in the package's own app): a message that a worker holds for longer
+than that is delivered a second time. And long enough that 10,000 messages are about 110 tries a second.
 """
 
 
