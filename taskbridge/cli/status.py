@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -227,7 +226,6 @@ def status(
     sources = {runtime.pipelines[name].source for name in runtime.pipelines.names()} | set(runtime.pipelines.names())
     unmatched = unmatched_sources(runtime.database).items()
     strangers = {name: count for name, count in unmatched if name not in sources}
-    parked = _parked(runtime)
     undeclared = not_here.look(runtime)
     read = {runtime.pipelines[name].source for name in names}
     due = [one for one in backfills_due(runtime.database) if one.source in read or pipeline is None]
@@ -236,13 +234,13 @@ def status(
         more: dict[str, Any] = {"unmatched_elsewhere": strangers} if strangers else {}
         more |= {"undeclared": undeclared} if undeclared else {}
         more |= {"backfills_due": {one.source: one.what for one in due}} if due else {}
-        console.emit_json({"pipelines": pipelines, **more} | ({} if parked is None else {"parked": parked}))
+        console.emit_json({"pipelines": pipelines, **more})
     else:
         of_tenant = {name: one for name, one in found.items() if one.tenants}
         _show(of_tenant if tenants else found)
         if tenants:
             # What was asked for is these tenants.
-            strangers, undeclared, parked, due = {}, {}, None, []
+            strangers, undeclared, due = {}, {}, []
         for name, count in strangers.items():
             text = f"{name}: {count:,} unmatched, and no pipeline that takes messages is called so"
             click.echo(console.plain(f"{text}; `{shlex.join(('taskbridge', 'unmatched', 'list', name))}` shows why"))
@@ -250,9 +248,6 @@ def status(
             click.echo(console.plain(not_here.sentence(undeclared)))
         for one in due:
             click.echo(console.plain(f"{one.source}: {one.what}; {console.spoken(one.remedy)}"))
-        if parked:
-            waiting = counted(parked, "message waits", "messages wait")
-            click.echo(f"{waiting} to be recorded; a worker's log says what keeps them")
     known = {one.tenant for of in found.values() for one in of.tenants}
     strange = [tenant for tenant in dict.fromkeys(tenants) if tenant not in known]
     for tenant in strange:
@@ -271,14 +266,6 @@ def _check(tenants: tuple[str, ...], after: str, sort: str, *, failing: bool) ->
         raise click.UsageError("--after goes on by name: leave it out, or --sort")
     if failing and tenants:
         raise click.UsageError("--failing chooses the tenants itself: leave it out, or the tenants")
-
-
-def _parked(runtime: LightRuntime) -> int | None:
-    """Return how many messages wait to be recorded; None where the broker is another server, which `doctor` asks."""
-    if runtime.settings.broker != runtime.settings.redis_url or "CELERY_CONFIG_MODULE" in os.environ:
-        return None
-    count: Any = runtime.redis.llen(runtime.keys.parked)
-    return int(count)
 
 
 def _look(

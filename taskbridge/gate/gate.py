@@ -413,11 +413,11 @@ class Gate(Inspector):
         return other, began
 
     def _has_work(self, pipelines: Iterable[str]) -> bool:
-        """Whether there are deadlines, runs in the queues, or messages that wait to be recorded."""
+        """Whether there are deadlines, or messages in the queues."""
         with self._client.pipeline(transaction=False) as pipe:
             for pipeline in pipelines:
                 pipe.zcard(self._keys.due(pipeline))
-            for queue in (*self._keys.queues, self._keys.parked):
+            for queue in self._keys.queues:
                 pipe.llen(f"{self._queue_prefix}{queue}")
             return any(pipe.execute())
 

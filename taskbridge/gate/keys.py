@@ -90,11 +90,6 @@ class Keys:
         """Sorted set of runs that deadlines published and that have not begun: member tenant, score as in `handed`."""
         return f"{self.prefix}:sent:{pipeline}"
 
-    @property
-    def parked(self) -> str:
-        """The queue of messages that wait to be recorded."""
-        return f"{self.queue(Queue.FIRST).rpartition('.')[0]}.parked"
-
     def due(self, pipeline: str) -> str:
         """Sorted set of deadlines: member tenant, score milliseconds of the Unix epoch."""
         return f"{self.prefix}:due:{pipeline}"

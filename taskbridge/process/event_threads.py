@@ -28,12 +28,28 @@ class EventThreads:
         self._alone = Lock()
         self._waiting = 0
 
-    async def run(self, call: Callable[[], T], events: int) -> T:
-        """Call in one of the threads, for so many events.
+    def submit(self, call: Callable[[], T], events: int) -> Future[T]:
+        """Call in one of the threads, for so many events, and do not wait.
 
         Raises:
             Unavailable: too many others wait.
         """
+        return self._begin(call, events).answer
+
+    async def run(self, call: Callable[[], T], events: int) -> T:
+        """Call in one of the threads, for so many events, and wait.
+
+        Raises:
+            Unavailable: too many others wait.
+        """
+        job = self._begin(call, events)
+        try:
+            return await asyncio.wrap_future(job.answer)
+        except asyncio.CancelledError:
+            job.forget()
+            raise
+
+    def _begin(self, call: Callable[[], T], events: int) -> _Job[T]:
         job = _Job(self, call, max(1, events))
         with self._alone:
             # One that is larger than all may be is taken where it is alone.
@@ -45,11 +61,7 @@ class EventThreads:
         except BaseException:
             self.leave(job.weight)
             raise
-        try:
-            return await asyncio.wrap_future(job.answer)
-        except asyncio.CancelledError:
-            job.forget()
-            raise
+        return job
 
     def shutdown(self) -> None:
         """Take no more, and do not wait for those that are at work."""

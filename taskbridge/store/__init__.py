@@ -68,19 +68,14 @@ if TYPE_CHECKING:
         Records,
         Row,
         Statement,
-        Writing,
-        awritten,
-        fetching,
+        execute,
         json_text,
-        matching_alone,
         message_statement,
         record,
         record_invoice,
         record_many,
-        with_reason,
-        writing,
-        writing_message,
-        written,
+        record_statements,
+        refused,
     )
     from taskbridge.store.schema import check_schema, migrate
     from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error, is_without_session
@@ -133,8 +128,8 @@ if not TYPE_CHECKING:
             "rebasing": "Rebased rebase",
             "receiving": "Incoming Stored forget_received prepare_receiving receive",
             "records": (
-                "Records Row Statement Writing awritten fetching json_text matching_alone message_statement record "
-                "record_invoice record_many with_reason writing writing_message written"
+                "Records Row Statement execute json_text message_statement record record_invoice record_many "
+                "record_statements refused"
             ),
             "schema": "check_schema migrate",
             "sessions": "OLDEST_POSTGRES Reader check_version driver_error is_without_session",

@@ -206,17 +206,3 @@ def test_status_does_not_call_a_wait_that_the_handler_asked_for_a_back_off(
     assert re.search(r"3 tenants fail alike .*, which their handler asked for \(RetryAfter\), last: boom", lines), lines
     alone = rf"beta: failed 3 times in a row.*, last: boom; now {re.escape(asked)}"
     assert re.search(alone, taskbridge("status", "beta").stdout)
-
-
-def test_status_counts_messages_that_wait_to_be_recorded(
-    taskbridge: Program, gate_redis: redis.Redis, keys: Keys
-) -> None:
-    assert taskbridge("status", "--json").json["parked"] == 0
-    gate_redis.rpush(keys.parked, "{}")
-    assert taskbridge("status", "--json").json["parked"] == 1
-    assert "1 message waits to be recorded" in taskbridge("status").stdout
-    # and in a shell that took its variables from `taskbridge env`
-    same = {"TASKBRIDGE_BROKER_URL": taskbridge.environment["TASKBRIDGE_REDIS_URL"]}
-    assert taskbridge("status", "--json", **same).json["parked"] == 1
-    other = {"TASKBRIDGE_BROKER_URL": "amqp://elsewhere//"}
-    assert "parked" not in taskbridge("status", "--json", **other).json

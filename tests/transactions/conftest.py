@@ -20,6 +20,7 @@ from taskbridge.producing.producer import Bridge
 from taskbridge.settings import Settings
 from taskbridge.testing.servers import fresh_database
 from tests.transactions.kinds import KINDS, TELLING, Held, opened
+from tests.waiting import wait_until
 
 Events = Callable[[], dict[str, int]]
 
@@ -75,6 +76,8 @@ def events(bridge: Bridge) -> Events:
     gate = runtime_of(bridge.app).gate
 
     def read() -> dict[str, int]:
+        # What a commit in a coroutine sends is on its way when that returns.
+        wait_until(lambda: not runtime_of(bridge.app).event_threads._waiting, "events are sent")
         found = {}
         for pipeline in runtime_of(bridge.app).pipelines.names():
             tenants = gate.active(pipeline)
