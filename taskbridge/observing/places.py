@@ -26,7 +26,10 @@ SHOWN_FAILED: Final = 5
 
 
 def find(reach: Reach, text: str) -> Finds:
-    """Return what is called `text`; see `Answers.find`."""
+    """Return up to 50 tenants, records, messages and deliveries called `text`; tenants also by their beginning.
+
+    Its `note` says where the records of only some tenants were looked through.
+    """
     if not text:
         return Finds([])
     readers = _readers(reach)
@@ -132,7 +135,7 @@ def _deliveries(reach: Reach, text: str, sources: Sequence[str]) -> Iterator[Fou
 
 
 def story(reach: Reach, source: str, tenant: str, key: str, pipeline: str) -> Story | None:
-    """Return what became of a record; see `Answers.story`."""
+    """Return what became of a record in a pipeline; None: there is no such record."""
     reach.pipeline(pipeline)
     row = reach.looks.record(pipeline, source, tenant, key)
     if row is None:

@@ -21,7 +21,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import error_text, log_error
 from taskbridge.declaring.batch import Batch, Record, RetryAfter
-from taskbridge.declaring.failures import is_caused_by
+from taskbridge.declaring.failures import Bisection, is_caused_by
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import Spacing
 from taskbridge.errors import HandlerMistake
@@ -29,22 +29,20 @@ from taskbridge.gate import Begun, Blame, Outcome, Settlement
 from taskbridge.process.event_loop import NotBegun
 from taskbridge.process.heartbeat import Ownership
 from taskbridge.process.runtime import Runtime
-from taskbridge.process.shutdown import ends_process
+from taskbridge.process.shutdown import ends_process, is_stopping
 from taskbridge.process.time_limit import disarm, longest_call, soft_time_limit
 from taskbridge.running.around import Hook, around
 from taskbridge.running.traces import RunTrace
 from taskbridge.store import (
-    NOT_NOTED,
     Claim,
     ComesAgain,
     CursorLost,
     Cursors,
+    HistoryRow,
     Move,
     Page,
     Quarantined,
-    RunNote,
     Transaction,
-    is_noted,
 )
 
 __all__ = [
@@ -76,6 +74,7 @@ OUT_OF_ORDER: Final = (
     "handle them in the order of the batch, or raise RetryAfter, which rolls back what it wrote"
 )
 LONGEST_MS: Final = 2**31 - 1
+SECOND: Final = 2
 PAID_AHEAD_MS: Final = 200
 """A run that must wait for a rate limit pays for the records of so many milliseconds, and waits until they may go."""
 
@@ -96,7 +95,10 @@ class GivenBack(Exception):
 
 @dataclass(slots=True)
 class Run:
-    """A run that has begun. `took`: how many records it took so far; `handled`: how many of them were handled."""
+    """A run that has begun. `took`: how many records it took so far; `handled`: how many of them were handled.
+
+    `rejected`: how many of them went to quarantine because the handler rejected them, or they could not be decoded.
+    """
 
     runtime: Runtime
     pipeline: Pipeline
@@ -108,10 +110,13 @@ class Run:
     """How many runs began together. Where there are others, which wait for it, it delivers one short batch."""
     took: int = 0
     handled: int = 0
+    rejected: int = 0
+    first_event_ms: int | None = None
+    """How long its burst's first event waited for the first batch, if this run delivered that."""
     counted_death: bool = False
     """Whether it stored the death of the run before it."""
-    noted: bool = False
-    """Whether the run history may have a row of it."""
+    reported: tuple[int, int] | None = None
+    """`took` and `rejected` as the run history has them; None: it has no row of this run."""
     trace: RunTrace | None = None
     """Its spans, where the program makes any."""
 
@@ -142,7 +147,6 @@ class Run:
             begun.burst,
             bisecting=bisecting,
             died=begun.died is not None,
-            keeps_history=self.keeps_history,
         )
 
     def most_records(self) -> int:
@@ -152,30 +156,84 @@ class Run:
             budget = left = SLICE / self.began_together
         return min(self.pipeline.batch_size, pace.most_records(left, budget))
 
-    @property
-    def keeps_history(self) -> bool:
-        """Whether there is a run history."""
-        return bool(self.runtime.settings.history_days)
+    def row(
+        self, outcome: str, error: str | None = None, *, records: int = 0, rejected: int = 0, sweeps: int | None = None
+    ) -> HistoryRow | None:
+        """Return what the run history is to say of it, beside what it says already; None: there is no history.
 
-    def note(self) -> RunNote:
-        """Return what the run history is to say of it now."""
-        if not self.keeps_history:
-            return NOT_NOTED
-        again, self.noted = self.noted, True
-        return RunNote(_reason(self.begun), self.runtime.worker, self.begun.runs, again=again)
+        `records` and `rejected` are those of the batch in hand. `sweeps` is as in `HistoryRow`. A run has a second row
+        where it goes on after the batch that seemed to be its last.
+        """
+        if not self.runtime.settings.history_days:
+            return None
+        took, rejected_before = self.reported or (0, 0)
+        return HistoryRow(
+            *self.key,
+            owner=self.key.token,
+            reason=_reason(self.begun),
+            worker=self.runtime.worker,
+            seconds=time.monotonic() - self.started,
+            events=min(LONGEST_MS, self.begun.new_events) if self.reported is None else 0,
+            burst_run=self.begun.runs if self.reported is None else 0,
+            records=self.took + records - took,
+            rejected=self.rejected + rejected - rejected_before,
+            outcome=outcome,
+            error=error,
+            first_event_ms=self.first_event_ms if self.reported is None else None,
+            sweeps=sweeps,
+        )
 
-    def note_of_dead(self) -> RunNote:
-        """Return what it is to say of the run before, which did not end; of this one where its token is not known."""
-        dead = self.begun.died
-        if dead is None or not dead.token[:16].isdigit() or not self.keeps_history:
-            return self.note()
-        return RunNote("unknown", dead.worker, self.begun.runs - 1, dead.token, own_events=self.begun.new_events)
+    def add(self, took: int, rejected: int, row: HistoryRow | None = None) -> None:
+        """Count records past which the cursor has moved; `row`: what the run history has of them, if it has any."""
+        self.took += took
+        self.rejected += rejected
+        self.handled += took - rejected
+        if row is not None:
+            self.reported = self.took, self.rejected
 
-    def advances_past(self, page: Page) -> bool:
-        """Whether the cursor is to move: the batch has records, or events brought none and the run history says so."""
-        if page.moves_cursor or not page.unnoted or not self.keeps_history:
-            return page.moves_cursor
-        return is_noted(self.runtime.database, _reason(self.begun))
+    def row_of_dead(self, error: str) -> HistoryRow | None:
+        """Return what the run history is to say of the run before, which did not end; None: its token is not known."""
+        dead, row = self.begun.died, self.row("failed", error)
+        if row is None or dead is None or not dead.token[:16].isdigit():
+            return None
+        seconds = max(row.seconds, time.time() - int(dead.token[:16]) / 1e6)
+        # The gate has the events of a burst, and those since its last run: of a later run it does not say them.
+        events = self.begun.events - self.begun.new_events if self.begun.runs == SECOND else 0
+        burst_run = max(0, self.begun.runs - 1)
+        row = row._replace(token=dead.token, worker=dead.worker, reason="unknown", seconds=seconds, burst_run=burst_run)
+        return row._replace(events=events, records=0, rejected=0)
+
+    def last_row(self, ending: Ending) -> HistoryRow | None:
+        """Return the row of a run that ends without an advance or a failure that has it; None: there is none to insert.
+
+        There is nothing to tell of a run without events and records. Where the failure was not stored, Postgres may not
+        answer, and where the cursor is another run's, that one tells.
+        """
+        lost = ending.outcome is Outcome.STALE or (ending.error is not None and not self.counted_death)
+        if lost or self.reported == (self.took, self.rejected) or not (self.took or self.begun.new_events):
+            return None
+        ended = ending.outcome in (Outcome.DONE, Outcome.MORE) or self.took
+        return self.row("handled" if ended else "waited")
+
+    def row_after(self, page: Page, rejected: int) -> HistoryRow | None:
+        """Return the row of a run that seems to end when the cursor has moved past this page; None: it goes on."""
+        if not (page.finished or self.must_end or is_stopping()):
+            return None
+        return self.row("handled", records=len(page.records), rejected=rejected, sweeps=page.sweeps + 1)
+
+    def fail(
+        self, error: str, bisection: Bisection | None = None, *, unread: int | None = None, died: bool = False
+    ) -> int:
+        """Store that it failed, or that the run before it died; return the failures in a row.
+
+        Raises:
+            CursorLost: the cursor is another run's.
+        """
+        row = self.row_of_dead(error) if died else self.row("failed", error)
+        failures = self.cursors.fail(self.key, error, bisection, unread, row)
+        if not died:
+            self.reported = self.took, self.rejected
+        return failures
 
     def begins_with(self, page: Page, records: Sequence[Record]) -> None:
         """Note in the run's trace that it is about to deliver these of the page."""
@@ -320,9 +378,10 @@ def deliver(run: Run, page: Page) -> Steps[None]:
     if run.begun.age_ms is not None and run.took == 0 and page.records:
         # An event may be older than the column holds, where all workers stood still.
         first_event_ms = min(LONGEST_MS, run.begun.age_ms + round((time.monotonic() - run.started) * 1000))
+        run.first_event_ms = first_event_ms
     hooks: list[Hook] = []
     run.begins_with(page, page.records)
-    with run.cursors.transaction(run.key, run.note()) as transaction:
+    with run.cursors.transaction(run.key) as transaction:
         bisection, reasons = page.bisection, dict(page.undecodable)
         if records := page.decoded:
             reasons |= _call_or_keep(run, page, _batch(run, records, transaction), transaction, hooks, first_event_ms)
@@ -330,14 +389,14 @@ def deliver(run: Run, page: Page) -> Steps[None]:
             bisection = bisection.handled(len(page.records), run.pipeline.batch_size)
         quarantined = Quarantined(reasons, "rejected") if reasons else None
         used = transaction.used
-        move, asked = None, False
+        move, asked, row = None, False, run.row_after(page, len(reasons))
         try:
             if used or reasons or page.leaving or hooks:
                 asked = transaction.advance(
-                    page, bisection=bisection, to_quarantine=quarantined, first_event_ms=first_event_ms
+                    page, bisection=bisection, to_quarantine=quarantined, first_event_ms=first_event_ms, row=row
                 )
             else:
-                move = transaction.move(page, bisection=bisection, first_event_ms=first_event_ms)
+                move = transaction.move(page, bisection=bisection, first_event_ms=first_event_ms, row=row)
         except CursorLost:
             raise
         except Exception as error:
@@ -350,8 +409,7 @@ def deliver(run: Run, page: Page) -> Steps[None]:
     handled = len(page.records) - len(reasons)
     if asked and handled:
         run.cursors.note_success(run.key)
-    run.took += len(page.records)
-    run.handled += handled
+    run.add(len(page.records), len(reasons), row)
     _after_commit(run, hooks)
 
 
@@ -427,8 +485,7 @@ def _keep_handled(
     handled = count - len(reasons)
     if asked and handled:
         run.cursors.note_success(run.key)
-    run.took += count
-    run.handled += handled
+    run.add(count, len(reasons))
     return page.after(count, bisection)
 
 

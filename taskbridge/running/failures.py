@@ -70,7 +70,7 @@ def after_failure(run: Run, failed: HandlerFailed) -> Ending:
     downstream = failed.waited or is_downstream(error, run.pipeline.downstream_errors)
     blame = Blame.DOWNSTREAM if downstream else Blame.RECORD
     if run.begun.probe is not None:
-        run.cursors.fail(run.key, text, note=run.note())
+        run.fail(text)
         return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), blame, error=failed.exception)
 
     bisection = page.bisection.failed(len(page.records), page.records[0].revision, downstream=downstream)
@@ -129,12 +129,12 @@ def after_unread(run: Run, unread: Unread) -> Ending:
     try:
         page = run.cursors.read(run.key, unread.limit, bisecting=unread.bisecting, documents=False)
     except Unread:
-        run.cursors.fail(run.key, text, unread=unread.limit, note=run.note())
+        run.fail(text, unread=unread.limit)
         return Ending(Outcome.RETRY, wait_ms, error=error)
     if page.paused:
         return PAUSED
     if run.begun.probe is not None or not page.records:
-        run.cursors.fail(run.key, text, note=run.note())
+        run.fail(text)
         return Ending(Outcome.RETRY, wait_ms, error=error)
     bisection = page.bisection.unread(len(page.records), page.records[0].revision)
     enough = _has_failed_enough(run, bisection)
@@ -150,7 +150,7 @@ def after_lost_server(run: Run, error: Exception) -> Ending:
     if is_without_session(error):
         return Ending(Outcome.STOPPED, error=error)
     try:
-        run.cursors.fail(run.key, error_text(error), note=run.note())
+        run.fail(error_text(error))
     except Exception as second:
         # Postgres may be what failed. The tenant waits for its back-off all the same.
         log.warning("the failure of tenant %r could not be stored: %s", run.tenant, error_text(second))
@@ -183,7 +183,7 @@ def probe(run: Run) -> Steps[Ending]:
     if run.begun.died and page.records:
         # Which record the run before tried is not known, so the next probe tries another.
         text = _death(run)
-        run.cursors.fail(run.key, text, note=run.note_of_dead())
+        run.fail(text, died=True)
         run.counted_death = True
         return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD, error=HandlerMistake(text))
     _, wait_ms = permitted(run, page.first(1))
@@ -197,7 +197,7 @@ def probe(run: Run) -> Steps[Ending]:
         run.handled = 1
         return Ending(Outcome.MORE)
     page = page.first(1)
-    if run.advances_past(page):
+    if page.moves_cursor:
         yield from deliver(run, page)
     return Ending(Outcome.DONE if page.finished and not page.resumed else Outcome.MORE)
 
@@ -228,7 +228,7 @@ def _judged(
     """
     evidence = run.cursors.evidence(run.key) if enough else None
     # Stored before another record is tried: that one may end the process, and the search must not start anew then.
-    failures = run.cursors.fail(run.key, text, bisection, note=run.note_of_dead() if died else run.note())
+    failures = run.fail(text, bisection, died=died)
     run.counted_death = run.counted_death or died
     if evidence is None:
         return None, failures
@@ -321,11 +321,12 @@ def _as_told(run: Run, told: RetryAfter) -> Ending:
 
 def _quarantine(run: Run, page: Page, bisection: Bisection, error: str) -> None:
     (record,) = page.records
-    with run.cursors.transaction(run.key, run.note()) as transaction:
+    with run.cursors.transaction(run.key) as transaction:
         transaction.advance(
             page,
             bisection=bisection.handled(1, run.pipeline.batch_size),
             to_quarantine=Quarantined({record.external_id: error}, "failed", bisection.tries),
+            row=run.row("handled", records=1, sweeps=page.sweeps + 1),
         )
     log.error(
         "%s: record %r of tenant %r goes to quarantine after %d attempts alone: %s",

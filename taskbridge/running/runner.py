@@ -110,7 +110,7 @@ def _sweep(run: Run) -> Steps[Ending]:
         page, wait_ms = permitted(run, page)
         if wait_ms:
             return Ending(Outcome.RETRY, retry_ms=wait_ms)
-        if run.advances_past(page):
+        if page.moves_cursor:
             yield from deliver(run, page)
         # A sweep that an earlier run began did not see what came since, so another follows before this run is done.
         if page.finished and not page.resumed:

@@ -41,6 +41,7 @@ from taskbridge.store import (
     advance,
     advance_together,
     is_without_session,
+    write_runs,
 )
 
 __all__ = ["run_tenant", "run_together", "work"]
@@ -406,7 +407,11 @@ def _together(runtime: Runtime, requests: Sequence[Any]) -> Sequence[Any]:
 
 
 def _settle(runtime: Runtime, settles: Sequence[Settle]) -> list[Answer]:
-    return runtime.gate.settle_many([one.run.end(one.ending) for one in settles], most_handed=runtime.most_handed)
+    """Tell the gate how runs end, and after that the run history of those whose advance or failure has not done it."""
+    answers = runtime.gate.settle_many([one.run.end(one.ending) for one in settles], most_handed=runtime.most_handed)
+    if rows := [row for one in settles if (row := one.run.last_row(one.ending))]:
+        write_runs(runtime.database, rows)
+    return answers
 
 
 def _claim(runtime: Runtime, claims: Sequence[Claim]) -> list[Any]:

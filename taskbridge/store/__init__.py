@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         read_backlogs,
         read_counters,
     )
-    from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, keep_runs, sum_runs
+    from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
     from taskbridge.store.looks import MOST_UNDECLARED, Looks, PausedCount
     from taskbridge.store.page import Page
     from taskbridge.store.past import Past
@@ -122,7 +122,7 @@ if not TYPE_CHECKING:
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "engine": "connect",
             "figures": "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters read_ages read_backlogs read_counters",
-            "history": "NOT_NOTED RunNote is_noted keep_runs sum_runs",
+            "history": "HistoryRow keep_runs sum_runs write_runs",
             "looks": "MOST_UNDECLARED Looks PausedCount",
             "page": "Page",
             "past": "Past",
