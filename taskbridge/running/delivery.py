@@ -21,7 +21,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import error_text, log_error
 from taskbridge.declaring.batch import Batch, Record, RetryAfter
-from taskbridge.declaring.failures import Bisection, is_caused_by
+from taskbridge.declaring.failures import is_caused_by
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import Spacing
 from taskbridge.errors import HandlerMistake
@@ -29,9 +29,10 @@ from taskbridge.gate import Begun, Blame, Outcome, Settlement
 from taskbridge.process.event_loop import NotBegun
 from taskbridge.process.heartbeat import Ownership
 from taskbridge.process.runtime import Runtime
-from taskbridge.process.shutdown import ends_process, is_stopping
+from taskbridge.process.shutdown import ends_process
 from taskbridge.process.time_limit import disarm, longest_call, soft_time_limit
 from taskbridge.running.around import Hook, around
+from taskbridge.running.history import row_after
 from taskbridge.running.traces import RunTrace
 from taskbridge.store import (
     Claim,
@@ -74,7 +75,6 @@ OUT_OF_ORDER: Final = (
     "handle them in the order of the batch, or raise RetryAfter, which rolls back what it wrote"
 )
 LONGEST_MS: Final = 2**31 - 1
-SECOND: Final = 2
 PAID_AHEAD_MS: Final = 200
 """A run that must wait for a rate limit pays for the records of so many milliseconds, and waits until they may go."""
 
@@ -156,33 +156,6 @@ class Run:
             budget = left = SLICE / self.began_together
         return min(self.pipeline.batch_size, pace.most_records(left, budget))
 
-    def row(
-        self, outcome: str, error: str | None = None, *, records: int = 0, rejected: int = 0, sweeps: int | None = None
-    ) -> HistoryRow | None:
-        """Return what the run history is to say of it, beside what it says already; None: there is no history.
-
-        `records` and `rejected` are those of the batch in hand. `sweeps` is as in `HistoryRow`. A run has a second row
-        where it goes on after the batch that seemed to be its last.
-        """
-        if not self.runtime.settings.history_days:
-            return None
-        took, rejected_before = self.reported or (0, 0)
-        return HistoryRow(
-            *self.key,
-            owner=self.key.token,
-            reason=_reason(self.begun),
-            worker=self.runtime.worker,
-            seconds=time.monotonic() - self.started,
-            events=min(LONGEST_MS, self.begun.new_events) if self.reported is None else 0,
-            burst_run=self.begun.runs if self.reported is None else 0,
-            records=self.took + records - took,
-            rejected=self.rejected + rejected - rejected_before,
-            outcome=outcome,
-            error=error,
-            first_event_ms=self.first_event_ms if self.reported is None else None,
-            sweeps=sweeps,
-        )
-
     def add(self, took: int, rejected: int, row: HistoryRow | None = None) -> None:
         """Count records past which the cursor has moved; `row`: what the run history has of them, if it has any."""
         self.took += took
@@ -190,50 +163,6 @@ class Run:
         self.handled += took - rejected
         if row is not None:
             self.reported = self.took, self.rejected
-
-    def row_of_dead(self, error: str) -> HistoryRow | None:
-        """Return what the run history is to say of the run before, which did not end; None: its token is not known."""
-        dead, row = self.begun.died, self.row("failed", error)
-        if row is None or dead is None or not dead.token[:16].isdigit():
-            return None
-        seconds = max(row.seconds, time.time() - int(dead.token[:16]) / 1e6)
-        # The gate has the events of a burst, and those since its last run: of a later run it does not say them.
-        events = self.begun.events - self.begun.new_events if self.begun.runs == SECOND else 0
-        burst_run = max(0, self.begun.runs - 1)
-        row = row._replace(token=dead.token, worker=dead.worker, reason="unknown", seconds=seconds, burst_run=burst_run)
-        return row._replace(events=events, records=0, rejected=0)
-
-    def last_row(self, ending: Ending) -> HistoryRow | None:
-        """Return the row of a run that ends without an advance or a failure that has it; None: there is none to insert.
-
-        There is nothing to tell of a run without events and records. Where the failure was not stored, Postgres may not
-        answer, and where the cursor is another run's, that one tells.
-        """
-        lost = ending.outcome is Outcome.STALE or (ending.error is not None and not self.counted_death)
-        if lost or self.reported == (self.took, self.rejected) or not (self.took or self.begun.new_events):
-            return None
-        ended = ending.outcome in (Outcome.DONE, Outcome.MORE) or self.took
-        return self.row("handled" if ended else "waited")
-
-    def row_after(self, page: Page, rejected: int) -> HistoryRow | None:
-        """Return the row of a run that seems to end when the cursor has moved past this page; None: it goes on."""
-        if not (page.finished or self.must_end or is_stopping()):
-            return None
-        return self.row("handled", records=len(page.records), rejected=rejected, sweeps=page.sweeps + 1)
-
-    def fail(
-        self, error: str, bisection: Bisection | None = None, *, unread: int | None = None, died: bool = False
-    ) -> int:
-        """Store that it failed, or that the run before it died; return the failures in a row.
-
-        Raises:
-            CursorLost: the cursor is another run's.
-        """
-        row = self.row_of_dead(error) if died else self.row("failed", error)
-        failures = self.cursors.fail(self.key, error, bisection, unread, row)
-        if not died:
-            self.reported = self.took, self.rejected
-        return failures
 
     def begins_with(self, page: Page, records: Sequence[Record]) -> None:
         """Note in the run's trace that it is about to deliver these of the page."""
@@ -251,21 +180,6 @@ class Run:
     def must_end(self) -> bool:
         """Whether others wait, or less than a tenth of the time budget is left: too little for another call."""
         return self.began_together > 1 or self.seconds_left < self.runtime.settings.run_budget / 10
-
-
-def _reason(begun: Begun) -> str:
-    """Return why a run began, as the column `reason` of the history has it."""
-    if begun.died:
-        return "died"
-    if begun.probe is not None:
-        return "probe"
-    if begun.failures:
-        return "retry"
-    if begun.found:
-        return "record"
-    if not begun.new_events:
-        return "more"
-    return "event" if begun.runs == 1 else "burst"
 
 
 class Ending(NamedTuple):
@@ -389,7 +303,7 @@ def deliver(run: Run, page: Page) -> Steps[None]:
             bisection = bisection.handled(len(page.records), run.pipeline.batch_size)
         quarantined = Quarantined(reasons, "rejected") if reasons else None
         used = transaction.used
-        move, asked, row = None, False, run.row_after(page, len(reasons))
+        move, asked, row = None, False, row_after(run, page, len(reasons))
         try:
             if used or reasons or page.leaving or hooks:
                 asked = transaction.advance(

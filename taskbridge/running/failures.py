@@ -26,6 +26,7 @@ from taskbridge.declaring.failures import LONGEST_OUTAGE_BACKOFF, Bisection, ask
 from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Blame, Outcome
 from taskbridge.running.delivery import Ending, HandlerFailed, Run, Steps, charge, deliver, permitted, try_alone
+from taskbridge.running.history import fail, row_of
 from taskbridge.store import ComesAgain, Evidence, Page, Quarantined, Unread, is_without_session
 
 __all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_no_search", "after_unread", "probe"]
@@ -70,7 +71,7 @@ def after_failure(run: Run, failed: HandlerFailed) -> Ending:
     downstream = failed.waited or is_downstream(error, run.pipeline.downstream_errors)
     blame = Blame.DOWNSTREAM if downstream else Blame.RECORD
     if run.begun.probe is not None:
-        run.fail(text)
+        fail(run, text)
         return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), blame, error=failed.exception)
 
     bisection = page.bisection.failed(len(page.records), page.records[0].revision, downstream=downstream)
@@ -129,12 +130,12 @@ def after_unread(run: Run, unread: Unread) -> Ending:
     try:
         page = run.cursors.read(run.key, unread.limit, bisecting=unread.bisecting, documents=False)
     except Unread:
-        run.fail(text, unread=unread.limit)
+        fail(run, text, unread=unread.limit)
         return Ending(Outcome.RETRY, wait_ms, error=error)
     if page.paused:
         return PAUSED
     if run.begun.probe is not None or not page.records:
-        run.fail(text)
+        fail(run, text)
         return Ending(Outcome.RETRY, wait_ms, error=error)
     bisection = page.bisection.unread(len(page.records), page.records[0].revision)
     enough = _has_failed_enough(run, bisection)
@@ -150,7 +151,7 @@ def after_lost_server(run: Run, error: Exception) -> Ending:
     if is_without_session(error):
         return Ending(Outcome.STOPPED, error=error)
     try:
-        run.fail(error_text(error))
+        fail(run, error_text(error))
     except Exception as second:
         # Postgres may be what failed. The tenant waits for its back-off all the same.
         log.warning("the failure of tenant %r could not be stored: %s", run.tenant, error_text(second))
@@ -183,7 +184,7 @@ def probe(run: Run) -> Steps[Ending]:
     if run.begun.died and page.records:
         # Which record the run before tried is not known, so the next probe tries another.
         text = _death(run)
-        run.fail(text, died=True)
+        fail(run, text, died=True)
         run.counted_death = True
         return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD, error=HandlerMistake(text))
     _, wait_ms = permitted(run, page.first(1))
@@ -228,7 +229,7 @@ def _judged(
     """
     evidence = run.cursors.evidence(run.key) if enough else None
     # Stored before another record is tried: that one may end the process, and the search must not start anew then.
-    failures = run.fail(text, bisection, died=died)
+    failures = fail(run, text, bisection, died=died)
     run.counted_death = run.counted_death or died
     if evidence is None:
         return None, failures
@@ -326,7 +327,7 @@ def _quarantine(run: Run, page: Page, bisection: Bisection, error: str) -> None:
             page,
             bisection=bisection.handled(1, run.pipeline.batch_size),
             to_quarantine=Quarantined({record.external_id: error}, "failed", bisection.tries),
-            row=run.row("handled", records=1, sweeps=page.sweeps + 1),
+            row=row_of(run, "handled", records=1, sweeps=page.sweeps + 1),
         )
     log.error(
         "%s: record %r of tenant %r goes to quarantine after %d attempts alone: %s",

@@ -31,6 +31,7 @@ from taskbridge.gate.message import PROBE
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
 from taskbridge.running.delivery import SLICE, Advance, GivenBack, Settle, Steps
+from taskbridge.running.history import last_row
 from taskbridge.running.runner import run_steps
 from taskbridge.store import (
     CLAIMED_WITHIN,
@@ -409,7 +410,7 @@ def _together(runtime: Runtime, requests: Sequence[Any]) -> Sequence[Any]:
 def _settle(runtime: Runtime, settles: Sequence[Settle]) -> list[Answer]:
     """Tell the gate how runs end, and after that the run history of those whose advance or failure has not done it."""
     answers = runtime.gate.settle_many([one.run.end(one.ending) for one in settles], most_handed=runtime.most_handed)
-    if rows := [row for one in settles if (row := one.run.last_row(one.ending))]:
+    if rows := [row for one in settles if (row := last_row(one.run, one.ending))]:
         write_runs(runtime.database, rows)
     return answers
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
         read_counters,
     )
     from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
-    from taskbridge.store.looks import MOST_UNDECLARED, Looks, PausedCount
+    from taskbridge.store.looks import MOST_UNDECLARED, Looks, PausedCount, document_of, where_is
     from taskbridge.store.page import Page
     from taskbridge.store.past import Past
     from taskbridge.store.pauses import Pause, Paused, Pauses
@@ -102,7 +102,6 @@ if TYPE_CHECKING:
         read_unmatched,
         unmatched_sources,
     )
-    from taskbridge.store.where import document_of, where_is
 
 if not TYPE_CHECKING:
     # SQLAlchemy takes as long to load as all else, and a process that changes nothing needs none of it.
@@ -123,7 +122,7 @@ if not TYPE_CHECKING:
             "engine": "connect",
             "figures": "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters read_ages read_backlogs read_counters",
             "history": "HistoryRow keep_runs sum_runs write_runs",
-            "looks": "MOST_UNDECLARED Looks PausedCount",
+            "looks": "MOST_UNDECLARED Looks PausedCount document_of where_is",
             "page": "Page",
             "past": "Past",
             "pauses": "Pause Paused Pauses",
@@ -142,6 +141,5 @@ if not TYPE_CHECKING:
             "tenants": "Tenants WaitingRecords",
             "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
-            "where": "document_of where_is",
         },
     )

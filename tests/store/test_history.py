@@ -19,6 +19,7 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Begun, DeadRun
 from taskbridge.running import slot
 from taskbridge.running.delivery import Run
+from taskbridge.running.history import row_of
 from taskbridge.store import (
     CursorLost,
     Cursors,
@@ -207,7 +208,7 @@ def test_which_run_read_a_record_follows_from_its_place(inline: Inline) -> None:
 )
 def test_why_a_run_began_is_said_once(begun: Begun, reason: str, inline: Inline) -> None:
     pipeline = inline.runtime.pipelines["invoices"]
-    row = Run(inline.runtime, pipeline, key(), begun, 0.0, None).row("handled")  # type: ignore[arg-type]
+    row = row_of(Run(inline.runtime, pipeline, key(), begun, 0.0, None), "handled")  # type: ignore[arg-type]
     assert row is not None
     assert row.reason == reason
 
