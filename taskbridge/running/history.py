@@ -53,7 +53,7 @@ def row_of(
         rejected=run.rejected + rejected - rejected_before,
         outcome=outcome,
         error=error,
-        first_event_ms=run.first_event_ms if is_first else None,
+        first_event_ms=run.first_event_ms if is_first and run.took + records else None,
         sweeps=sweeps,
     )
 
