@@ -17,20 +17,19 @@ from taskbridge.gate import Begun, Blame, Outcome, Settlement
 from taskbridge.process.heartbeat import Ownership
 from taskbridge.process.runtime import Runtime
 from taskbridge.running.handler import HandlerFailed, call, call_hooks, done_first, has_waited
+from taskbridge.running.history import row_after
 from taskbridge.running.middleware import Hook
 from taskbridge.running.traces import RunTrace
 from taskbridge.store import (
-    NOT_NOTED,
     Claim,
     ComesAgain,
     CursorLost,
     Cursors,
+    HistoryRow,
     Move,
     Page,
     Quarantined,
-    RunNote,
     Transaction,
-    is_noted,
 )
 
 __all__ = ["SLICE", "Run", "RunResult", "charge", "deliver", "permitted", "try_alone"]
@@ -76,8 +75,12 @@ class Run:
     handled: int = 0
     counted_death: bool = False
     """Whether it stored the death of the run before it."""
-    noted: bool = False
-    """Whether the run history may have a row of it."""
+    rejected: int = 0
+    """How many records went to quarantine because the handler rejected them, or they could not be decoded."""
+    first_event_ms: int | None = None
+    """How long its burst's first event waited for the first batch, if this run delivered that."""
+    reported: tuple[int, int] | None = None
+    """`took` and `rejected` as the run history has them; None: it has no row of this run."""
     trace: RunTrace | None = None
     """Its spans, where the program makes any."""
     result: RunResult | None = None
@@ -130,41 +133,21 @@ class Run:
             begun.burst,
             bisecting=probe is None,
             died=begun.died is not None,
-            keeps_history=self.keeps_history,
         )
 
-    @property
-    def keeps_history(self) -> bool:
-        """Whether there is a run history."""
-        return bool(self.runtime.settings.history_days)
+    def count(self, page: Page, rejected: int = 0, *, first_success: bool, row: HistoryRow | None = None) -> None:
+        """Count a page that the cursor has moved past; `first_success`: something of the pipeline failed before.
 
-    def note(self) -> RunNote:
-        """Return what the run history is to say of it now."""
-        if not self.keeps_history:
-            return NOT_NOTED
-        again, self.noted = self.noted, True
-        return RunNote(_reason(self.begun), self.runtime.worker, self.begun.runs, again=again)
-
-    def note_of_dead(self) -> RunNote:
-        """Return what it is to say of the run before, which did not end; of this one where its token is not known."""
-        dead = self.begun.died
-        if dead is None or not dead.token[:16].isdigit() or not self.keeps_history:
-            return self.note()
-        return RunNote("unknown", dead.worker, self.begun.runs - 1, dead.token, own_events=self.begun.new_events)
-
-    def advances_past(self, page: Page) -> bool:
-        """Whether the cursor is to move: the batch has records, or events brought none and the run history says so."""
-        if page.moves_cursor or not page.unnoted or not self.keeps_history:
-            return page.moves_cursor
-        return is_noted(self.runtime.database, _reason(self.begun))
-
-    def count(self, page: Page, rejected: int = 0, *, first_success: bool) -> None:
-        """Count a page that the cursor has moved past; `first_success`: something of the pipeline failed before."""
+        `row`: what the run history says of it, if it does.
+        """
         handled = len(page.records) - rejected
         if first_success and handled:
             self.cursors.note_success(self.key)
         self.took += len(page.records)
         self.handled += handled
+        self.rejected += rejected
+        if row is not None:
+            self.reported = self.took, self.rejected
 
     def settlement(self, result: RunResult, outcome: Outcome) -> tuple[RunKey, Settlement, Spacing, int]:
         """Return what the gate is told at the run's end."""
@@ -187,21 +170,6 @@ class Run:
         self.runtime.heartbeat.discard(self.ownership)
         if self.trace is not None:
             self.trace.end(self.result)
-
-
-def _reason(begun: Begun) -> str:
-    """Return why a run began, as the column `reason` of the history has it."""
-    if begun.died:
-        return "died"
-    if begun.probe is not None:
-        return "probe"
-    if begun.failures:
-        return "retry"
-    if begun.found:
-        return "record"
-    if not begun.new_events:
-        return "more"
-    return "event" if begun.runs == 1 else "burst"
 
 
 def permitted(run: Run, page: Page) -> tuple[Page, int]:
@@ -240,12 +208,12 @@ def deliver(run: Run, page: Page) -> Move | None:
         HandlerFailed: the handler raised, or what it wrote through the batch's connection cannot be committed.
         CursorLost: the cursor is another run's.
     """
-    if not run.advances_past(page):
+    if not page.moves_cursor:
         return None
     committing = _Committing(run, page)
     if run.trace is not None:
         run.trace.take(page.records, page.traceparents)
-    with run.cursors.transaction(run.key, run.note()) as transaction:
+    with run.cursors.transaction(run.key) as transaction:
         batch = _batch(run, page.decoded, transaction)
         failed = call(run, page, batch, transaction, committing.hooks) if page.decoded else None
         try:
@@ -281,9 +249,11 @@ class _Committing:
         self._run = run
         self._page = page
         self._first_event_ms = _first_event_ms(run, page)
+        run.first_event_ms = run.first_event_ms or self._first_event_ms
         self._committed: Page | None = None
         self._rejected = 0
         self._first_success = False
+        self._row: HistoryRow | None = None
 
     def commit(self, transaction: Transaction, batch: Batch, failed: HandlerFailed | None) -> Move | None:
         """Move the cursor past what was handled, with what the handler wrote; or return how it is to move."""
@@ -296,12 +266,15 @@ class _Committing:
         rejected = {key: reason for key, reason in batch.rejected.items() if key in keys}
         reasons = {**page.undecodable, **rejected}
         if not (failed or transaction.used or reasons or page.leaving or self.hooks):
-            return transaction.move(page, bisection=bisection, first_event_ms=self._first_event_ms)
+            row = row_after(self._run, page, 0)
+            return transaction.move(page, bisection=bisection, first_event_ms=self._first_event_ms, row=row)
+        self._row = None if failed else row_after(self._run, page, len(reasons))
         self._first_success = transaction.advance(
             page,
             bisection=bisection,
             to_quarantine=Quarantined(reasons, "rejected") if reasons else None,
             first_event_ms=self._first_event_ms,
+            row=self._row,
         )
         self._committed, self._rejected = page, len(reasons)
         if failed is not None:
@@ -312,7 +285,7 @@ class _Committing:
         """Count what was committed, and call the hooks for after the commit."""
         if self._committed is None:
             return
-        self._run.count(self._committed, self._rejected, first_success=self._first_success)
+        self._run.count(self._committed, self._rejected, first_success=self._first_success, row=self._row)
         if failed is None or failed.returned:
             call_hooks(self._run, self.hooks)
 

@@ -27,6 +27,7 @@ from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Blame, Outcome
 from taskbridge.running.delivery import Run, RunResult, charge, permitted, try_alone
 from taskbridge.running.handler import HandlerFailed
+from taskbridge.running.history import fail, row_of
 from taskbridge.store import ComesAgain, Evidence, Page, Quarantined, Unread, is_without_session
 
 __all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_unread", "probe"]
@@ -70,7 +71,7 @@ def after_failure(run: Run, failed: HandlerFailed) -> RunResult:
     downstream = failed.waited or is_downstream(error, run.pipeline.downstream_errors)
     blame = Blame.DOWNSTREAM if downstream else Blame.RECORD
     if run.begun.probe is not None:
-        run.cursors.fail(run.key, text, note=run.note())
+        fail(run, text)
         return RunResult(Outcome.RETRY, _milliseconds(run.begun.failures), blame, error=failed.exception)
 
     bisection = page.bisection.failed(len(page.records), page.records[0].revision, downstream=downstream)
@@ -129,12 +130,12 @@ def after_unread(run: Run, unread: Unread) -> RunResult:
     try:
         page = run.cursors.read(run.key, unread.limit, bisecting=unread.bisecting, documents=False)
     except Unread:
-        run.cursors.fail(run.key, text, unread=unread.limit, note=run.note())
+        fail(run, text, unread=unread.limit)
         return RunResult(Outcome.RETRY, wait_ms, error=error)
     if page.paused:
         return PAUSED
     if run.begun.probe is not None or not page.records:
-        run.cursors.fail(run.key, text, note=run.note())
+        fail(run, text)
         return RunResult(Outcome.RETRY, wait_ms, error=error)
     bisection = page.bisection.unread(len(page.records), page.records[0].revision)
     enough = _has_failed_enough(run, bisection)
@@ -150,7 +151,7 @@ def after_lost_server(run: Run, error: Exception) -> RunResult:
     if is_without_session(error):
         return RunResult(Outcome.STOPPED, error=error)
     try:
-        run.cursors.fail(run.key, error_text(error), note=run.note())
+        fail(run, error_text(error))
     except Exception as second:
         # Postgres may be what failed. The tenant waits for its back-off all the same.
         log.warning("the failure of tenant %r could not be stored: %s", run.tenant, error_text(second))
@@ -173,7 +174,7 @@ def probe(run: Run, page: Page) -> Page | RunResult:
     if run.begun.died and page.records:
         # It is not known which record the run before tried, so the next probe tries another.
         text = _death(run)
-        run.cursors.fail(run.key, text, note=run.note_of_dead())
+        fail(run, text, died=True)
         run.counted_death = True
         return failed._replace(error=HandlerMistake(text))
     _, wait_ms = permitted(run, page.first(1))
@@ -215,7 +216,7 @@ def _judged(
     """
     evidence = run.cursors.evidence(run.key) if enough else None
     # Stored before another record is tried: that one may end the process, and the search must not start anew then.
-    failures = run.cursors.fail(run.key, text, bisection, note=run.note_of_dead() if died else run.note())
+    failures = fail(run, text, bisection, died=died)
     run.counted_death = run.counted_death or died
     if evidence is None:
         return None, failures
@@ -309,11 +310,12 @@ def _wait(run: Run, retry_after: RetryAfter) -> RunResult:
 
 def _quarantine(run: Run, page: Page, bisection: Bisection, error: str) -> None:
     (record,) = page.records
-    with run.cursors.transaction(run.key, run.note()) as transaction:
+    with run.cursors.transaction(run.key) as transaction:
         transaction.advance(
             page,
             bisection=bisection.handled(1, run.pipeline.batch_size),
             to_quarantine=Quarantined({record.external_id: error}, "failed", bisection.tries),
+            row=row_of(run, "handled", records=1, sweeps=page.sweeps + 1),
         )
     log.error(
         "%s: record %r of tenant %r goes to quarantine after %d attempts alone: %s",

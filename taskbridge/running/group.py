@@ -172,7 +172,7 @@ class _Group:
                 late.append((each, answer))
                 continue
             if move is not None:
-                run.count(page, first_success=answer)
+                run.count(page, first_success=answer, row=move.row)
             try:
                 run.result = result_after(run, page)
             except CursorLost as error:

@@ -24,6 +24,7 @@ from taskbridge.process.shutdown import is_stopping, waits_for_stop
 from taskbridge.running import failures
 from taskbridge.running.delivery import Run, RunResult, deliver, permitted
 from taskbridge.running.handler import HandlerFailed
+from taskbridge.running.history import last_row
 from taskbridge.running.traces import trace_of
 from taskbridge.store import CursorLost, Move, Page, StaleToken, Unread
 
@@ -147,7 +148,7 @@ def advance(run: Run, page: Page, move: Move | None) -> None:
         CursorLost: the cursor is another run's.
     """
     if move is not None:
-        run.count(page, first_success=store.advance(run.runtime.database, move))
+        run.count(page, first_success=store.advance(run.runtime.database, move), row=move.row)
 
 
 def read_on(run: Run, page: Page) -> Page | RunResult:
@@ -180,8 +181,11 @@ def result_after(run: Run, page: Page) -> RunResult | None:
     return STOPPED if is_stopping() else None
 
 
-def settle(runtime: Runtime, runs: Sequence[Run]) -> None:
-    """Tell the gate how runs ended, in one exchange. Where it cannot be told, that is the error of their results."""
+def settle(runtime: Runtime, runs: Sequence[Run], *, reports: bool = True) -> None:
+    """Tell the gate how runs ended, in one exchange, and then the history of those whose row no advance or failure had.
+
+    Where the gate cannot be told, that is the error of their results.
+    """
     ended = []
     for run in runs:
         if run.result is None or run.result.outcome is None:
@@ -191,6 +195,9 @@ def settle(runtime: Runtime, runs: Sequence[Run]) -> None:
     try:
         if ended:
             runtime.gate.settle_many(ended, most_handed=runtime.most_handed)
+        rows = [row for run in runs if reports and run.result and (row := last_row(run, run.result))]
+        if rows:
+            store.write_runs(runtime.database, rows)
     except Exception as error:
         for run in runs:
             run.result = (run.result or LOST)._replace(error=error)
@@ -211,7 +218,8 @@ def handed_over(run: Run) -> Iterator[None]:
         run.result = None
         if isinstance(ended, KeyboardInterrupt) or (not isinstance(ended, Exception) and waits_for_stop()):
             run.result = STOPPED
-            settle(run.runtime, [run])
+            # A process that is told to end waits for no history.
+            settle(run.runtime, [run], reports=False)
         else:
             run.close()
         raise

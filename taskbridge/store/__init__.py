@@ -47,8 +47,8 @@ if TYPE_CHECKING:
         read_backlogs,
         read_counters,
     )
-    from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, keep_runs, sum_runs
-    from taskbridge.store.looks import MOST_UNDECLARED, Looks, PausedCount
+    from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
+    from taskbridge.store.looks import MOST_UNDECLARED, Looks, PausedCount, document_of, where_is
     from taskbridge.store.page import Page
     from taskbridge.store.past import Past
     from taskbridge.store.pauses import Pause, Paused, Pauses
@@ -97,7 +97,6 @@ if TYPE_CHECKING:
         read_unmatched,
         unmatched_sources,
     )
-    from taskbridge.store.where import document_of, where_is
 
 if not TYPE_CHECKING:
     # SQLAlchemy takes as long to load as all else, and a process that changes nothing needs none of it.
@@ -117,8 +116,8 @@ if not TYPE_CHECKING:
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "engine": "connect",
             "figures": "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters read_ages read_backlogs read_counters",
-            "history": "NOT_NOTED RunNote is_noted keep_runs sum_runs",
-            "looks": "MOST_UNDECLARED Looks PausedCount",
+            "history": "HistoryRow keep_runs sum_runs write_runs",
+            "looks": "MOST_UNDECLARED Looks PausedCount document_of where_is",
             "page": "Page",
             "past": "Past",
             "pauses": "Pause Paused Pauses",
@@ -137,6 +136,5 @@ if not TYPE_CHECKING:
             "tenants": "Tenants WaitingRecords",
             "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
-            "where": "document_of where_is",
         },
     )

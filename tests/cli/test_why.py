@@ -21,12 +21,18 @@ from tests.store.adopting import run
 RUNS = """
 INSERT INTO taskbridge.runs
     (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
-     first_event_ms, began_sweeps, sweeps)
+     first_event_ms)
 SELECT 'invoices', t.tenant, '1769846399913004-' || n, now() - n * interval '1 s', now() - (n - 0.25) * interval '1 s',
        'event', 'celery@one', t.weight, 1, 1, 0, CASE WHEN t.tenant = 'bolt' THEN 'failed' ELSE 'handled' END,
-       CASE WHEN t.tenant = 'bolt' THEN 'ValueError: no price' END, 20, 0, 1
+       CASE WHEN t.tenant = 'bolt' THEN 'ValueError: no price' END, 20
 FROM (VALUES ('acme', 5), ('bolt', 1)) t (tenant, weight), generate_series(1, 3) n
 """
+
+
+def earlier(engine: Engine, minutes: int, which: str = "true") -> None:
+    """Let runs be so much older."""
+    moved = ", ".join(f"{name} = {name} - {minutes} * interval '1 min'" for name in ("began_at", "ended_at"))
+    run(engine, f"UPDATE taskbridge.runs SET {moved} WHERE {which}")  # noqa: S608 - the test's own conditions
 
 
 def test_why_says_one_sentence_and_then_the_figures(
@@ -192,9 +198,9 @@ def test_what_failed_lately_is_grouped_by_its_error(taskbridge: Program, engine:
         ["bolt"],
         True,
     )
-    run(engine, "UPDATE taskbridge.runs SET began_at = began_at - interval '5 minutes' WHERE token LIKE '%-1'")
+    earlier(engine, 5, "token LIKE '%-1'")
     assert "3 runs of 1 tenant" in taskbridge("failed").stdout, "no worker has summed these minutes"
-    run(engine, "UPDATE taskbridge.runs SET began_at = began_at - interval '2 hours' WHERE token NOT LIKE '%-3'")
+    earlier(engine, 120, "token NOT LIKE '%-3'")
     assert taskbridge("failed", "--hours", "1").stdout.splitlines()[-1] == "from 1 failed run of the last hour"
     sum_runs(engine, "invoices")
     assert taskbridge("failed", "--hours", "1").stdout.splitlines()[-1] == "from 1 failed run of the last hour"
@@ -223,7 +229,7 @@ def test_saved_shows_days_and_the_bursts_of_a_tenant(taskbridge: Program, engine
     assert nothing[0].startswith("invoices: no run in the last 7 days")
     assert nothing[-1].startswith("there is no run history")
     run(engine, RUNS)
-    run(engine, "UPDATE taskbridge.runs SET began_at = began_at - 2 * interval '1 min'")
+    earlier(engine, 2)
     sum_runs(engine, "invoices")
     first, heads, *rows = taskbridge("saved", "--days", "2").stdout.splitlines()
     assert first == "invoices: in the last 2 days 18 events became 6 runs: 67% of the runs saved"
@@ -240,8 +246,7 @@ def test_saved_shows_days_and_the_bursts_of_a_tenant(taskbridge: Program, engine
     assert (burst["events"], burst["runs_saved"], burst["windowed_ms"]) == (5, 4, 520)
     assert taskbridge("saved", "nobody").stdout == "invoices, nobody: no burst is known\n"
     assert taskbridge("saved", "--pipeline", "typo").status == 2
-    run(engine, "UPDATE taskbridge.runs SET records = 9")
-    sum_runs(engine, "invoices")
+    run(engine, "UPDATE taskbridge.run_minutes SET records = 9 * runs")
     many = "they had 54 records: a run for each would have been 9.0 times as many"
     assert taskbridge("saved").stdout.splitlines()[1].strip() == many
 
@@ -249,8 +254,8 @@ def test_saved_shows_days_and_the_bursts_of_a_tenant(taskbridge: Program, engine
 def test_a_burst_that_waited_longer_than_the_last_bound_is_not_told_as_within_it(
     taskbridge: Program, engine: Engine
 ) -> None:
-    run(engine, RUNS.replace("END, 20, 0, 1", "END, 90000, 0, 1"))
-    run(engine, "UPDATE taskbridge.runs SET began_at = began_at - 2 * interval '1 min'")
+    run(engine, RUNS.replace("END, 20\n", "END, 90000\n"))
+    earlier(engine, 2)
     sum_runs(engine, "invoices")
     assert re.search(r" > 10,000 ms +> 10,000 ms$", taskbridge("saved").stdout.splitlines()[-1])
     (day, *_) = taskbridge("saved", "--json").json["pipelines"]["invoices"]["days"]

@@ -17,8 +17,8 @@ from taskbridge.cli.why import why
 from taskbridge.observing import history, overview, places, standing
 from taskbridge.observing.answers import Answers
 from taskbridge.store.figures import MOST_RECORDS
+from taskbridge.store.looks import MOST_FOUND, where_is
 from taskbridge.store.past import MOST_DRAWN
-from taskbridge.store.where import MOST, where_is
 from taskbridge.web.pages.acting import AT_ONCE, STARTED_AT_ONCE
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
@@ -43,9 +43,9 @@ DASHBOARD: Final = (DOCS / "how-to" / "dashboard.md").read_text(encoding="utf-8"
         (OPERATE, f"of the {MOST_RUNNERS:,} tenants whose runners are due first"),
         (OPERATE, f"{MOST_RECORDS:,} means that many or more"),
         (why.help, f"up to {standing.MOST_RECORDS:,} of each state"),
-        (where.help, f"Up to {MOST:,} records are shown"),
+        (where.help, f"Up to {MOST_FOUND:,} records are shown"),
         (where.help, f"the steps of the first {SHOWN_STORIES:,}."),
-        (where_is.__doc__, f"up to {MOST:,},"),
+        (where_is.__doc__, f"up to {MOST_FOUND:,},"),
         (top.help, f"more than {MOST_DRAWN:,} runs"),
         (OPERATE, f"more than {MOST_DRAWN:,} runs"),
         (failed.help, f"the last {history.MOST_FAILED:,} failed runs"),

@@ -1410,8 +1410,7 @@ def test_what_each_run_sends_is_no_longer_than_what_psycopg_keeps(engine: Engine
         query("claim", longest),
         query("read_batch", longest),
         query("read_batch", DEFAULT_SCHEMA, document),
-        compact(query("advance", longest, noted=True, again=True)),
-        compact(query("advance_together", longest, noted=True, again=True)),
+        compact(query("advance", longest)),
         compact(query("round", longest)),
     ]
     assert [len(one) for one in sent if len(one) > MAX_CACHED_STATEMENT_LENGTH] == []
