@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from threading import Lock
+from threading import Condition, Lock
 from typing import Final, Generic, TypeVar
 
 from taskbridge.errors import Unavailable
@@ -25,7 +25,7 @@ class EventThreads:
 
     def __init__(self, count: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(count, name)
-        self._alone = Lock()
+        self._alone = Condition()
         self._waiting = 0
 
     def submit(self, call: Callable[[], T], events: int) -> Future[T]:
@@ -63,6 +63,11 @@ class EventThreads:
             raise
         return job
 
+    def wait(self, seconds: float) -> bool:
+        """Wait until no event waits or is on its way; return whether that came within so many seconds."""
+        with self._alone:
+            return self._alone.wait_for(lambda: not self._waiting, seconds)
+
     def shutdown(self) -> None:
         """Take no more, and do not wait for those that are at work."""
         self._threads.shutdown(wait=False)
@@ -71,6 +76,8 @@ class EventThreads:
         """Count so many events less."""
         with self._alone:
             self._waiting -= weight
+            if not self._waiting:
+                self._alone.notify_all()
 
 
 class _Job(Generic[T]):

@@ -22,6 +22,7 @@ __all__ = ["assert_notified", "drain", "drain_all", "notified"]
 log = logging.getLogger(__name__)
 
 MOST_RUNS: Final = 1_000
+_SENT_WITHIN: Final = 10.0
 
 
 def drain(
@@ -134,6 +135,8 @@ def _of_a_test(app: Celery) -> Runtime:
             'let it use the fixture `taskbridge_settings` of "taskbridge.testing.plugin", as by '
             '`@pytest.mark.usefixtures("taskbridge_settings")`; in a TransactionTestCase of Django use `deployed`',
         )
+    # What a commit in a coroutine sends may still be on its way.
+    runtime.event_threads.wait(_SENT_WITHIN)
     return runtime
 
 

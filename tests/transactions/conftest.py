@@ -20,7 +20,6 @@ from taskbridge.producing.producer import Bridge
 from taskbridge.settings import Settings
 from taskbridge.testing.servers import fresh_database
 from tests.transactions.kinds import KINDS, TELLING, Held, opened
-from tests.waiting import wait_until
 
 Events = Callable[[], dict[str, int]]
 
@@ -77,7 +76,7 @@ def events(bridge: Bridge) -> Events:
 
     def read() -> dict[str, int]:
         # What a commit in a coroutine sends is on its way when that returns.
-        wait_until(lambda: not runtime_of(bridge.app).event_threads._waiting, "events are sent")
+        assert runtime_of(bridge.app).event_threads.wait(10.0), "events are sent"
         found = {}
         for pipeline in runtime_of(bridge.app).pipelines.names():
             tenants = gate.active(pipeline)
