@@ -135,7 +135,7 @@ def test_what_cannot_be_rejected(drill: Drill) -> None:
     def reject_the_first(batch: Batch) -> None:
         batches.append(batch)
         if len(batches) == 2:
-            with pytest.raises(ValueError, match="'a' of tenant '(acme|other)' is not of this batch"):
+            with pytest.raises(ValueError, match=r"'a' of tenant '(acme|other)' is not of this batch"):
                 batch.reject(batches[0][0], "why")
 
     drill.handle(reject_the_first)
