@@ -37,7 +37,7 @@ PRELOADED: Final = (
     "taskbridge.observing.metrics",
     "taskbridge.producing.recording",
     "taskbridge.process.translation",
-    *(f"taskbridge.store.{module}" for module in ("audit", "backfills", "engine", "pruning", "quarantine", "where")),
+    *(f"taskbridge.store.{module}" for module in ("audit", "backfills", "engine", "pruning", "quarantine")),
     # What a worker imports besides.
     "celery.bin.celery",
     "celery.bin.worker",

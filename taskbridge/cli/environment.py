@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from taskbridge.observing.answers import Answers
     from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.process.runtime import Runtime
+    from taskbridge.store import Paused
 
 __all__ = [
     "POSTGRES",
@@ -35,6 +36,7 @@ __all__ = [
     "light_runtime",
     "note",
     "ready",
+    "resume",
     "runtime",
     "served",
     "session",
@@ -88,6 +90,19 @@ def start(tenants: Iterable[str], pipeline: str) -> None:
         raise Unavailable(
             f"{error}. The change is stored: a worker finds it within TASKBRIDGE_BASE_INTERVAL"
         ) from error
+
+
+def resume(pending: Iterable[str], pipeline: str, tenant: str | None, left: Paused) -> None:
+    """Start the tenants with `pending` records, and release what the pause holds of others.
+
+    `tenant`: whose pause it was; None: the whole pipeline's. `left`: what is still paused.
+
+    Raises: as `start`.
+    """
+    start(pending, pipeline)
+    gate = runtime().gate
+    held = [one for one in gate.paused(pipeline) if tenant in (None, one) and left.holding(one) is None]
+    gate.expire(pipeline, held, early=True)
 
 
 def note(runtime: LightRuntime, action: str, **what: Any) -> None:

@@ -104,7 +104,7 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
     released = scope.runtime.pauses.release(pipeline, tenant)
     left = scope.runtime.pauses.of(pipeline)
     started = [one for one in scope.pending() if left.holding(one) is None]
-    environment.start(started, pipeline)
+    environment.resume(started, pipeline, tenant, left)
     if as_json:
         paused = (left.whole if tenant is None else left.holding(tenant)) is not None
         console.emit_json(scope.key | {"paused": paused, "resumed": released, "started": len(started)})

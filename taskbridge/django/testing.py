@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 from asgiref.sync import async_to_sync
@@ -26,7 +26,7 @@ from taskbridge.django.migrations import adopting_migration
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.running.delivery import check_returned, done_first
+from taskbridge.running.handler import check_returned, done_first
 from taskbridge.running.tail import base_round, tail_round
 from taskbridge.settings import Settings
 from taskbridge.store.adopted import known, present
@@ -41,6 +41,8 @@ __all__ = ["Delivered", "Deployed", "deliver", "deployed"]
 
 _KEPT: Final = ("adopted", "taskbridge_cluster", VERSION_TABLE)
 """Our tables that `deployed` does not empty: which tables are adopted, in which cluster, and at which schema."""
+_OWNER: Final = "0"
+"""Below the tokens of all runs."""
 
 
 class Delivered(Batch):
@@ -83,7 +85,7 @@ def deliver(name: str) -> list[Delivered]:
             if any(_waits(one, tenant) for one in batches):
                 left += records
                 continue
-            muted = _muted(connection, pipeline.source if readers == 1 else "", tenant)
+            muted = _muted(connection, pipeline, tenant) if readers == 1 else nullcontext()
             batch, kept = _handled(pipeline, tenant, records, connections[alias], connection, muted)
             batches.append(batch)
             left += records[kept:]
@@ -217,9 +219,12 @@ def _set(connection: Connection, name: str, value: str) -> None:
 
 
 @contextmanager
-def _muted(connection: Connection, source: str, tenant: str) -> Iterator[None]:
+def _muted(connection: Connection, pipeline: Pipeline, tenant: str) -> Iterator[None]:
     """Let what the handler writes back into its tenant's rows make no records, as in a batch's transaction."""
-    _set(connection, "taskbridge.muted", f"{quoted(schema_of(connection))}:{source}:{tenant}" if source else "")
+    owner = {"pipeline": pipeline.name, "tenant": tenant, "token": _OWNER}
+    connection.exec_driver_sql(query("own_cursor", schema_of(connection)), owner)
+    _set(connection, "taskbridge.batch", _OWNER)
+    _set(connection, "taskbridge.muted", f"{pipeline.source}:{pipeline.name}:{tenant}")
     yield
     _set(connection, "taskbridge.muted", "")
 

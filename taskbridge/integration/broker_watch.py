@@ -37,6 +37,8 @@ LOOK_EVERY: Final = 1.0
 CONFIRM_AFTER: Final = 0.5
 """Seconds that a suspect has for its answer once the broker has answered on a new connection."""
 PROBE_TIMEOUT: Final = 1.0
+CLOSES_WITHIN: Final = 30.0
+"""Seconds for which the watch outlasts its step: a worker that stops closes its connections after all steps ended."""
 
 _connections: WeakValueDictionary[int, _Watched] = WeakValueDictionary()
 
@@ -139,7 +141,7 @@ class BrokerWatchStep(bootsteps.StartStopStep):
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
-        self._stopping = threading.Event()
+        self._ends = math.inf
 
     def include_if(self, worker: Any) -> bool:
         """Whether the worker serves our queues."""
@@ -150,15 +152,16 @@ class BrokerWatchStep(bootsteps.StartStopStep):
         threading.Thread(target=self._watch, name="taskbridge-broker", daemon=True).start()
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery passes it
-        """End the thread."""
-        self._stopping.set()
+        """Let the thread end."""
+        self._ends = min(self._ends, time.monotonic() + CLOSES_WITHIN)
 
     def terminate(self, worker: Any) -> None:
-        """End the thread; Celery calls this in a cold shutdown."""
+        """Let the thread end; Celery calls this in a cold shutdown."""
         self.stop(worker)
 
     def _watch(self) -> None:
-        while not self._stopping.wait(LOOK_EVERY):
+        while time.monotonic() < self._ends:
+            time.sleep(LOOK_EVERY)
             try:
                 self._look()
             except Exception as error:
@@ -168,7 +171,7 @@ class BrokerWatchStep(bootsteps.StartStopStep):
         suspects = _sockets(due_before=time.monotonic() - OVERDUE)
         if not suspects or not _answers(next(iter(suspects.values()))[0]):
             return
-        self._stopping.wait(CONFIRM_AFTER)
+        time.sleep(CONFIRM_AFTER)
         still = _sockets(due_before=time.monotonic() - OVERDUE)
         lost = [due for key, (_, sock, due) in suspects.items() if key in still and still[key][1:] == (sock, due)]
         if not lost:

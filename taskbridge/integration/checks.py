@@ -36,7 +36,6 @@ from taskbridge.process.broker import broker_connection
 from taskbridge.process.light_runtime import ALSO_CHECKED
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.translation import translated_errors
-from taskbridge.producing.parking import count_parked
 from taskbridge.store import (
     Looks,
     check_adoptions,
@@ -129,7 +128,6 @@ def examine(runtime: Runtime) -> list[Finding]:
         usable(_rounds, "tail")
         if broker:
             usable(_sessions, "sessions")
-            usable(_parked, "work")
     return found
 
 
@@ -526,14 +524,6 @@ def _work(runtime: Runtime) -> Findings:
             "work",
             "no circuit is open, no tenant fails, nothing is in quarantine and no message is unmatched",
         )
-
-
-def _parked(runtime: Runtime) -> Findings:
-    with runtime.app.connection_for_write() as connection, connection.channel() as channel:
-        parked = count_parked(runtime.app, channel)
-    if parked:
-        messages = counted(parked, "message waits", "messages wait")
-        yield Finding(Level.WARNING, "work", f"{messages} to be recorded", "a worker's log says what keeps them")
 
 
 def _overdue(runtime: Runtime) -> Findings:

@@ -32,7 +32,8 @@ from celery import Celery
 from kombu import Connection
 from kombu.exceptions import VersionMismatch
 from kombu.transport import redis, virtual
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError, ResponseError
 
 from taskbridge.common.texts import counted, error_line
 from taskbridge.gate.message import RUN_TASK
@@ -256,12 +257,15 @@ class _Patient:
         from celery.worker.state import maybe_shutdown  # noqa: PLC0415 - only workers need it
 
         while True:
+            client = self._create_client()
             try:
                 # As kombu does it at this time. It ends by itself, and changes nothing where another worker has it.
-                self._create_client().set(self.unacked_mutex_key, "", nx=True, px=1)
+                client.set(self.unacked_mutex_key, "", nx=True, px=1)
             except ResponseError as error:
                 self._refusals.refused(error)
                 maybe_shutdown()
+                # The next try asks whoever has the address then: after a failover, no longer this server.
+                client.connection_pool.disconnect()
                 time.sleep(REFUSED_WAIT)
             else:
                 self._refusals.taken()
@@ -309,6 +313,8 @@ class _Patient:
 
     def _rest(self, error: ResponseError) -> None:
         self._refusals.refused(error)
+        if isinstance(error, ReadOnlyError):
+            raise RedisConnectionError("the server became a replica, so this worker reconnects") from error
         self._asks_again = time.monotonic() + REFUSED_WAIT
 
 

@@ -51,7 +51,7 @@ RATE_SECONDS: Final = 5.0
 
 
 def health(reach: Reach) -> Health:
-    """Return whether all is well; see `Answers.health`."""
+    """Return whether all is well, with what is not."""
     names = sorted(reach.pipelines)
     surveys = reach.inspector.survey(names, MOST_RUNNERS)
     sources = {name: reach.pipelines[name].source for name in names}
@@ -119,7 +119,7 @@ def health(reach: Reach) -> Health:
 
 
 def left_out(reach: Reach) -> Finding | None:
-    """Return what is not looked at; see `Answers.left_out`."""
+    """Return that Postgres knows pipelines which are not asked about here, so none of these was looked at."""
     others = reach.looks.undeclared(sorted(reach.pipelines))
     return _finding(undeclared(others)) if others else None
 
@@ -159,8 +159,8 @@ def _workers(reach: Reach, surveys: Mapping[str, Survey]) -> list[str]:
     return sorted(found)
 
 
-def pulse(reach: Reach, most: int) -> Pulse:
-    """Return how all stands now; see `Answers.pulse`."""
+def pulse(reach: Reach, most: int = 50) -> Pulse:
+    """Return how all stands now, with up to `most` active tenants of each pipeline; made for once a second."""
     names = sorted(reach.pipelines)
     surveys = reach.inspector.survey(names, most)
     rates = _rates(reach)
@@ -196,7 +196,7 @@ def pulse(reach: Reach, most: int) -> Pulse:
 def _rates(reach: Reach) -> dict[str, dict[str, Any]] | None:
     if not reach.past.exists:
         return None
-    return reach.past.rates(reach.looks.now() - timedelta(seconds=RATE_SECONDS))
+    return reach.past.rates([*reach.pipelines], reach.looks.now() - timedelta(seconds=RATE_SECONDS))
 
 
 def _active(reach: Reach, tenant: str, runner: RunnerStatus, now_ms: int, *, paused: bool) -> ActiveTenant:
@@ -215,14 +215,20 @@ def tenants(
     reach: Reach,
     pipeline: str,
     *,
-    failing: bool,
-    sort: Sort,
-    after: str,
-    limit: int,
+    failing: bool = False,
+    sort: Sort = "name",
+    after: str = "",
+    limit: int = 50,
     records: int = MOST_OF_A_TENANT,
 ) -> list[TenantLine]:
-    """Return a list of tenants; see `Answers.tenants`."""
-    of_pipeline = reach.tenants(pipeline)
+    """Return up to `limit` tenants of a pipeline; with `failing` those whose last run failed.
+
+    Of each tenant up to `records` records of each state are counted.
+
+    By name they come after the tenant `after`. By another order they are the first of up to 400 tenants: those
+    whose runners are due first, those with the most failures, those with the most in quarantine, and by name.
+    """
+    of_pipeline = reach.tenants_in(pipeline)
     if sort == "name" and failing:
         names = reach.looks.failing(pipeline, after, limit)
     elif sort == "name":
@@ -276,8 +282,11 @@ def _line(
     )
 
 
-def failing(reach: Reach, pipeline: str | None, limit: int) -> list[ErrorGroup]:
-    """Return what fails; see `Answers.failing`."""
+def failing(reach: Reach, pipeline: str | None = None, limit: int = 50) -> list[ErrorGroup]:
+    """Return what fails now, grouped by the kind of error, those with the most tenants first.
+
+    Up to 1,000 failing tenants and 1,000 records in quarantine of each pipeline are looked at.
+    """
     found = [
         ErrorGroup(name, **row)
         for name in reach.chosen(pipeline)

@@ -179,7 +179,7 @@ def slow_work(
     longest = {name: _longest_run(pipelines[name], settings.run_budget) for name in found}
     is_going = bool(late) and (
         any(run.seconds <= longest[name] for name, one in found.items() for run in one.running)
-        or Past(database).ended_within(QUEUED_SECONDS)
+        or Past(database).ended_within([*surveys], QUEUED_SECONDS)
     )
     troubles: dict[str, list[Trouble]] = {}
     for name, one in found.items():

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
         read_backlogs,
         read_counters,
     )
-    from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, keep_runs, sum_runs
-    from taskbridge.store.looks import MOST_UNDECLARED, Looks, PausedCount
+    from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
+    from taskbridge.store.looks import MOST_UNDECLARED, Looks, PausedCount, document_of, where_is
     from taskbridge.store.page import Page
     from taskbridge.store.past import Past
     from taskbridge.store.pauses import Pause, Paused, Pauses
@@ -68,19 +68,14 @@ if TYPE_CHECKING:
         Records,
         Row,
         Statement,
-        Writing,
-        awritten,
-        fetching,
+        execute,
         json_text,
-        matching_alone,
         message_statement,
         record,
         record_invoice,
         record_many,
-        with_reason,
-        writing,
-        writing_message,
-        written,
+        record_statements,
+        refused,
     )
     from taskbridge.store.schema import check_schema, migrate
     from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error, is_without_session
@@ -102,7 +97,6 @@ if TYPE_CHECKING:
         read_unmatched,
         unmatched_sources,
     )
-    from taskbridge.store.where import document_of, where_is
 
 if not TYPE_CHECKING:
     # SQLAlchemy takes as long to load as all else, and a process that changes nothing needs none of it.
@@ -122,8 +116,8 @@ if not TYPE_CHECKING:
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "engine": "connect",
             "figures": "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters read_ages read_backlogs read_counters",
-            "history": "NOT_NOTED RunNote is_noted keep_runs sum_runs",
-            "looks": "MOST_UNDECLARED Looks PausedCount",
+            "history": "HistoryRow keep_runs sum_runs write_runs",
+            "looks": "MOST_UNDECLARED Looks PausedCount document_of where_is",
             "page": "Page",
             "past": "Past",
             "pauses": "Pause Paused Pauses",
@@ -133,8 +127,8 @@ if not TYPE_CHECKING:
             "rebasing": "Rebased rebase",
             "receiving": "Incoming Stored forget_received prepare_receiving receive",
             "records": (
-                "Records Row Statement Writing awritten fetching json_text matching_alone message_statement record "
-                "record_invoice record_many with_reason writing writing_message written"
+                "Records Row Statement execute json_text message_statement record record_invoice record_many "
+                "record_statements refused"
             ),
             "schema": "check_schema migrate",
             "sessions": "OLDEST_POSTGRES Reader check_version driver_error is_without_session",
@@ -142,6 +136,5 @@ if not TYPE_CHECKING:
             "tenants": "Tenants WaitingRecords",
             "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
-            "where": "document_of where_is",
         },
     )

@@ -543,7 +543,8 @@ def _statement(
     """
     wanted, by_row = adopted.definition, adopted.table.by_row and rows is None
     watched = dict.fromkeys((*adopted.names, *wanted.watched)) if wanted.watched else {}
-    parts = {"source": literal(wanted.source), "muted": query("adopted_muted")}
+    parts = {"source": literal(wanted.source)}
+    parts["muted"] = filled("adopted_muted", adopted.schema, parts)
     for word, number in (("new", "$1"), ("old", "$2")):
         whole = number if passed else word.upper()
         row = word[0] if not by_row else f"({whole})" if passed else whole

@@ -224,7 +224,10 @@ def scalar(driver: psycopg.Connection[Any], statement: str, values: Mapping[str,
 
 def driver_error(error: BaseException | None) -> psycopg.Error | None:
     """Return psycopg's error: the one that SQLAlchemy's holds, or the given one. None: it is neither."""
-    said = getattr(error, "orig", error)
+    try:
+        said = getattr(error, "orig", error)
+    except Exception:  # a class that is not ours may have a property of this name, which may raise anything
+        return None
     return said if isinstance(said, psycopg.Error) else None
 
 

@@ -46,11 +46,11 @@ MASKS: Final = (
 HISTORY: Final = """
 INSERT INTO taskbridge.runs
     (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
-     first_event_ms, began_sweeps, sweeps)
+     first_event_ms)
 SELECT 'invoices', t.tenant, '1769846399913004-' || n, now() - interval '2 hours' - n * interval '1 s',
        now() - interval '2 hours' - (n - 0.25) * interval '1 s', 'event', 'celery@one',
        t.weight, 1, 1, 0, CASE WHEN t.tenant = 'Spain' THEN 'failed' ELSE 'handled' END,
-       CASE WHEN t.tenant = 'Spain' THEN 'ValueError: no price' END, 20, 0, 1
+       CASE WHEN t.tenant = 'Spain' THEN 'ValueError: no price' END, 20
 FROM (VALUES ('France', 5), ('Spain', 1)) t (tenant, weight), generate_series(1, 2) n
 """
 SCENE: Final = (

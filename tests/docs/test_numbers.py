@@ -12,8 +12,8 @@ from taskbridge.cli.status import RECORDS_BY_NAME, RECORDS_SORTED
 from taskbridge.observing import history, overview, places
 from taskbridge.observing.answers import Answers
 from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS
+from taskbridge.store.looks import MOST_FOUND, where_is
 from taskbridge.store.past import MOST_DRAWN
-from taskbridge.store.where import MOST, where_is
 from taskbridge.web.pages.acting import AT_ONCE, STARTED_AT_ONCE
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
@@ -31,7 +31,7 @@ DASHBOARD: Final = (DOCS / "how-to" / "dashboard.md").read_text(encoding="utf-8"
         (OPERATE, f"{MOST_COUNTED:,} means that many or more"),
         (OPERATE, f"more than {MOST_DRAWN:,} runs"),
         (OPERATE, f"the last {history.MOST_FAILED:,} failed runs"),
-        (where_is.__doc__, f"up to {MOST:,},"),
+        (where_is.__doc__, f"up to {MOST_FOUND:,},"),
         (Answers.failed.__doc__, f"The last {history.MOST_FAILED:,} failed runs"),
         (Answers.find.__doc__, f"up to {places.MOST:,} tenants, records"),
         (Answers.tenants.__doc__, f"up to {4 * overview.MOST_SORTED:,} tenants"),

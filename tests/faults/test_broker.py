@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import redis
+from kombu import Connection
 from sqlalchemy import Engine
 
 from taskbridge.errors import Unavailable
+from taskbridge.integration.broker_watch import BrokerWatchStep
 from taskbridge.store import record_invoice
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ENDS_WITHIN, WORKER_STARTS_WITHIN, Deployment, Worker
@@ -47,6 +49,23 @@ def test_a_worker_replaces_connections_that_were_lost_silently(deployment: Deplo
         wait_until(lambda: answers(deployment), "it answers", RESUMES_WITHIN)
         assert worker.text().count("lost without notice") == 1, worker.text()
         deployment.wait_until_idle()
+    hole.close()
+
+
+def test_connections_that_are_lost_while_a_worker_stops_are_replaced_too(deployment: Deployment) -> None:
+    hole = BlackHole(deployment.settings.redis_url)
+    step = BrokerWatchStep(None)
+    step.start(None)
+    step.stop(None)  # before the worker closes its connections
+    with Connection(hole.url, transport="taskbridge.integration.transport:Transport") as broker:
+        channel: Any = broker.default_channel
+        client = channel.client
+        client.ping()
+        hole.lose_connections()
+        lost = time.monotonic()
+        with suppress(redis.ConnectionError):
+            client.ping()
+        assert time.monotonic() - lost < RESUMES_WITHIN * TIME_FACTOR
     hole.close()
 
 
@@ -151,6 +170,17 @@ def test_a_worker_outlives_a_redis_that_refuses_commands(apart: Deployment, serv
         assert begun >= 4  # a full Redis lets workers take messages, and a script may end before one asks
         wait_until(lambda: worker.text().count("the broker takes commands again") == begun, "as many ends")
     assert len(set(apart.deliveries())) == len(apart.deliveries()) == expected
+
+
+def test_a_worker_follows_the_address_to_a_replica_that_took_over(apart: Deployment, server: RedisHere) -> None:
+    with apart.worker() as worker:
+        apart.save("before", "1")
+        wait_until(lambda: len(apart.deliveries()) == 1, "delivered")
+        end = server.switch_over(address_follows=1.5)
+        record_invoice(apart.engine, "after", "1", {})
+        wait_until(lambda: len(apart.deliveries()) == 2, "work resumes", RESUMES_WITHIN)
+        wait_until(lambda: "takes commands again" in worker.text(), "it says so", RESUMES_WITHIN)
+        end()
 
 
 @pytest.mark.parametrize("refusing", [too_few_replicas, disk_lost])

@@ -17,7 +17,7 @@ import redis
 from taskbridge.gate import Answer, Queue, State
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import BROKER_TIMEOUT, Runtime, runtime_of
-from taskbridge.producing.notify import notify, notify_many, notify_quietly
+from taskbridge.producing.notify import notify, notify_many, send_committed
 from tests.deployment import Deployment
 from tests.gate.test_wire import free_port, redis_at
 from tests.transactions.black_hole import BlackHole
@@ -67,7 +67,7 @@ def test_a_request_does_not_wait_for_the_broker(deployment: Deployment, nowhere:
 
     # Redis may be slow in a test; whether it answered says the gate.
     for tenant in "abcdef":
-        notify_quietly(runtime.app, {("invoices", tenant): None})
+        send_committed(runtime.app, {("invoices", tenant): None})
 
     assert time.monotonic() - before < BROKER_TIMEOUT
     for status in runtime.gate.look("invoices", runtime.gate.active("invoices")):
@@ -120,7 +120,7 @@ def test_a_broker_that_answers_late_gets_the_runs_of_events_and_of_deadlines(
         runtime = runtime_of(make_app(replace(deployment.settings, broker_url=slow.url, notify_timeout=0.1)).app)
         messages = redis.Redis.from_url(url)
         for tenant in "abc":
-            notify_quietly(runtime.app, {("invoices", tenant): None})
+            send_committed(runtime.app, {("invoices", tenant): None})
         runtime.publish(Queue.NEXT, "invoices", "d", "token")
 
         assert messages.llen(Queue.NEXT.value) == 1

@@ -576,6 +576,7 @@ LOST = {
     "INSERT on taskbridge.records": "INSERT ON taskbridge.records",
     "UPDATE on taskbridge.records": "UPDATE ON taskbridge.records",
     "EXECUTE on taskbridge.last_id(text)": "EXECUTE ON FUNCTION taskbridge.last_id",
+    "EXECUTE on taskbridge.muted_tenant(text)": "EXECUTE ON FUNCTION taskbridge.muted_tenant",
     "EXECUTE on taskbridge.next_id(text, bigint)": "EXECUTE ON FUNCTION taskbridge.next_id",
     "EXECUTE on taskbridge.next_revision(bigint)": "EXECUTE ON FUNCTION taskbridge.next_revision",
     "EXECUTE on taskbridge.owns_records()": "EXECUTE ON FUNCTION taskbridge.owns_records",

@@ -154,10 +154,11 @@ class RedisHere(_Here):
     def forget_saved(self) -> None:
         (self._redis.data / "dump.rdb").unlink(missing_ok=True)
 
-    def switch_over(self) -> Callable[[], None]:
+    def switch_over(self, address_follows: float = 0.0) -> Callable[[], None]:
         """Let a replica take over this address, as behind a service; return how to end the old one.
 
-        Who is connected stays with the old one, which is the new one's replica from now on.
+        Who is connected stays with the old one, which is the new one's replica from now on. So does who connects in the
+        next `address_follows` seconds.
         """
         directory = Path(tempfile.mkdtemp(prefix="redis-", dir=self._directory))
         directory.chmod(0o755)
@@ -170,9 +171,12 @@ class RedisHere(_Here):
         with old, new:
             new.replicaof(HOST, str(self.port))
             wait_until(lambda: new.info("replication")["master_link_status"] == "up", "the replica has its data")
+            new.replicaof("NO", "ONE")
+            if address_follows:
+                old.replicaof(HOST, str(there.port))
+                time.sleep(address_follows)
             old.config_set("port", str(_free_port()))
             new.config_set("port", str(self.port))
-            new.replicaof("NO", "ONE")
             old.replicaof(HOST, str(self.port))
         self._redis = self.server = successor
         self.process = there.process

@@ -124,9 +124,9 @@ def test_a_connection_that_tells_nobody_of_its_commit_is_refused_before_it_write
     kind: str, bridge: Bridge, engine: Engine, postgres_url: str, events: Events
 ) -> None:
     with opened(kind, postgres_url) as held:
-        with pytest.raises(InvalidConnection, match=r"tells nobody of its commit.*when you have committed"):
+        with pytest.raises(InvalidConnection, match=r"does not report its commit.*when you have committed"):
             held.call(bridge, "record", "a", "1", {}, source="orders", notify="after commit")
-        with pytest.raises(InvalidConnection, match="tells nobody of its commit"):
+        with pytest.raises(InvalidConnection, match="does not report its commit"):
             held.call(bridge, "notify", "a", "orders")
         held.commit()
     assert stored(engine) == []

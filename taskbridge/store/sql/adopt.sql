@@ -294,6 +294,7 @@ ARRAY(
         ('INSERT on {schema}.records', has_table_privilege(o.role, '{schema}.records', 'INSERT')),
         ('UPDATE on {schema}.records', has_table_privilege(o.role, '{schema}.records', 'UPDATE')),
         ('EXECUTE on {schema}.last_id(text)', has_function_privilege(o.role, '{schema}.last_id(text)', 'EXECUTE')),
+        ('EXECUTE on {schema}.muted_tenant(text)', has_function_privilege(o.role, '{schema}.muted_tenant(text)', 'EXECUTE')),
         ('EXECUTE on {schema}.next_id(text, bigint)', has_function_privilege(o.role, '{schema}.next_id(text,bigint)', 'EXECUTE')),
         ('EXECUTE on {schema}.next_revision(bigint)', has_function_privilege(o.role, '{schema}.next_revision(bigint)', 'EXECUTE')),
         ('EXECUTE on {schema}.owns_records()', has_function_privilege(o.role, '{schema}.owns_records()', 'EXECUTE')),

@@ -21,14 +21,6 @@ SET CONSTRAINTS ALL IMMEDIATE
 -- What the session set when it was opened follows (`set_parameters`).
 RESET ALL
 
--- name: save_point
--- Before a cursor moves in a batch's transaction: where the run history cannot be written, it moves without.
-SAVEPOINT taskbridge
-
--- name: undo_advance
--- The advance failed; what the handler wrote stays.
-ROLLBACK TO SAVEPOINT taskbridge
-
 -- name: reset_session
 -- After the transaction of a batch whose handler had the session: what DISCARD ALL does, but for the prepared statements.
 -- What a run of its own executes stays prepared, since to plan it anew takes longer than the run. `prepared` finds the

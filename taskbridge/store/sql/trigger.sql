@@ -91,14 +91,14 @@ FULL JOIN (
 ) o ON n.tenant = o.tenant AND n.key = o.key
 WHERE o.key IS NULL
    OR (n.key IS NULL OR n.watched OPERATOR(pg_catalog.*<>) o.watched)
-      AND {muted} IS DISTINCT FROM '{schema}:' || {source} || ':' || o.tenant
+      AND {muted} IS DISTINCT FROM o.tenant
 
 -- name: adopted_went
 -- A part of the trigger function of an adopted table: rows that were deleted, but not those that their tenant's own batch
 -- deletes.
 SELECT {old_tenant} AS tenant, {old_key} AS key, true AS gone
 FROM {old} o
-WHERE {old_counts} AND {muted} IS DISTINCT FROM '{schema}:' || {source} || ':' || {old_tenant}
+WHERE {old_counts} AND {muted} IS DISTINCT FROM {old_tenant}
 
 -- name: adopted_changes
 -- A part of the trigger function of an adopted table: the thin records of changed rows, which `changes` gives as tenant, key,
@@ -131,8 +131,9 @@ SET document = NULL, deleted = excluded.deleted, id = excluded.id,
 WHERE r.deleted <> excluded.deleted OR r.document IS NOT NULL OR r.xid <> pg_current_xact_id()
 
 -- name: adopted_muted
--- A part of the trigger function of an adopted table: what `announce` has set, read once in a statement.
-(SELECT current_setting('taskbridge.muted', true))
+-- A part of the trigger function of an adopted table: the tenant whose batch this transaction handles, if its changes make no
+-- records. It is looked up once in a statement, and only where `announce` has set the parameter.
+(SELECT CASE WHEN current_setting('taskbridge.muted', true) <> '' THEN {schema}.muted_tenant({source}) END)
 
 -- name: adopted_row
 -- A part of a trigger function that is called for each row: one row without columns, in whose place NEW or OLD is named.

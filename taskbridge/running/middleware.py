@@ -1,4 +1,4 @@
-"""Context managers around each call of a handler: a framework adds one so that its ORM writes in the transaction."""
+"""Middleware around each call of a handler: a framework adds one so that its ORM writes in the batch's transaction."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final, Protocol
 
 from taskbridge.declaring.batch import Batch
 
-__all__ = ["AROUND", "Around", "Hook", "around"]
+__all__ = ["MIDDLEWARE", "Hook", "Middleware", "middleware"]
 
 Hook = Callable[[], object]
 
 
-class Around(Protocol):
+class Middleware(Protocol):
     """Makes the context manager for one call."""
 
     def __call__(self, batch: Batch, after_commit: Callable[[Hook], None]) -> AbstractContextManager[object]:
@@ -25,14 +25,14 @@ class Around(Protocol):
         ...
 
 
-AROUND: Final[list[Around]] = []
-"""Those of this process; a module adds its own when it is loaded."""
+MIDDLEWARE: Final[list[Middleware]] = []
+"""The middleware of this process; a module adds its own when it is loaded."""
 
 
 @contextmanager
-def around(batch: Batch, after_commit: Callable[[Hook], None]) -> Iterator[None]:
-    """Enter all of `AROUND`, the first one first."""
+def middleware(batch: Batch, after_commit: Callable[[Hook], None]) -> Iterator[None]:
+    """Enter all of `MIDDLEWARE`, the first one first."""
     with ExitStack() as entered:
-        for one in AROUND:
-            entered.enter_context(one(batch, after_commit))
+        for each in MIDDLEWARE:
+            entered.enter_context(each(batch, after_commit))
         yield
