@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -22,6 +21,7 @@ from taskbridge.producing.producer import Bridge
 from taskbridge.settings import Settings
 from tests.transactions.black_hole import BlackHole, nobody_accepts
 from tests.transactions.conftest import producer
+from tests.waiting import taking_at_most
 
 TIMEOUT: Final = 0.5
 LONG_TIMEOUT: Final = 3.0
@@ -52,13 +52,6 @@ def swallowed(request: pytest.FixtureRequest, servers: Servers, postgres_url: st
     yield made
     runtime.close()
     hole.close()
-
-
-@contextmanager
-def taking_at_most(seconds: float) -> Iterator[None]:
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < seconds
 
 
 async def longest_stop(work: Callable[[], Awaitable[object]]) -> float:
