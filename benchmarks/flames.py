@@ -224,7 +224,7 @@ def _sample(program: str, pid: int, seconds: float, kind: str, file: Path) -> No
 def _py_spy() -> str:
     found = shutil.which("py-spy", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
     if found is None or sys.platform != "linux":
-        raise ConfigurationError("py-spy records the flame graphs, on Linux: pip install '.[dev]'")
+        raise ConfigurationError("py-spy records the flame graphs, on Linux: run `make .venv/.ready`")
     return found
 
 

@@ -16,7 +16,7 @@ __all__ = ["check_matplotlib", "draw"]
 def check_matplotlib() -> None:
     """Raise ConfigurationError, with the remedy, where matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        raise ConfigurationError("matplotlib draws the plots: pip install '.[dev]'")
+        raise ConfigurationError("matplotlib draws the plots: run `make .venv/.ready`")
 
 
 def draw(plots: Sequence[Plot], file: Path) -> None:

@@ -83,7 +83,7 @@ class Key:
 def _measure(keys: int, cap: float) -> Report:
     """Kill the workers that have `keys` keys of each subject in hand; wait for `cap` seconds at most."""
     if find_spec("celery_once") is None or find_spec("celery_singleton") is None:
-        raise ConfigurationError("celery-once and celery-singleton are measured too: pip install '.[dev]'")
+        raise ConfigurationError("celery-once and celery-singleton are measured too: run `make .venv/.ready`")
     from benchmarks.peers import open_workplace  # noqa: PLC0415 - an extra
 
     with stage() as (runtime, directory), ExitStack() as opened:

@@ -18,7 +18,7 @@ NEEDED = {
     "kombu": "kombu[redis]>=5.3.4",
     "redis": "redis[hiredis]>=5.0.1",
     "SQLAlchemy": "sqlalchemy>=2.0.22",
-    "psycopg": "psycopg[binary]>=3.2.1",
+    "psycopg": "psycopg>=3.2.1",
 }
 
 

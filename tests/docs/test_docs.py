@@ -182,9 +182,9 @@ def test_every_install_line_is_that_of_a_checkout() -> None:
         for line in re.findall(r"pip install [^\n`]*", source.read_text(encoding="utf-8"))
     ]
     assert len({page for page, _ in lines if page.endswith(".md")}) > 4
-    extra = r"'\.\[(django|embedded|flower|otel|web|dev)\]'"
+    extra = r"'\.\[(all|cli|django|embedded|otel|web|\{extra\})\]'"
     # One that names other packages is for whoever has versions of them that are too old or do not go together.
-    others = r"'kombu\[redis\]'|--upgrade \{' '\.join\(wanted\)"
+    others = r"'kombu\[redis\]'|'psycopg\[binary\]'|flower$|--upgrade \{' '\.join\(wanted\)"
     checkout = re.compile(rf"pip install ({others}|(\.|{extra})(?= in a checkout|[ ]+#|$|\"| pytest$))")
     assert [one for one in lines if not checkout.match(one[1])] == []
 
