@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from taskbridge.process.event_loop import EventLoop
     from taskbridge.process.event_threads import EventThreads
 
-__all__ = ["Runtime", "afresh", "keys_of", "reread", "runtime_of", "serves"]
+__all__ = ["BEFORE_USE", "Runtime", "afresh", "keys_of", "reread", "runtime_of", "runtimes", "serves"]
 
 G = TypeVar("G", bound=Gate)
 
@@ -56,6 +56,8 @@ BROKER_REST: Final = 1.0
 """Seconds for which nothing is published after an attempt failed, so that many runs do not wait one after the other."""
 OWNER_REST: Final = 60.0
 """Seconds for which a producer does not ask again whose gate it is, where nobody's is known."""
+BEFORE_USE: Final[list[Callable[[], None]]] = []
+"""Called before the runtime of an app is used: a framework may have changed what its settings are read from."""
 _SOCKET_TIMEOUTS: Final = ("socket_connect_timeout", "socket_timeout")
 
 
@@ -77,6 +79,8 @@ class Runtime(LightRuntime):
         self.taken_from: frozenset[str] = frozenset()
         """The queues from which a slot takes runs by itself: those that the worker served when it started."""
         self.pid = os.getpid()
+        self.has_own_settings = False
+        """Whether somebody gave the settings, so that they are not read again."""
         self.shut_until = 0.0
         """Until when (`time.monotonic`) messages are retried later without a try, because Postgres was unavailable."""
         self.waits: dict[tuple[str, str], RetryAfter] | None = None
@@ -377,6 +381,18 @@ class Runtime(LightRuntime):
         limit = conf.broker_pool_limit
         return ProducerPool(connection.Pool(limit), limit=limit, Producer=self.app.amqp.Producer)
 
+    def delete_queues(self) -> None:
+        """Delete the queues of runs with their messages, at the end of a test."""
+        from kombu import Exchange  # noqa: PLC0415 - as above
+        from kombu import Queue as KombuQueue  # noqa: PLC0415
+
+        with self._producers.acquire(block=True, timeout=BROKER_TIMEOUT) as producer:
+            for name in self.keys.queues:
+                queue = KombuQueue(name, Exchange(name), routing_key=name).bind(producer.channel)
+                # kombu deletes only what it has declared; the gate's scripts publish without that.
+                queue.declare()
+                queue.delete()
+
     def _drop_producers(self) -> None:
         producers = self.__dict__.pop("_producers", None)
         if producers is not None:
@@ -407,7 +423,7 @@ class Runtime(LightRuntime):
         """Drop what was inherited through a fork, without talking on the parent's connections."""
         if "engine" in self.__dict__:
             self.engine.dispose(close=False)
-        kept = {name: self.__dict__[name] for name in ("slots", "worker", "patient", "taken_from")}
+        kept = {name: self.__dict__[name] for name in ("has_own_settings", "slots", "worker", "patient", "taken_from")}
         app, settings = self.app, self.settings
         self.__dict__.clear()
         Runtime.__init__(self, app, settings)
@@ -441,9 +457,12 @@ def runtime_of(app: Celery, settings: Settings | None = None) -> Runtime:
 
     The first call makes it, with `settings`, else with those of the environment; later ones return the same.
     """
+    for follow in BEFORE_USE:
+        follow()
     found = _RUNTIMES.get(app)
     if found is None:
         found = _RUNTIMES[app] = Runtime(app, settings or Settings.read())
+        found.has_own_settings = settings is not None
     elif found.pid != os.getpid():
         # This process was forked without Python's hooks.
         found.forget()
@@ -468,20 +487,21 @@ def afresh() -> Iterator[None]:
 
 
 def reread() -> None:
-    """Let apps whose settings are those that `Settings.read` finds read them again when they are next used.
+    """Let each app read its settings again when it is next used, unless it was given settings of its own.
 
-    To be called before it finds others. No app keeps a session of Postgres: those with settings of their own open new
-    ones.
+    Until then no app keeps a session of Postgres.
     """
-    found = None
-    with suppress(TaskBridgeError):
-        found = Settings.read()
     for app, one in list(_RUNTIMES.items()):
-        if one.settings == found:
+        if one.has_own_settings:
+            one.close_sessions()
+        else:
             one.close()
             del _RUNTIMES[app]
-        else:
-            one.close_sessions()
+
+
+def runtimes() -> list[Runtime]:
+    """Return the runtimes that this process has made."""
+    return list(_RUNTIMES.values())
 
 
 def keys_of(app: Celery) -> Keys:
