@@ -64,7 +64,8 @@ def _leave_databases(connection: Any, **_: Any) -> None:
 
 def _follow_name() -> None:
     """Read the settings again if Django has renamed the database."""
-    name = connections.settings.get(alias_of_handlers(), {}).get("NAME")
+    alias = alias_of_handlers()
+    name = None if alias is None else connections.settings.get(alias, {}).get("NAME")
     if name == _Current.name:
         return
     _delete_keys()

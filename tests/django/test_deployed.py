@@ -121,7 +121,7 @@ def test_an_app_with_settings_of_its_own_keeps_no_session_where_a_test_s_databas
 
 def test_a_broker_elsewhere_keeps_no_queue(here: Deployment) -> None:
     url = make_url(here.settings.redis_url).set(database="13").render_as_string(hide_password=False)
-    here.app.conf.broker_url = url
+    here.app.conf.update(broker_url=url)
     with redis.Redis.from_url(url, decode_responses=True) as broker, deployed(here.app):
         here.notify_event.delay("acme", pipeline="orders")
         assert list(broker.scan_iter("taskbridge.test-*.first"))

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 EXTRAS = ("cli", "django", "otel", "web")
+HELD = ("asyncpg", "cryptography", "psutil")
 LOWEST = Path(__file__).with_name("lowest.txt").read_text(encoding="utf-8")
 
 
@@ -30,7 +31,7 @@ def declared() -> dict[str, list[int]]:
     """Return the lowest version of each library that pyproject.toml allows."""
     extras = PROJECT["optional-dependencies"]
     groups = PYPROJECT["dependency-groups"]
-    held = [one for one in groups["test"] if one.startswith(("asyncpg", "cryptography"))]
+    held = [one for one in (*groups["test"], *extras["embedded"]) if one.startswith(HELD)]
     ranges = [*PROJECT["dependencies"], *held, *(one for extra in EXTRAS for one in extras[extra] if ">=" in one)]
     return {re.split(r"\W*\[|>=", one)[0]: release(one.rpartition(">=")[2]) for one in ranges}
 
