@@ -211,7 +211,7 @@ def test_the_fixture_names_servers_of_its_own(taskbridge_settings: Settings, tes
         assert client.llen(queue) == 2, test
 
 
-def test_nothing_is_left_in_redis_whichever_app_it_was(
+def test_nothing_stays_in_redis_whichever_app_it_was(
     taskbridge_servers: Servers, taskbridge_settings: Settings
 ) -> None:
     @pipeline("invoices")
@@ -232,7 +232,8 @@ def test_nothing_is_left_in_redis_whichever_app_it_was(
                 one.apply_async(("acme",), countdown=0)
             drain("acme", app=second)
             assert [*client.scan_iter(f"*{prefix}*")]
-        assert [*client.scan_iter(f"*{prefix}*")] == []
+        # Keys of idle tenants expire by themselves.
+        assert [one for one in client.scan_iter(f"*{prefix}*") if not 0 <= client.ttl(one) <= 60] == []
     second.close()
 
 
