@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from benchmarks.lateness import PIPELINE, POLICY
 from benchmarks.marks import mark
+from benchmarks.waiting import PIPELINE, POLICY
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import INVOICES, pipeline
 from taskbridge.handlers.journal import journal
