@@ -1,4 +1,4 @@
-"""How many tenants per second are swept when very many are due at once, and what CPU time a run costs.
+"""How many tenants per second are handled when very many are due at once, and how much CPU time a run takes.
 
 Every tenant has one pending record in Postgres. Ours wait for the delay of their criterion, all until the same moment;
 the ticker publishes their runs, and each run claims its cursor, reads, calls the handler, advances the cursor durably

@@ -1,7 +1,7 @@
 """How long it takes from an event to the first line of the handler, on an idle system.
 
-Ours and plain Celery in turn, each with a tenant that it has not seen, whose record is in Postgres. Both workers run
-all the time. The clock starts just before `delay` and stops in the handler's first line, which has the record.
+TaskBridge and plain Celery take turns, each with a new tenant whose record is already in Postgres. Both workers run all
+the time. The clock starts just before `delay` and stops in the handler's first line, when it has the record.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from taskbridge.store import record
 __all__ = ["FIRST_EVENT"]
 
 GROUP: Final = 20
-"""So many pairs are over before the lease of the first of them ends: no end of a lease is measured with them."""
+"""This many pairs are over before the first lease ends, so no end of a lease is measured with them."""
 WARM: Final = 20
 
 OURS: Final = "TaskBridge"

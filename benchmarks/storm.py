@@ -1,7 +1,7 @@
 """How many runs per second begin when very many tenants send their first event at once.
 
-Every tenant has one record and one event, whose run message waits when the clock starts. A run of ours reads the record
-and advances the cursor durably. The tasks of plain Celery do nothing, read the record, or read it and mark it as done.
+Every tenant has one record and one event, and all run messages are queued when the clock starts. Our run reads the
+record and advances the cursor durably. The tasks of plain Celery do nothing, read the record, or also mark it as done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READ: Final = "plain Celery, reads"
 FINISH: Final = "plain Celery, reads and marks as done"
 WARM: Final = 100
 NOTE: Final = (
-    "All messages lie in the queue when the clock starts. Only TaskBridge and the task that marks as done know "
+    "All messages are in the queue when the clock starts. Only TaskBridge and the task that marks as done know "
     "afterwards what was handled."
 )
 PARKING: Final = "parked."
@@ -39,7 +39,7 @@ PARKING: Final = "parked."
 
 def _measure(tenants: int, workers: int, concurrency: int, threads: int, rounds: int) -> Report:
     """Let `tenants` send their first event, per round and subject."""
-    # What waits for the clock to start is not lost, and is not published again.
+    # Messages that wait for the clock to start are not lost: they must not be published again.
     pool = "threads" if threads else "prefork"
     with stage(republish_after=3_600.0) as (runtime, directory), ExitStack() as stack:
         plain.prepare(runtime.engine)
@@ -103,7 +103,7 @@ def _measure(tenants: int, workers: int, concurrency: int, threads: int, rounds:
 
 
 def _storm(runtime: Runtime, names: list[str]) -> Callable[[], float]:
-    """Send an event of each tenant. The messages lie in a queue that nobody serves; to begin is to rename it."""
+    """Send an event of each tenant. The messages are in a queue without consumers; renaming it starts the clock."""
     parking = make_app(runtime.settings)
     parking.app.conf.broker_transport_options = {
         **parking.app.conf.broker_transport_options,
