@@ -17,8 +17,6 @@ UP_FLAGS ?=
 PYTEST_FLAGS ?=
 # More options for `make bench`: --only NAME, --small.
 BENCH_FLAGS ?=
-# More options for `make flames`: --only NAME, --seconds N.
-FLAMES_FLAGS ?=
 # How many schedules `make torture` draws, from which seed, and how many run at the same time.
 SCHEDULES ?= 300
 SEED ?= 1
@@ -32,7 +30,7 @@ MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/transaction
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions check collected lint format types imports bench flames torture fuzz search docs clean
+.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions check collected lint format types imports bench torture fuzz search docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,11 +89,8 @@ format: $(READY) ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## Measure all benchmarks; write docs/explanation/benchmarks.md (BENCH_FLAGS='--only poison' for one)
+bench: $(READY) ## Measure all benchmarks; write docs/explanation/benchmarks.md (BENCH_FLAGS='--only storm' for one)
 	$(BIN)/python -m benchmarks all docs/explanation --pages README.md --pages docs $(BENCH_FLAGS)
-
-flames: $(READY) ## Flame graphs of the hot paths, by py-spy, into .taskbridge/flames (Linux; root, or ptrace allowed)
-	$(BIN)/python -m benchmarks.flames .taskbridge/flames --figures docs/explanation --pages docs $(FLAMES_FLAGS)
 
 torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2)
 	$(BIN)/python -m tests.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)

@@ -25,7 +25,6 @@ SLOW = {
     "benchmarks",
     "taskbridge.embedded",
     "rich.progress",
-    "matplotlib",
     "starlette",
     "uvicorn",
 }

@@ -85,16 +85,6 @@ def test_every_test_that_is_named_exists() -> None:
     assert [(page, name) for page, name in named if name not in there] == []
 
 
-def test_each_claim_about_other_locks_names_its_test() -> None:
-    page = (ROOT / "docs/how-to/move-from-other-locks.md").read_text(encoding="utf-8")
-    _, table, _ = re.split(
-        r"^\| you use .*\n\| --- .*\n|^$(?=\n`python -m benchmarks recovery)", page, flags=re.MULTILINE
-    )
-    claims = table.strip().splitlines()
-    assert len(claims) > 8
-    assert [claim for claim in claims if not re.search(r"`test_\w+` \|$", claim)] == []
-
-
 def test_every_make_target_exists() -> None:
     named = [(page, target) for page, text in everywhere() for target in re.findall(r"\bmake ([a-z][a-z-]*)", text)]
     assert named
