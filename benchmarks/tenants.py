@@ -138,7 +138,7 @@ class _Ours:
         # As workers would: a ticker adds nothing while many runs are published and not begun.
         runs = _published(self._runtime.redis, Queue.NEXT, 1_000)
         if runs:
-            self._runtime.redis.zrem(self._runtime.keys.sent(INVOICES), *(tenant for tenant, _ in runs))
+            self._runtime.redis.zrem(self._runtime.keys.in_flight_due(INVOICES), *(tenant for tenant, _ in runs))
         self._late += [int(token[:16]) / 1000 - self._due[tenant] for tenant, token in runs]
 
     def lateness(self, count: int) -> list[float]:
