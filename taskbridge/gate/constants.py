@@ -17,8 +17,7 @@ class Constant(int, Enum):
     WALK = 13, "probes in a row that try records further and further ahead; the next tries the first again"
     BEHIND = (
         100_000_000_000_000,
-        "added to a time in a sorted set, so that continuations stand behind all first events in the wait queue, and "
-        "runs of reminders apart from those of turns",
+        "milliseconds that put continuations behind the first events of a wait queue, and runs of reminders apart",
     )
     SLOW_START_ENDS = 64, "runs at a time at which the slow start of a pipeline without a cap is over"
     FIRSTS_IN_A_ROW = 3, "first events that go before a continuation that waits"

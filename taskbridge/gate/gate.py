@@ -93,8 +93,9 @@ class Gate(Inspector):
         # What `notify_many` does for one event, by a shorter way: a producer waits for it.
         texts = self._key_texts("notify", pipeline, Queue.FIRST)
         keys = [f"{text}{tenant}" if of_a_tenant else text for text, of_a_tenant in texts]
-        args = (pipeline, self._timing.republish, "", *self._ending("notify"), tenant, spacing.delay, spacing.lease)
-        (reply,) = self._wire.call(self._scripts["notify"], [((*keys, self._keys.clock), args)])
+        own = (tenant, spacing.delay, spacing.lease)
+        call: Call = ((*keys, self._keys.clock), (pipeline, self._timing.republish, "", *self._ending("notify"), *own))
+        (reply,) = self._wire.call(self._scripts["notify"], [call])
         return self._published(reply, Queue.FIRST, pipeline, tenant)
 
     def notify_many(self, events: Sequence[tuple[str, str, Spacing]]) -> list[Answer]:
@@ -272,7 +273,7 @@ class Gate(Inspector):
         return int(count)
 
     def fair_queue(self, limit: int) -> list[str]:
-        """Return up to `limit` tenants that wait for their turn, the next one first: text that `publish_waiting` takes."""
+        """Return up to `limit` members of the fair queue, the next one first, as `publish_waiting` takes them."""
         members: Any = self._client.zrange(self._keys.fair_queue, 0, limit - 1) if limit > 0 else []
         return list(members)
 

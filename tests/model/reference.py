@@ -152,9 +152,9 @@ Asked = admission.Condition
 class FairQueue:
     """What the tenants of all pipelines share: who waits for its turn, with which start tag, and who was given it.
 
-    `virtual_time` has the last start tag of each pipeline. `in_flight` says of a run that a turn or a reminder published
-    whether it was a reminder, and when the message counts as lost. `head`: when the oldest message in the queue of
-    first events was published, in microseconds.
+    `virtual_time` has the last start tag of each pipeline. `in_flight` says of a run that a turn or a reminder
+    published whether it was a reminder, and when the message counts as lost. `head`: when the oldest message in the
+    queue of first events was published, in microseconds.
     """
 
     waiting: dict[Subject, int] = field(default_factory=dict)
