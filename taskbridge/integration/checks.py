@@ -528,14 +528,8 @@ def _work(runtime: Runtime) -> Findings:
 
 def _overdue(runtime: Runtime) -> Findings:
     """Look for deadlines that nobody acts on."""
-    late = 0
-    for name in runtime.pipelines.names():
-        tenants, _ = runtime.gate.peek(name, OVERDUE_LOOK)
-        now_ms = runtime.gate.now_ms()
-        late += sum(
-            one.deadline_ms is not None and now_ms - one.deadline_ms > OVERDUE_SECONDS * 1000
-            for one in runtime.gate.look(name, tenants)
-        )
+    most_ms = int(OVERDUE_SECONDS * 1000)
+    late = sum(len(runtime.gate.overdue(name, OVERDUE_LOOK, most_ms)) for name in runtime.pipelines.names())
     if late:
         yield Finding(
             Level.PROBLEM,

@@ -74,8 +74,8 @@ class Runtime(LightRuntime):
         """How many runs can be on at a time in the worker of this process."""
         self.worker = ""
         """The name of the worker of this process; empty outside of one."""
-        self.idle_slots: Callable[[], int] | None = None
-        """How many of the slots are free for those who wait for their turn; None outside of a worker's main process."""
+        self.idle_slots: Callable[[], int] = lambda: 1
+        """How many of the slots are free for those who wait for their turn."""
         self.taken_from: frozenset[str] = frozenset()
         """The queues from which a slot takes runs by itself: those that the worker served when it started."""
         self.pid = os.getpid()
@@ -98,7 +98,7 @@ class Runtime(LightRuntime):
         self._publishing = BoundedSemaphore(EVENT_THREADS)
 
     @property
-    def most_handed(self) -> int:
+    def most_in_flight(self) -> int:
         """How many runs may be queued by turns, and how many by reminders.
 
         So a first event that is queued behind them waits for about one run of each slot.
@@ -213,7 +213,7 @@ class Runtime(LightRuntime):
         return {}
 
     @cached_property
-    def handed(self) -> deque[float]:
+    def turns_given(self) -> deque[float]:
         """When this process's ticker gave tenants their turn lately, in seconds of the monotonic clock."""
         return deque()
 

@@ -193,7 +193,7 @@ def _inline(runtime: Runtime, pipeline: str, tenant: str) -> Answer:
     with translated_errors():
         name = runtime.pipelines[pipeline].name
         runtime.gate.expire(name, [tenant])
-        runtime.gate.publish_turns([f"{name}:{tenant}"])
+        runtime.gate.publish_waiting([f"{name}:{tenant}"])
         return send_traced(runtime.gate, [(name, tenant, EAGER)])[0]
 
 

@@ -231,7 +231,7 @@ def test_eager_mode_starts_a_tenant_that_waits_for_its_turn(deployment: Deployme
     gate.notify("invoices", "acme", SPACING)
     run = RunKey("invoices", "acme", str(gate.look("invoices", ["acme"])[0].token))
     assert isinstance(begin(gate, run), Begun)
-    assert settle(gate, run, Settlement(Outcome.MORE), SPACING, most_handed=0) is Answer.POSTPONED
+    assert settle(gate, run, Settlement(Outcome.MORE), SPACING, most_in_flight=0) is Answer.POSTPONED
 
     deployment.app.conf.task_always_eager = True
     deployment.save("acme", "1")

@@ -63,9 +63,9 @@ def test_when_it_closes_those_who_waited_are_not_due_and_few_of_them_are_queued(
     downstream.error = None
     drill.go_on(until=lambda: not drill.circuit().open)
 
-    assert drill.gate.peek("invoices", 1_000)[0] == []
+    assert drill.gate.overdue("invoices", 1_000) == []
     assert drill.gate.queued() == 1, "the next has its turn"
-    assert len(drill.gate.turns(100)[1]) == len(tenants) - 2
+    assert len(drill.gate.fair_queue(100)) == len(tenants) - 2
     drill.go_on()
     assert drill.states() == {"handled": len(tenants)}
 
