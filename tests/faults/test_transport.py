@@ -126,7 +126,7 @@ def takes_no_more(queue: Any, timeout: float) -> None:
         queue.get(timeout=timeout)
 
 
-@pytest.mark.parametrize("end", ["ack", "reject", "requeue"])
+@pytest.mark.parametrize("end", ["ack", "requeue"])
 def test_an_acknowledgement_that_redis_refused_is_made_later(
     server: RedisHere, shop: Any, end: str, caplog: pytest.LogCaptureFixture
 ) -> None:
