@@ -20,9 +20,9 @@ from taskbridge.integration.broker_watch import BrokerWatchStep
 from taskbridge.store import record_invoice
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ENDS_WITHIN, WORKER_STARTS_WITHIN, Deployment, Worker
-from tests.torture.servers import RedisHere
 from tests.transactions.black_hole import BlackHole
 from tests.waiting import TIME_FACTOR, wait_until
+from verification.torture.servers import RedisHere
 
 pytestmark = pytest.mark.e2e
 

@@ -16,8 +16,8 @@ from taskbridge.embedded import Servers
 from taskbridge.store import connect, migrate
 from taskbridge.testing.servers import open_directory
 from tests.deployment import Deployment
-from tests.torture.servers import PostgresHere
 from tests.waiting import wait_until
+from verification.torture.servers import PostgresHere
 
 pytestmark = pytest.mark.e2e
 

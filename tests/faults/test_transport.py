@@ -18,8 +18,8 @@ from taskbridge.gate.message import RUN_TASK
 from taskbridge.integration.transport import transport_of
 from taskbridge.testing.servers import open_directory
 from tests.deployment import Deployment
-from tests.torture.servers import RedisHere
 from tests.waiting import wait_until
+from verification.torture.servers import RedisHere
 
 # Nothing is published again while a test runs.
 UNHURRIED = {"runner_ttl": 3600.0, "republish_after": 3600.0}
