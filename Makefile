@@ -93,7 +93,7 @@ bench: $(READY) ## Measure all benchmarks; write docs/explanation/benchmarks.md 
 	$(BIN)/python -m benchmarks all docs/explanation --pages README.md --pages docs $(BENCH_FLAGS)
 
 torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2)
-	$(BIN)/python -m tests.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
+	$(BIN)/python -m verification.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
 
 fuzz: $(READY) ## Hostile requests at a receiver of webhooks and at POST /events, some minutes (INPUTS=1000000 SEED=1)
 	$(BIN)/python -m tests.web.fuzz --inputs $(INPUTS) --seed $(SEED)

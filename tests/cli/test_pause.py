@@ -240,16 +240,14 @@ def test_pipelines_with_criteria_are_paused_and_drained_too(taskbridge: Program,
     assert paused(engine, "alerts") == set()
 
 
-@pytest.mark.parametrize("command", ["pause", "resume", "drain"])
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("command", "options", "expected"),
     [
-        ([""], "the tenant is empty"),
-        (["a\x1b[2Jb"], "U+001B"),
-        (["\udcff"], "U+DCFF"),
-        (["x" * 201], "201 characters"),
-        (["--pipeline", "nix"], "no pipeline is called 'nix'; there are: invoices"),
-        (["France", "Malta"], "extra argument"),
+        ("pause", [""], "the tenant is empty"),
+        ("resume", ["a\x1b[2Jb"], "U+001B"),
+        ("drain", ["\udcff"], "U+DCFF"),
+        ("pause", ["--pipeline", "nix"], "no pipeline is called 'nix'; there are: invoices"),
+        ("drain", ["--pipeline", "nix"], "no pipeline is called 'nix'; there are: invoices"),
     ],
 )
 def test_what_cannot_be_meant_pauses_nothing(

@@ -109,16 +109,6 @@ def test_every_command_and_option_exists() -> None:
             assert option in known, f"{page}: taskbridge {name} {option}"
 
 
-def test_every_command_says_what_it_is_for() -> None:
-    below = [one for group in COMMANDS.values() if isinstance(group, click.Group) for one in group.commands.items()]
-    for name, command in [*COMMANDS.items(), *below]:
-        assert isinstance(command, click.Command)
-        assert command.get_short_help_str(), name
-        for parameter in command.params:
-            if isinstance(parameter, click.Option):
-                assert parameter.help, f"{name} {parameter.name}"
-
-
 def test_every_variable_exists_and_every_setting_is_documented() -> None:
     known = {f"TASKBRIDGE_{name.upper()}" for name in Settings.__slots__}
     named = {variable for page in PAGES for variable in re.findall(r"\bTASKBRIDGE_[A-Z_]+\b", page.read_text("utf-8"))}
@@ -162,21 +152,6 @@ def test_what_the_examples_import_is_installed_by_the_project() -> None:
     }
     assert imported
     assert [one for one in sorted(imported) if one[1] not in own and find_spec(one[1]) is None] == []
-
-
-def test_every_install_line_is_that_of_a_checkout() -> None:
-    sources = [*PAGES, *(ROOT / "taskbridge").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
-    lines = [
-        (source.relative_to(ROOT).as_posix(), line)
-        for source in sources
-        for line in re.findall(r"pip install [^\n`]*", source.read_text(encoding="utf-8"))
-    ]
-    assert len({page for page, _ in lines if page.endswith(".md")}) > 4
-    extra = r"'\.\[(all|cli|django|embedded|otel|web|\{extra\})\]'"
-    # One that names other packages is for whoever has versions of them that are too old or do not go together.
-    others = r"'kombu\[redis\]'|'psycopg\[binary\]'|flower$|--upgrade \{' '\.join\(wanted\)"
-    checkout = re.compile(rf"pip install ({others}|(\.|{extra})(?= in a checkout|[ ]+#|$|\"| pytest$))")
-    assert [one for one in lines if not checkout.match(one[1])] == []
 
 
 def test_the_package_is_not_called_as_someone_elses() -> None:

@@ -66,7 +66,7 @@ def test_a_worker_that_lacks_a_pipeline_or_has_a_short_time_limit_is_named(deplo
             wait_until(lambda: deployment.delivered("acme"), "the other worker's run")
 
 
-@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_workers_on_another_broker_are_told_apart_from_none(deployment: Deployment, others: bool) -> None:
     def found() -> Finding:
         return told(deployment, "workers")[0]
@@ -88,6 +88,7 @@ def test_workers_on_another_broker_are_told_apart_from_none(deployment: Deployme
             assert serving == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_pool_processes_that_are_all_frozen_are_found_though_the_worker_answers(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,7 +132,7 @@ def test_a_probe_comes_back_from_a_worker_that_is_busy_or_not_and_leaves_nothing
         assert "all their slots are busy" in found[0].text
 
 
-@pytest.mark.parametrize("nobody_reads", [True, False])
+@pytest.mark.parametrize("nobody_reads", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_probe_that_does_not_come_back_is_a_problem(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, nobody_reads: bool
 ) -> None:

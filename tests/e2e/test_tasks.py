@@ -195,7 +195,13 @@ def test_scripts_publish_runs_where_it_is_certain_that_workers_read_them_there(
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("case", ["another database by a parameter of the URL", "priorities without 0"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("another database by a parameter of the URL", marks=pytest.mark.slow),
+        "priorities without 0",
+    ],
+)
 def test_runs_reach_workers_whose_broker_is_almost_the_gates(deployment: Deployment, case: str) -> None:
     app = "taskbridge"
     if case == "priorities without 0":

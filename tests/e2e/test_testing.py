@@ -294,6 +294,7 @@ def user(
     return pytester
 
 
+@pytest.mark.slow
 def test_a_role_that_may_make_no_databases_is_told_so(
     user: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, engine: Engine
 ) -> None:
@@ -309,6 +310,7 @@ def test_a_role_that_may_make_no_databases_is_told_so(
     result.stdout.fnmatch_lines(["*Unavailable: Postgres refuses the statement: permission denied to create database"])
 
 
+@pytest.mark.slow
 def test_a_user_s_tests_have_the_schema_of_the_user(user: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKBRIDGE_SCHEMA", "bridge")
     user.makepyfile(USERS_TEST)
@@ -334,6 +336,7 @@ WITHOUT_A_DEPLOYMENT = """
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_has_no_deployment_of_its_own_does_no_runs_of_the_environment_s(
     user: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, taskbridge_settings: Settings
 ) -> None:

@@ -29,9 +29,7 @@ CAUSED = ValueError("the answer is no JSON")
 CAUSED.__cause__ = ConnectionResetError("by peer")
 
 
-@pytest.mark.parametrize(
-    "error", [ConnectionError("refused"), TimeoutError("no answer"), CAUSED, ValueError("503")], ids=str
-)
+@pytest.mark.parametrize("error", [CAUSED, ValueError("503")], ids=str)
 def test_while_everything_fails_nothing_is_quarantined_and_all_is_handled_after(drill: Drill, error: Exception) -> None:
     downstream = Downstream(drill, error)
     drill.handle(downstream, max_attempts=3)
@@ -70,7 +68,7 @@ def test_when_it_closes_those_who_waited_are_not_due_and_few_of_them_are_queued(
     assert drill.states() == {"handled": len(tenants)}
 
 
-@pytest.mark.parametrize("error", [ConnectionError("refused"), ValueError("503")], ids=str)
+@pytest.mark.parametrize("error", [ConnectionError("refused")], ids=str)
 def test_one_tenant_alone_while_everything_fails(drill: Drill, error: Exception) -> None:
     downstream = Downstream(drill, error)
     drill.handle(downstream, max_attempts=3)

@@ -16,10 +16,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import taskbridge.gate
-from taskbridge.common.names import check_pipeline_name, check_tenant
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, RateLimit, Spacing
-from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, Settlement, State
+from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, Settlement
 from taskbridge.gate.constants import Constant
 from taskbridge.gate.scripts import SCRIPTS, Script, read
 from taskbridge.gate.wire import COMMAND
@@ -490,26 +489,6 @@ TENANTS = (
     "発注",
 )
 PIPELINES = ("invoices", "a", "a-b", "a_b", "due", "runner", "acme")
-
-
-def test_tenants_whose_names_run_together_keep_separate_runners(gate: Gate, run: Run) -> None:
-    tokens = {}
-    for pipeline in PIPELINES:
-        for tenant in TENANTS:
-            check_pipeline_name(pipeline)
-            check_tenant(tenant)
-            assert gate.notify(pipeline, tenant, SPACING) is Answer.STARTED, (pipeline, tenant)
-            tokens[pipeline, tenant] = run.token
-
-    for at, ((pipeline, tenant), token) in enumerate(tokens.items()):
-        begun = begin(gate, RunKey(pipeline, tenant, token))
-        assert isinstance(begun, Begun)
-        assert begun[:4] == (1, 1, 1, 0)
-        running = [status.state for name in PIPELINES for status in gate.look(name, TENANTS)].count(State.RUNNING)
-        assert running == at + 1
-
-    for pipeline in PIPELINES:
-        assert sorted(gate.active(pipeline)) == sorted(TENANTS)
 
 
 @pytest.mark.parametrize("spacing", [SPACING, LASTING], ids=["since the burst", "since the last run"])

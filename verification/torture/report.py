@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from taskbridge.settings import Settings
-from tests.torture.arena import SETTINGS
-from tests.torture.arenas import WITHIN
-from tests.torture.course import HARNESS_FAILED, Recovery, Result
-from tests.torture.faults import FAULTS, LOOK, ONE_MORE_OUTAGE
-from tests.torture.producer import LONGEST_CALL
-from tests.torture.users import LONGEST_WAIT
-from tests.torture.verdict import TRIES_PER_FAULT
-from tests.torture.workers import LONG_CALL
+from verification.torture.arena import SETTINGS
+from verification.torture.arenas import WITHIN
+from verification.torture.course import HARNESS_FAILED, Recovery, Result
+from verification.torture.faults import FAULTS, LOOK, ONE_MORE_OUTAGE
+from verification.torture.producer import LONGEST_CALL
+from verification.torture.users import LONGEST_WAIT
+from verification.torture.verdict import TRIES_PER_FAULT
+from verification.torture.workers import LONG_CALL
 
 __all__ = ["page", "summary", "table"]
 
@@ -203,6 +203,6 @@ A schedule that comes to no verdict, because a part of the torture itself raises
 Workers that end by themselves are started again, as a supervisor would: a record may have killed one, and a worker that
 starts while Postgres or Redis is away says so and ends.
 
-What is repeatable is the drawing: `python -m tests.torture --schedule SEED` runs the schedule with that seed again,
-with the same faults and the same producers; which moment of a run a fault meets is up to the machine.
+What is repeatable is the drawing: `python -m verification.torture --schedule SEED` runs the schedule with that seed
+again, with the same faults and the same producers; which moment of a run a fault meets is up to the machine.
 """

@@ -18,13 +18,13 @@ from taskbridge.declaring.failures import FIRST_BACKOFF
 from taskbridge.gate import Queue, RunnerStatus, State
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.notify import notify_many
-from tests.torture.acts import ACTS, UNDECODABLE
-from tests.torture.kinds import INVOICES, by_pipeline, kind_of, pipeline_of, tenant_named
-from tests.torture.ledger import Delivery
-from tests.torture.producer import Expected
-from tests.torture.scene import Scene, Struck
-from tests.torture.schedule import Planned
 from tests.waiting import wait_until
+from verification.torture.acts import ACTS, UNDECODABLE
+from verification.torture.kinds import INVOICES, by_pipeline, kind_of, pipeline_of, tenant_named
+from verification.torture.ledger import Delivery
+from verification.torture.producer import Expected
+from verification.torture.scene import Scene, Struck
+from verification.torture.schedule import Planned
 
 POLICY: Final = LatencyNeutral()
 QUEUES: Final = [queue.value for queue in Queue]

@@ -11,11 +11,11 @@ from sqlalchemy import Connection
 
 from taskbridge.gate import Keys
 from taskbridge.running.tail import HOLDS_LONGER
-from tests.torture.kinds import PIPELINES, kind_of
-from tests.torture.producer import PLAIN
-from tests.torture.scene import Scene, Struck, nothing
-from tests.torture.schedule import Planned
-from tests.torture.strikes_work import POLICY
+from verification.torture.kinds import PIPELINES, kind_of
+from verification.torture.producer import PLAIN
+from verification.torture.scene import Scene, Struck, nothing
+from verification.torture.schedule import Planned
+from verification.torture.strikes_work import POLICY
 
 
 def _written(

@@ -21,8 +21,8 @@ from taskbridge.embedded.guarded import Guarded
 from taskbridge.embedded.launch import HOST, Server, server_environment
 from taskbridge.embedded.postgres import Postgres
 from taskbridge.embedded.redis_server import RedisServer
-from tests.torture.server_clock import ServerClock, compiler
 from tests.waiting import wait_until
+from verification.torture.server_clock import ServerClock, compiler
 
 __all__ = ["PostgresHere", "RedisHere"]
 

@@ -21,8 +21,8 @@ from celery.exceptions import SoftTimeLimitExceeded, WorkerShutdown, WorkerTermi
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge import Batch, Record, RetryAfter
-from tests.torture.pristine import LEFT_BEHIND
-from tests.torture.producer import Expected
+from verification.torture.pristine import LEFT_BEHIND
+from verification.torture.producer import Expected
 
 __all__ = ["ACTS", "LONGEST_WAIT", "MAX_ATTEMPTS", "SOFT_TIME_LIMIT", "UNDECODABLE", "Leave"]
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taskbridge.gate import Keys
-from tests.torture.arena import Arena
-from tests.torture.kinds import kind_of, tenant_named
-from tests.torture.producer import Invoice, Writer
-from tests.torture.users import Users
-from tests.torture.workers import Worker
 from tests.waiting import wait_until
+from verification.torture.arena import Arena
+from verification.torture.kinds import kind_of, tenant_named
+from verification.torture.producer import Invoice, Writer
+from verification.torture.users import Users
+from verification.torture.workers import Worker
 
 __all__ = ["Scene", "Struck", "nothing"]
 

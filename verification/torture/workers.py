@@ -21,9 +21,9 @@ import psutil
 from taskbridge.embedded import Guarded
 from taskbridge.embedded.files import open_log
 from tests.deployment import ENDS_WITHIN, ROOT, worker_command
-from tests.torture.ledger import Delivery, Ledger
-from tests.torture.producer import LONGEST_CALL
 from tests.waiting import wait_until
+from verification.torture.ledger import Delivery, Ledger
+from verification.torture.producer import LONGEST_CALL
 
 __all__ = ["LONG_CALL", "Kind", "Look", "Worker", "Workers", "longest_full"]
 

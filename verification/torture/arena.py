@@ -23,15 +23,15 @@ from taskbridge.store import connect, migrate
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT
 from tests.forked import PROGRAM, Forked
-from tests.torture.kinds import PARCELS
-from tests.torture.ledger import Ledger
-from tests.torture.pristine import PREPARES
-from tests.torture.proxy import Proxy
-from tests.torture.servers import PostgresHere, RedisHere
-from tests.torture.stalls import Stalls, observe
-from tests.torture.users import GOODS, TABLE, TABLES, Users
-from tests.torture.workers import Kind, Workers
 from tests.waiting import wait_until
+from verification.torture.kinds import PARCELS
+from verification.torture.ledger import Ledger
+from verification.torture.pristine import PREPARES
+from verification.torture.proxy import Proxy
+from verification.torture.servers import PostgresHere, RedisHere
+from verification.torture.stalls import Stalls, observe
+from verification.torture.users import GOODS, TABLE, TABLES, Users
+from verification.torture.workers import Kind, Workers
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class Arena:
 
     @contextmanager
     def marked(self, name: str) -> Iterator[None]:
-        """Keep a file in the books that handlers look for; see `tests.torture.pipelines`."""
+        """Keep a file in the books that handlers look for; see `verification.torture.pipelines`."""
         mark = self.books / name
         mark.touch()
         try:
@@ -248,7 +248,7 @@ def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
         outside = {
             name: value for name, value in os.environ.items() if not name.startswith(("TASKBRIDGE_", "TORTURE_"))
         }
-        extra = {"PYTHONPATH": str(ROOT), "TASKBRIDGE_PIPELINES": "tests.torture.pipelines"}
+        extra = {"PYTHONPATH": str(ROOT), "TASKBRIDGE_PIPELINES": "verification.torture.pipelines"}
         if without is not None:
             extra["TORTURE_WITHOUT"] = without
         workers = Workers(books, {**outside, **ours, **extra}, _behind(to_worker, redis))

@@ -9,15 +9,15 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
-from tests.torture.arena import FIRST_WORKERS, Arena
-from tests.torture.faults import FAULTS, ONE_MORE_OUTAGE, OUTAGES
-from tests.torture.kinds import kind_of, tenant_named
-from tests.torture.producer import Producer, Truth, Writer
-from tests.torture.scene import Scene, Struck
-from tests.torture.schedule import Planned, Schedule
-from tests.torture.strikes_work import FLOOD_CALL
-from tests.torture.users import Users
-from tests.torture.verdict import judge, judge_goods, leftovers
+from verification.torture.arena import FIRST_WORKERS, Arena
+from verification.torture.faults import FAULTS, ONE_MORE_OUTAGE, OUTAGES
+from verification.torture.kinds import kind_of, tenant_named
+from verification.torture.producer import Producer, Truth, Writer
+from verification.torture.scene import Scene, Struck
+from verification.torture.schedule import Planned, Schedule
+from verification.torture.strikes_work import FLOOD_CALL
+from verification.torture.users import Users
+from verification.torture.verdict import judge, judge_goods, leftovers
 
 __all__ = ["HARNESS_FAILED", "Recovery", "Result", "harness_failed", "run"]
 
@@ -37,7 +37,7 @@ class Recovery:
     recovered: float | None
     """Seconds; None: no tenant that it met had work that was held up."""
     stalled: float
-    """Seconds of these in which the machine stood still; see `tests.torture.stalls`."""
+    """Seconds of these in which the machine stood still; see `verification.torture.stalls`."""
     together: bool
 
     @property

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import psycopg
 
-from tests.torture.stalls import Stalls
+from verification.torture.stalls import Stalls
 
 __all__ = ["GOODS", "LONGEST_WAIT", "TABLE", "TABLES", "User", "Users"]
 

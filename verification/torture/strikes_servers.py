@@ -13,12 +13,12 @@ from typing import Final
 import psutil
 
 from taskbridge.declaring.failures import FIRST_BACKOFF
-from tests.torture.acts import SOFT_TIME_LIMIT
-from tests.torture.kinds import INVOICES
-from tests.torture.scene import Scene, Struck
-from tests.torture.schedule import Planned
-from tests.torture.strikes_work import record_acts
 from tests.waiting import wait_until
+from verification.torture.acts import SOFT_TIME_LIMIT
+from verification.torture.kinds import INVOICES
+from verification.torture.scene import Scene, Struck
+from verification.torture.schedule import Planned
+from verification.torture.strikes_work import record_acts
 
 HOUR: Final = 3600
 NOT_HEARD_WITHIN: Final = 40.0

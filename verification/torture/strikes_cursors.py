@@ -13,11 +13,11 @@ from sqlalchemy import Connection
 from taskbridge import app
 from taskbridge.errors import Unavailable
 from taskbridge.producing.notify import notify_many
-from tests.torture.arena import FIRST_WORKERS
-from tests.torture.kinds import PIPELINES, by_pipeline
-from tests.torture.ledger import Delivery
-from tests.torture.scene import Scene, Struck
-from tests.torture.schedule import Planned
+from verification.torture.arena import FIRST_WORKERS
+from verification.torture.kinds import PIPELINES, by_pipeline
+from verification.torture.ledger import Delivery
+from verification.torture.scene import Scene, Struck
+from verification.torture.schedule import Planned
 
 __all__ = ["CIRCUIT_OPENS_FOR", "cursors_locked", "held_by_locks"]
 

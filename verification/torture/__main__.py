@@ -1,4 +1,4 @@
-"""Run schedules: `python -m tests.torture --schedules 300 --seed 1 --arenas 2`."""
+"""Run schedules: `python -m verification.torture --schedules 300 --seed 1 --arenas 2`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from tests.memory import keep_temporary_files_in_memory
-from tests.torture import report
-from tests.torture.arenas import Broken, Order, in_arenas
-from tests.torture.course import Result
-from tests.torture.faults import FAULTS, available
-from tests.torture.guards import GUARDS
+from verification.torture import report
+from verification.torture.arenas import Broken, Order, in_arenas
+from verification.torture.course import Result
+from verification.torture.faults import FAULTS, available
+from verification.torture.guards import GUARDS
 
 SEEDS_PER_RUN = 1_000_000
 MOST_TOLD = 20
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m verification.torture", description=__doc__)
     parser.add_argument("--schedules", type=int, default=300, help="how many (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn (default: 1)")
     parser.add_argument("--arenas", type=int, default=1, help="how many run at the same time (default: 1)")
@@ -87,7 +87,7 @@ def _tell(result: Result, order: Order) -> None:
     if result.violations:
         only = "" if order.only == tuple(available()) else f" --only {','.join(order.only)}"
         without = f" --without {order.without}" if order.without else ""
-        _say(f"again: python -m tests.torture --schedule {result.seed}{only}{without}")
+        _say(f"again: python -m verification.torture --schedule {result.seed}{only}{without}")
 
 
 def _say(text: str) -> None:

@@ -7,10 +7,10 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from tests.torture.arena import ADOPTS, command
-from tests.torture.scene import Scene, Struck
-from tests.torture.schedule import Planned
-from tests.torture.users import GOODS, TABLE
+from verification.torture.arena import ADOPTS, command
+from verification.torture.scene import Scene, Struck
+from verification.torture.schedule import Planned
+from verification.torture.users import GOODS, TABLE
 
 __all__ = ["backfilled_beside_users", "columns_change"]
 

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from taskbridge import app, notify_event, record, record_invoice
 from taskbridge.errors import Unavailable
 from taskbridge.process.runtime import runtime_of
-from tests.torture.kinds import INVOICES, pipeline_of
+from verification.torture.kinds import INVOICES, pipeline_of
 
 __all__ = ["LONGEST_CALL", "PLAIN", "Expected", "Fact", "Invoice", "Producer", "Truth", "Writer"]
 

@@ -12,17 +12,17 @@ from taskbridge.running.failures import LEAST_DEATHS
 from taskbridge.running.tail import AFTER_FAILURE, HOLDS_LONGER
 from taskbridge.settings import Settings
 from taskbridge.store.bounded import GRACE
-from tests.torture import strikes_adopted as adopted
-from tests.torture import strikes_cursors as cursors
-from tests.torture import strikes_servers as servers
-from tests.torture import strikes_tail as tail
-from tests.torture import strikes_work as work
-from tests.torture.acts import LONGEST_WAIT, MAX_ATTEMPTS, SOFT_TIME_LIMIT
-from tests.torture.producer import LONGEST_CALL
-from tests.torture.scene import Scene, Struck
-from tests.torture.schedule import HARD_LIMIT, Planned
-from tests.torture.server_clock import compiler
-from tests.torture.strikes_cursors import CIRCUIT_OPENS_FOR
+from verification.torture import strikes_adopted as adopted
+from verification.torture import strikes_cursors as cursors
+from verification.torture import strikes_servers as servers
+from verification.torture import strikes_tail as tail
+from verification.torture import strikes_work as work
+from verification.torture.acts import LONGEST_WAIT, MAX_ATTEMPTS, SOFT_TIME_LIMIT
+from verification.torture.producer import LONGEST_CALL
+from verification.torture.scene import Scene, Struck
+from verification.torture.schedule import HARD_LIMIT, Planned
+from verification.torture.server_clock import compiler
+from verification.torture.strikes_cursors import CIRCUIT_OPENS_FOR
 
 __all__ = ["FAULTS", "LEAST_DEATHS", "LOOK", "ONE_MORE_OUTAGE", "OUTAGES", "Fault", "available", "tries"]
 

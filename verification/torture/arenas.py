@@ -18,10 +18,10 @@ from typing import Final
 
 import psutil
 
-from tests.torture.arena import arena
-from tests.torture.course import Result, harness_failed, run
-from tests.torture.faults import FAULTS
-from tests.torture.schedule import draw
+from verification.torture.arena import arena
+from verification.torture.course import Result, harness_failed, run
+from verification.torture.faults import FAULTS
+from verification.torture.schedule import draw
 
 __all__ = ["Broken", "Order", "in_arenas"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tests.torture.acts import SOFT_TIME_LIMIT
-from tests.torture.workers import Kind
+from verification.torture.acts import SOFT_TIME_LIMIT
+from verification.torture.workers import Kind
 
 __all__ = ["HARD_LIMIT", "Planned", "Schedule", "draw"]
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from taskbridge import app
 from taskbridge.process.runtime import runtime_of
-from tests.torture.arena import NOT_AS_DELIVERED, Arena
-from tests.torture.faults import LEAST_DEATHS, tries
-from tests.torture.kinds import PIPELINES
-from tests.torture.producer import Expected, Fact, Truth
-from tests.torture.users import GOODS, Users
+from verification.torture.arena import NOT_AS_DELIVERED, Arena
+from verification.torture.faults import LEAST_DEATHS, tries
+from verification.torture.kinds import PIPELINES
+from verification.torture.producer import Expected, Fact, Truth
+from verification.torture.users import GOODS, Users
 
 __all__ = ["Stock", "judge", "judge_goods", "leftovers"]
 

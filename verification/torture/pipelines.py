@@ -26,11 +26,11 @@ from celery.signals import worker_ready
 from taskbridge import Batch, LatencyNeutral, Record, app, pipeline
 from taskbridge.handlers.journal import journal
 from taskbridge.process.runtime import runtime_of
-from tests.torture import clock, guards
-from tests.torture.acts import ACTS, MAX_ATTEMPTS, SOFT_TIME_LIMIT, Leave
-from tests.torture.kinds import INVOICES, PARCELS, PIPELINES, uses_session
-from tests.torture.pristine import found_context, found_session
-from tests.torture.users import GOODS
+from verification.torture import clock, guards
+from verification.torture.acts import ACTS, MAX_ATTEMPTS, SOFT_TIME_LIMIT, Leave
+from verification.torture.kinds import INVOICES, PARCELS, PIPELINES, uses_session
+from verification.torture.pristine import found_context, found_session
+from verification.torture.users import GOODS
 
 BOOKS = Path(os.environ["TORTURE_BOOKS"])
 WORKER = os.environ["TORTURE_WORKER"]
