@@ -10,7 +10,8 @@ if state ~= "queued" or current ~= token then
   return { LOST }
 end
 local member, next_member = pipeline .. ":" .. tenant, ""
-if tonumber(redis.call("ZSCORE", in_flight_key, member) or BEHIND) < BEHIND then
+local score = tonumber(redis.call("ZSCORE", in_flight_key, member) or 0)
+if score > now - GRACE_MS and score < BEHIND then
   -- No run ends that would give the next turn.
   next_member = redis.call("ZRANGE", fair_queue_key, 0, 0)[1] or ""
 end

@@ -851,6 +851,10 @@ def _give_the_next_its_turn(now: _Now) -> None:
 
 
 def _decline(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
+    queue = now.shared.fair_queue
+    by_reminder, lost = queue.in_flight.get(now.subject, (True, 0))
+    if queue.waiting and not by_reminder and lost > now.ms - Constant.GRACE_MS:
+        now.shared.turn = queue.order()[0]
     _left_the_queue(now)
     return replace(tenant, republish=now.timing.republish, deadline=now.ms + Constant.DECLINED_MS)
 
