@@ -30,7 +30,7 @@ from taskbridge.observing.metrics import Metrics
 from taskbridge.process.runtime import Runtime
 from taskbridge.running.tail import base_round, tail_round
 from taskbridge.store import Claim
-from taskbridge.store.bounded import within
+from taskbridge.store.db import within
 
 __all__ = ["PIPELINE", "TAIL"]
 

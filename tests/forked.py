@@ -36,7 +36,7 @@ PRELOADED: Final = (
     "taskbridge.observing.answers",
     "taskbridge.observing.metrics",
     "taskbridge.producing.recording",
-    "taskbridge.process.translation",
+    "taskbridge.common.server_errors",
     *(f"taskbridge.store.{module}" for module in ("audit", "backfills", "engine", "pruning", "quarantine", "where")),
     # What a worker imports besides.
     "celery.bin.celery",

@@ -12,11 +12,10 @@ from rich.live import Live
 
 from taskbridge.cli import console, interrupts
 from taskbridge.cli.tenants import Totals, busiest, totals
-from taskbridge.common.lost_connections import POSTGRES_AWAY
+from taskbridge.common.server_errors import POSTGRES_AWAY, translated_errors
 from taskbridge.common.texts import counted
 from taskbridge.errors import Unavailable
 from taskbridge.process.runtime import Runtime
-from taskbridge.process.translation import translated_errors
 from taskbridge.store import driver_error
 
 __all__ = ["Monitor"]

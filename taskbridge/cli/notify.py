@@ -31,7 +31,7 @@ def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
 
     Exit status: 0; 1 where the broker does not take the run.
     """
-    from taskbridge.process.translation import translated_errors
+    from taskbridge.common.server_errors import translated_errors
     from taskbridge.producing import notify as notifying
 
     check_tenant(tenant)

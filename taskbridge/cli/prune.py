@@ -115,7 +115,7 @@ def _what(pipelines: Pipelines, older_than: timedelta, pipeline: str | None, **o
 
 def _prune(steps: Iterator[Step], counts: Counter[str], held: _Held) -> None:
     """Take step after step, with a progress bar. A signal ends it after a step."""
-    from taskbridge.process.translation import translated_errors
+    from taskbridge.common.server_errors import translated_errors
 
     with console.progress(time_left=True) as progress:
         tasks: dict[str, Any] = {}

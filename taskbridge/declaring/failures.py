@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from taskbridge.common.lost_connections import is_away
+from taskbridge.common.server_errors import is_away
 from taskbridge.declaring.batch import RetryAfter
 
 __all__ = ["LONGEST_OUTAGE_BACKOFF", "Bisection", "asked_to_wait", "backoff", "is_caused_by", "is_downstream"]

@@ -21,11 +21,11 @@ from django.utils.module_loading import module_has_submodule
 from sqlalchemy import Connection
 
 from taskbridge import store
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.django.configuration import ALIAS, alias_of_handlers
 from taskbridge.django.lending import lent
 from taskbridge.django.typed import typed
 from taskbridge.errors import InvalidInput, TaskBridgeError
-from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
 from taskbridge.store.backfills import adopting
 from taskbridge.store.queries import query, quoted

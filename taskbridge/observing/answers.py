@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from taskbridge.declaring.pipeline import Pipeline
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["Answers"]
 
@@ -50,7 +50,7 @@ class Answers:
     """Answers about one deployment.
 
     Args:
-        database: an engine of `taskbridge.store.connect`, or a `Reader`.
+        database: an engine of `taskbridge.store.connect`.
         inspector: the gate of the deployment.
         pipelines: those that are asked about, by name.
         settings: the settings of the workers, whose bounds tell whether a run is alive.
@@ -59,7 +59,7 @@ class Answers:
 
     Raises, in every call:
         UnknownPipeline: a pipeline is named that is not among them.
-        psycopg.Error, redis.RedisError: a server does not answer; `taskbridge.process.translation.translated_errors`
+        psycopg.Error, redis.RedisError: a server does not answer; `taskbridge.common.server_errors.translated_errors`
             makes errors of TaskBridge of them.
     """
 

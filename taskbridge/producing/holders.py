@@ -28,11 +28,10 @@ from psycopg.rows import tuple_row
 from sqlalchemy import Connection, TextClause, Transaction, text
 from sqlalchemy.exc import UnboundExecutionError
 
-from taskbridge.common.lost_connections import loaded_class
 from taskbridge.common.names import check_tenant
+from taskbridge.common.server_errors import loaded_class, translated_errors
 from taskbridge.errors import InvalidConnection, InvalidInput
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.producing.notify import Event, Events, anotify_quietly, merged, notify_quietly
 from taskbridge.store import Statement, Writing, awritten, fetching, written
 from taskbridge.store.queries import query

@@ -26,13 +26,12 @@ from celery import Celery
 from celery.exceptions import Reject
 from sqlalchemy.exc import DataError, DBAPIError
 
-from taskbridge.common.lost_connections import POSTGRES_AWAY, sqlstate
 from taskbridge.common.names import check_message_id, check_pipeline_name
+from taskbridge.common.server_errors import POSTGRES_AWAY, sqlstate, translated_errors
 from taskbridge.common.texts import error_line, printable
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable, UnknownPipeline, UsageError
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.producing import recording
 from taskbridge.producing.notify import notify
 from taskbridge.producing.parking import bound, park, rotate

@@ -10,10 +10,10 @@ from typing import Any
 
 from celery import Celery
 
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.gate import Answer
 from taskbridge.process.runtime import runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.producing import notify as notifying
 from taskbridge.producing import recording
 from taskbridge.producing.holders import (

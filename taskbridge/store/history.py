@@ -21,12 +21,11 @@ from sqlalchemy import Engine
 
 from taskbridge.common.histogram import BOUNDS_MS
 from taskbridge.common.texts import error_line
-from taskbridge.store.bounded import within
+from taskbridge.store.db import SHORT_WAIT, driver_error, driving, in_one_message, within
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import SHORT_WAIT, driver_error, driving, in_one_message
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["NOT_NOTED", "RunNote", "blame", "is_noted", "keep_runs", "sum_runs"]
 

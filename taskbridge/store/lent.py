@@ -12,15 +12,13 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg import generators
 from psycopg.abc import PQGen
 from psycopg.adapt import AdaptersMap
-from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from taskbridge.errors import HandlerMistake
-from taskbridge.store.bounded import Bounded
+from taskbridge.store.db import Bounded
 from taskbridge.store.queries import filled, query, quoted
 
 __all__ = ["BATCH_IS_OVER", "Lent", "View", "end_lent"]
@@ -93,6 +91,7 @@ class Lent(View):
     """
 
     _takes_messages = True
+    is_lent = True
 
     def __init__(self, session: Bounded, seconds: float) -> None:
         super().__init__(session, session.adapters)
@@ -200,9 +199,11 @@ def end_lent(session: Bounded, *ends: str) -> bool:
     Raises:
         psycopg.Error: the transaction did not end as it should, or nothing is known of it.
     """
-    results = _exchange(session, [*ends, query("reset_session"), session.settings, query("prepared")], len(ends))
-    if results[-1].status != ExecStatus.TUPLES_OK:
-        return False
+    # Behind a pooler the next message may go to another session, and only what SQL prepared is known to be a client's.
+    last = [query("forget_prepared"), session.settings] if session.pooled else [session.settings, query("prepared")]
+    results = _exchange(session, [*ends, query("reset_session"), *last], len(ends))
+    if results[-1].status != ExecStatus.TUPLES_OK or session.pooled:
+        return results[-1].status == ExecStatus.TUPLES_OK
     there = {_text(results[-1], row) for row in range(results[-1].ntuples)}
     known = {name.decode() for name in session._prepared._names.values()}
     if not known <= there:
@@ -226,13 +227,5 @@ def _exchange(session: Bounded, statements: Sequence[str], needed: int) -> list[
     Raises:
         psycopg.Error: one of the first `needed` statements failed, or there was no answer.
     """
-
-    def exchanging() -> PQGen[list[PGresult]]:
-        session.pgconn.send_query("; ".join(statements).encode())
-        results: list[PGresult] = yield from generators.execute(session.pgconn)
-        if len(results) <= needed and results[-1].status == ExecStatus.FATAL_ERROR:
-            raise error_from_result(results[-1])
-        return results
-
     with session.lock:
-        return session.wait(exchanging())
+        return session.wait(session.message(statements, needed))

@@ -7,13 +7,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.names import key_spellings
+from taskbridge.store.db import rows, scalar
 from taskbridge.store.figures import limited
 from taskbridge.store.pauses import Pause
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import rows, scalar
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["MOST_UNDECLARED", "Looks", "PausedCount"]
 

@@ -20,22 +20,26 @@ from taskbridge.common.texts import storable
 from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import HandlerMistake
-from taskbridge.store.bounded import GRACE, Bounded, NoAnswer, driver_of
+from taskbridge.store.db import (
+    GRACE,
+    SHORT_WAIT,
+    SILENT,
+    Bounded,
+    Broken,
+    NoAnswer,
+    distrust,
+    driver_of,
+    driving,
+    in_one_message,
+    is_without_session,
+    local_settings,
+    session_name,
+    successor_of,
+)
 from taskbridge.store.history import NOT_NOTED, RunNote, blame, is_noted
 from taskbridge.store.lent import BATCH_IS_OVER, Lent, end_lent
 from taskbridge.store.page import Page, columns_of
 from taskbridge.store.queries import LOCAL, compact, queries, query, schema_of, setting
-from taskbridge.store.sessions import (
-    SHORT_WAIT,
-    SILENT,
-    Broken,
-    distrust,
-    driving,
-    in_one_message,
-    is_without_session,
-    session_name,
-    successor_of,
-)
 
 if TYPE_CHECKING:
     from taskbridge.store.orm import BatchSession
@@ -243,7 +247,8 @@ class Transaction:
             assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the engine is ours
             with driver.pipeline():  # psycopg sends BEGIN before the first of them
                 # The handler's statements have the limits of its role, not those of ours.
-                driver.execute(setting("statement_timeout", None, LOCAL))
+                for statement in local_settings({**driver.limits, "statement_timeout": None}):
+                    driver.execute(statement)
                 driver.execute(self._query("end_replaced"), successor_of(self._key))
                 idle = f"{round(self._timeout * 1000)}ms"
                 whose = {**self._key._asdict(), "source": self._source}

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from taskbridge.common.names import key_spellings
-from taskbridge.store.bounded import within
+from taskbridge.store.db import driving, rows, within
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving, rows
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["document_of", "where_is"]
 

@@ -11,9 +11,9 @@ from unittest import mock
 from celery import Celery
 from redis import Redis
 
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.integration.installation import fit, renew
 from taskbridge.process.runtime import Runtime, afresh, runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.testing.clock import inject_clock
 
 __all__ = ["delete_keys", "own_deployment"]

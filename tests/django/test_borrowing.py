@@ -21,7 +21,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from taskbridge.declaring.batch import Batch
 from taskbridge.errors import ConfigurationError, HandlerMistake
-from taskbridge.store.bounded import Bounded, driver_of
+from taskbridge.store.db import Bounded, driver_of
 from tests.django.shop.models import Customer, Order
 from tests.failures.drill import Drill
 

@@ -23,8 +23,7 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.errors import HandlerMistake
 from taskbridge.running import slot
 from taskbridge.store import connect
-from taskbridge.store.bounded import driver_of
-from taskbridge.store.sessions import driving
+from taskbridge.store.db import driver_of, driving
 from tests.failures.drill import Drill
 from tests.store.pooler import SettingPooler
 

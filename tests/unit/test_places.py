@@ -6,10 +6,10 @@ import psycopg
 import pytest
 import redis
 
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import Unavailable
 from taskbridge.process import translation
 from taskbridge.process.light_runtime import LightRuntime
-from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
 
 PASSWORD = "s3cr3t@Pa55"

@@ -47,6 +47,18 @@ DISCARD SEQUENCES
 -- The names of the session's prepared statements.
 SELECT name FROM pg_catalog.pg_prepared_statements
 
+-- name: forget_prepared
+-- Forget what SQL has prepared in a session of a pooler; what a protocol's message prepared is the pooler's own.
+DO $$
+DECLARE
+    prepared text;
+BEGIN
+    FOR prepared IN SELECT name FROM pg_catalog.pg_prepared_statements WHERE from_sql LOOP
+        EXECUTE pg_catalog.format('DEALLOCATE %I', prepared);
+    END LOOP;
+END
+$$
+
 -- name: deallocate
 -- Forget a prepared statement of a handler's.
 DEALLOCATE {name}
