@@ -244,8 +244,8 @@ def _meaning(error: BaseException) -> Unavailable | None:
         return None
     if said.state == FOREIGN_CLUSTER_STATE:
         return ForeignCluster(FOREIGN_CLUSTER)
-    text = _postgres_text(said)
-    return None if text is None else Unavailable(_at(text, said.place if said.away else ""))
+    meaning = _postgres_text(said)
+    return None if meaning is None else Unavailable(_at(meaning, said.place if said.away else ""))
 
 
 def _at(text: str, place: str) -> str:
@@ -267,8 +267,7 @@ def _broker_text(error: BaseException) -> str:
             f"kombu {version('kombu')} does not go with redis-py {redis.__version__}: "
             "run `pip install 'kombu[redis]'`, which takes versions that do"
         )
-    text = _sentence("the broker", _BROKER, f"{type(error).__name__} {error}".lower())
-    if text is None:
+    if (text := _sentence("the broker", _BROKER, f"{type(error).__name__} {error}".lower())) is None:
         # What follows the first colon is the remedy.
         said = f"{type(error).__name__}, {one_line(str(error))}".replace(": ", ", ")
         return f"kombu refuses a message ({said}): let both sides use the same serializer, such as json"
@@ -319,8 +318,8 @@ def _postgres_text(said: _Said) -> str | None:
     """Say what keeps Postgres from being used; None where it is something else."""
     state, text, away, _ = said
     first_line = text.splitlines()[0] if text else ""
-    if sentence := _POSTGRES_STATES.get(state):
-        return sentence.replace("{text}", first_line)
+    if state in _POSTGRES_STATES:
+        return _POSTGRES_STATES[state].replace("{text}", first_line)
     if not away:
         return None
     if state and not state.startswith((*POSTGRES_AWAY, *_LOGIN_REFUSED)) and "statement pooling mode" not in text:

@@ -454,6 +454,7 @@ def connect(
             return
         if connection.opened <= pool.distrusted or connection.ended:
             raise DisconnectionError  # the pool closes it and opens another
+        connection.answer_timeout = connection.own_answer_timeout
 
     def check_in(connection: Any, record: Any) -> None:
         # A handler gave it back, and nobody has reset it.

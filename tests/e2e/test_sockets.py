@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -48,10 +50,12 @@ def _carry(source: socket.socket, sink: socket.socket) -> None:
 
 
 @pytest.fixture
-def redis_socket(deployment: Deployment, tmp_path: Path) -> Iterator[Socket]:
-    made = Socket(deployment.settings.redis_url, tmp_path / "redis.sock")
-    yield made
-    made.close()
+def redis_socket(deployment: Deployment) -> Iterator[Socket]:
+    # A path of a socket has about 100 characters at the most, and those of pytest may be longer.
+    with TemporaryDirectory(prefix="taskbridge-") as directory:
+        made = Socket(deployment.settings.redis_url, Path(directory) / "redis.sock")
+        yield made
+        made.close()
 
 
 @pytest.mark.e2e
@@ -65,7 +69,7 @@ def test_a_worker_works_by_a_socket(deployment: Deployment, redis_socket: Socket
         },
         "both": {"TASKBRIDGE_REDIS_URL": f"unix://{{path}}?db={redis_socket.database}"},
     }[urls]
-    given = {name: value.format(path=redis_socket.path) for name, value in variables.items()}
+    given: dict[str, Any] = {name: value.format(path=redis_socket.path) for name, value in variables.items()}
     with deployment.worker(**given) as worker:
         deployment.save("acme", "1")
         wait_until(lambda: deployment.delivered("acme") == [["1"]], "a run")
