@@ -174,10 +174,13 @@ def _described(parameters: Mapping[str, Any]) -> URL:
     rest = {name: str(value) for name, value in parameters.items()}
     names = {name: rest.pop(name, None) for name in ("user", "password", "dbname")}
     port = rest.get("port", "")
+    if not all(part.isdecimal() or not part for part in port.split(",")):
+        # libpq says so where it connects. SQLAlchemy would raise here.
+        del rest["port"]
     where: dict[str, Any] = {}
     if "," not in rest.get("host", "") and port.isdecimal():
         where = {"host": rest.pop("host", None), "port": int(rest.pop("port"))}
-    elif not port and not re.search("[,/:]", rest.get("host", "")):
+    elif "port" not in rest and not re.search("[,/:]", rest.get("host", "")):
         where = {"host": rest.pop("host", None)}
     return URL.create(
         "postgresql+psycopg", names["user"], names["password"], database=names["dbname"], query=rest, **where

@@ -24,7 +24,8 @@ class Socket:
     def __init__(self, url: str, path: Path) -> None:
         parts = urlsplit(url)
         self._target = (parts.hostname, parts.port)
-        self.path, self.database = path, parts.path.strip("/")
+        self.place = f":{parts.password}@{path}" if parts.password else str(path)
+        self.database = parts.path.strip("/")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(64)
@@ -62,14 +63,14 @@ def redis_socket(deployment: Deployment) -> Iterator[Socket]:
 @pytest.mark.parametrize("urls", ["the broker's", "the gate's", "both"])
 def test_a_worker_works_by_a_socket(deployment: Deployment, redis_socket: Socket, urls: str) -> None:
     variables = {
-        "the broker's": {"TASKBRIDGE_BROKER_URL": f"redis+socket://{{path}}?virtual_host={redis_socket.database}"},
+        "the broker's": {"TASKBRIDGE_BROKER_URL": f"redis+socket://{{place}}?virtual_host={redis_socket.database}"},
         "the gate's": {
-            "TASKBRIDGE_REDIS_URL": f"unix://{{path}}?db={redis_socket.database}",
+            "TASKBRIDGE_REDIS_URL": f"unix://{{place}}?db={redis_socket.database}",
             "TASKBRIDGE_BROKER_URL": deployment.settings.redis_url,
         },
-        "both": {"TASKBRIDGE_REDIS_URL": f"unix://{{path}}?db={redis_socket.database}"},
+        "both": {"TASKBRIDGE_REDIS_URL": f"unix://{{place}}?db={redis_socket.database}"},
     }[urls]
-    given: dict[str, Any] = {name: value.format(path=redis_socket.path) for name, value in variables.items()}
+    given: dict[str, Any] = {name: value.format(place=redis_socket.place) for name, value in variables.items()}
     with deployment.worker(**given) as worker:
         deployment.save("acme", "1")
         wait_until(lambda: deployment.delivered("acme") == [["1"]], "a run")

@@ -23,7 +23,7 @@ def latin1(engine: Engine) -> Iterator[str]:
     name, url = f"latin1_{secrets.token_hex(4)}", make_url(engine.url)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(
-            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LOCALE_PROVIDER libc LC_COLLATE 'C' LC_CTYPE 'C'"
+            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LOCALE_PROVIDER libc LOCALE 'C'"
         )
         try:
             yield url.set(database=name).render_as_string(hide_password=False)
