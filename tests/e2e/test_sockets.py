@@ -29,6 +29,7 @@ class Socket:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen(64)
+        self._sockets = [self._listener]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -36,11 +37,13 @@ class Socket:
             while True:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(self._target)
+                self._sockets += [near, far]
                 for source, sink in ((near, far), (far, near)):
                     threading.Thread(target=_carry, args=(source, sink), daemon=True).start()
 
     def close(self) -> None:
-        self._listener.close()
+        for one in self._sockets:
+            one.close()
 
 
 def _carry(source: socket.socket, sink: socket.socket) -> None:
