@@ -63,9 +63,9 @@ def _option(option: Option) -> click.Option:
     )
 
 
-def _print(terminal: Console | console.Pipe, report: Report) -> None:
+def _print(terminal: Console, report: Report) -> None:
     for one in report.tables:
-        table = console.Table(terminal, *one.columns, title=one.title)
+        table = console.table(*one.columns, numbers=one.columns[1:], title=one.title)
         for row in one.rows:
             table.add_row(*(console.cell(shown(value)) for value in row))
         terminal.print(table)

@@ -55,7 +55,7 @@ def main(commit: str, name: str, options: tuple[str, ...], rounds: int, as_json:
         return
     terminal = console.stdout()
     columns = ("what", commit[:12], "here", "here / there", "of each round")
-    table = console.Table(terminal, *columns, title=f"{name}, {rounds} rounds of each side")
+    table = console.table(*columns, numbers=columns[1:], title=f"{name}, {rounds} rounds of each side")
     for row in rows:
         cells = (row["what"], row["there"], row["here"], row["change"])
         table.add_row(*(console.cell(shown(one)) for one in cells), ", ".join(shown(one) for one in row["rounds"]))

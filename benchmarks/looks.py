@@ -63,10 +63,10 @@ SELECT 'bench-looks', 'tenant-' || n, 'bench' FROM generate_series({first}, {las
 RUNS: Final = """
 INSERT INTO taskbridge.runs
     (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
-     first_event_ms, began_sweeps, sweeps, snapshot)
+     first_event_ms, snapshot)
 SELECT 'bench-looks', 'tenant-' || n, to_char(extract(epoch FROM t.at) * 1e6, 'FM0000000000000000') || '-' || n, t.at,
        t.at + interval '5 ms', 'event', 'bench@localhost', 2, 1, 10, 0,
-       CASE WHEN n %% 100 = 1 THEN 'failed' ELSE 'handled' END, CASE WHEN n %% 100 = 1 THEN 'ValueError' END, 5, 1, 2,
+       CASE WHEN n %% 100 = 1 THEN 'failed' ELSE 'handled' END, CASE WHEN n %% 100 = 1 THEN 'ValueError' END, 5,
        pg_current_snapshot()
 FROM generate_series({first}, {last} - 1) n,
      LATERAL (SELECT now() - interval '1 day' * ({last} - n) / {last}::float8 AS at) t

@@ -144,7 +144,7 @@ def _measure(records: int, largest: int) -> Report:
 
 
 def _invoice() -> str:
-    """Return an invoice as `taskbridge import` stores it, with as many lines as the median of the example has."""
+    """Return an invoice as an importer stores it, with as many lines as the median of the example has."""
     line = {
         "stock_code": "23012",
         "description": "GLASS APOTHECARY BOTTLE PERFUME",

@@ -12,7 +12,7 @@ and watch it from a second shell, which needs the pipeline and the same scale as
     export TASKBRIDGE_PIPELINES=examples.log_alerts LOG_ALERTS_SCALE=0.01
     taskbridge record log-alerts examples/log_alerts.jsonl
     taskbridge status
-    taskbridge unmatched list log-alerts
+    taskbridge quarantine list --unmatched --pipeline log-alerts
     grep alert: .taskbridge/worker-1.log
 
 Record the file again, and each service waits for its delay: `taskbridge status` shows when it is due and why. With

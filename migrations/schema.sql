@@ -73,31 +73,33 @@ COMMENT ON FUNCTION taskbridge.is_handled(xid xid8, id bigint, snapshot pg_snaps
 CREATE FUNCTION taskbridge.keep_runs(days integer) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    SET lock_timeout TO '100ms'
+    SET lock_timeout TO '10ms'
     SET client_min_messages TO 'warning'
     AS $_$
 DECLARE
     today date := (now() AT TIME ZONE 'UTC')::date;
     oldest date := today - keep_runs.days;
     day date;
-    old name;
+    partition name;
 BEGIN
     IF NOT pg_try_advisory_xact_lock('taskbridge.runs'::regclass::oid::bigint) THEN
         RETURN; -- another worker does it
     END IF;
-    DELETE FROM taskbridge.runs_other o WHERE o.began_at < oldest::timestamp AT TIME ZONE 'UTC';
+    DELETE FROM taskbridge.runs_other o WHERE o.ended_at < oldest::timestamp AT TIME ZONE 'UTC';
     DELETE FROM taskbridge.run_minutes m WHERE m.minute < oldest::timestamp AT TIME ZONE 'UTC';
     FOR day IN SELECT today + ahead FROM generate_series(0, 2) ahead LOOP
+        partition := 'runs_' || to_char(day, 'YYYYMMDD');
         -- A day that has rows elsewhere stays there.
-        IF to_regclass(format('taskbridge.%I', 'runs_' || to_char(day, 'YYYYMMDD'))) IS NULL AND NOT EXISTS (
+        IF to_regclass(format('taskbridge.%I', partition)) IS NULL AND NOT EXISTS (
             SELECT FROM taskbridge.runs_other o
-            WHERE o.began_at >= day::timestamp AT TIME ZONE 'UTC'
-              AND o.began_at < (day + 1)::timestamp AT TIME ZONE 'UTC'
+            WHERE o.ended_at >= day::timestamp AT TIME ZONE 'UTC'
+              AND o.ended_at < (day + 1)::timestamp AT TIME ZONE 'UTC'
         ) THEN
             BEGIN
+                EXECUTE format('CREATE TABLE taskbridge.%I (LIKE taskbridge.runs INCLUDING ALL)', partition);
                 EXECUTE format(
-                    'CREATE TABLE taskbridge.%I PARTITION OF taskbridge.runs FOR VALUES FROM (%L) TO (%L)',
-                    'runs_' || to_char(day, 'YYYYMMDD'),
+                    'ALTER TABLE taskbridge.runs ATTACH PARTITION taskbridge.%I FOR VALUES FROM (%L) TO (%L)',
+                    partition,
                     day::timestamp AT TIME ZONE 'UTC',
                     (day + 1)::timestamp AT TIME ZONE 'UTC'
                 );
@@ -106,13 +108,13 @@ BEGIN
             END;
         END IF;
     END LOOP;
-    FOR old IN
+    FOR partition IN
         SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
         WHERE i.inhparent = 'taskbridge.runs'::regclass AND c.relname ~ '^runs_[0-9]{8}$'
           AND to_date(substr(c.relname, 6), 'YYYYMMDD') < oldest
     LOOP
         BEGIN
-            EXECUTE format('DROP TABLE taskbridge.%I', old);
+            EXECUTE format('DROP TABLE taskbridge.%I', partition);
         EXCEPTION WHEN lock_not_available THEN
             EXIT;
         END;
@@ -297,7 +299,7 @@ BEGIN
     FROM taskbridge.taskbridge_cluster c, pg_control_system() s;
     IF fits IS NOT TRUE THEN
         RAISE EXCEPTION 'the database was restored into another cluster, where its transaction ids mean nothing'
-            USING ERRCODE = 'TB001', HINT = 'Stop all workers and run: taskbridge rebase';
+            USING ERRCODE = 'TB001', HINT = 'Stop all workers and run: taskbridge migrate --rebase';
     END IF;
     RETURN NULL;
 END
@@ -525,9 +527,7 @@ CREATE TABLE taskbridge.sync_cursors (
     outages integer DEFAULT 0 NOT NULL,
     looked pg_snapshot,
     burst text COLLATE "C",
-    found_bursts bigint DEFAULT 0 NOT NULL,
-    unnoted_events bigint DEFAULT 0 NOT NULL,
-    unnoted_burst boolean DEFAULT false NOT NULL
+    found_bursts bigint DEFAULT 0 NOT NULL
 )
 WITH (fillfactor='50');
 
@@ -544,8 +544,6 @@ COMMENT ON COLUMN taskbridge.sync_cursors.outages IS 'How many of the attempts w
 COMMENT ON COLUMN taskbridge.sync_cursors.looked IS 'What was visible when the last run claimed the cursor: that run reads it.';
 COMMENT ON COLUMN taskbridge.sync_cursors.burst IS 'The last burst: the token of its first run.';
 COMMENT ON COLUMN taskbridge.sync_cursors.found_bursts IS 'Bursts beside `bursts` that the tail began: no event had come when their first run claimed the cursor.';
-COMMENT ON COLUMN taskbridge.sync_cursors.unnoted_events IS 'Events that no row of the run history has; the next row has them.';
-COMMENT ON COLUMN taskbridge.sync_cursors.unnoted_burst IS 'Whether the last burst has no row in the run history yet.';
 
 CREATE VIEW taskbridge.record_states AS
  SELECT p.pipeline,
@@ -598,15 +596,13 @@ CREATE TABLE taskbridge.run_minutes (
     first_event_counts integer[] NOT NULL
 );
 
-COMMENT ON TABLE taskbridge.run_minutes IS 'Sums of the run history for each minute in which runs began.';
+COMMENT ON TABLE taskbridge.run_minutes IS 'Sums of the run history for each minute in which runs ended.';
 COMMENT ON COLUMN taskbridge.run_minutes.run_ms IS 'How long the runs took together, in milliseconds.';
 COMMENT ON COLUMN taskbridge.run_minutes.first_event_counts IS 'How many bursts had their first event delivered in each bucket; see taskbridge/common/histogram.py.';
 
 CREATE TABLE taskbridge.runs (
     began_at timestamp with time zone NOT NULL,
     ended_at timestamp with time zone NOT NULL,
-    began_sweeps bigint NOT NULL,
-    sweeps bigint NOT NULL,
     at_id bigint,
     at_xid xid8,
     events integer NOT NULL,
@@ -624,26 +620,21 @@ CREATE TABLE taskbridge.runs (
     target pg_snapshot,
     error text
 )
-PARTITION BY RANGE (began_at);
+PARTITION BY RANGE (ended_at);
 
-COMMENT ON TABLE taskbridge.runs IS 'The run history: a row for each run that took records or failed, in a partition for each day (UTC).';
-COMMENT ON COLUMN taskbridge.runs.began_at IS 'When it claimed the cursor.';
-COMMENT ON COLUMN taskbridge.runs.ended_at IS 'When it advanced last, or failed.';
-COMMENT ON COLUMN taskbridge.runs.began_sweeps IS 'How often the cursor had been advanced when it began. The run before it ended there.';
-COMMENT ON COLUMN taskbridge.runs.sweeps IS 'The same when it ended.';
-COMMENT ON COLUMN taskbridge.runs.events IS 'Events since the row before it. A run without records has a row only where events came, or where it failed.';
-COMMENT ON COLUMN taskbridge.runs.burst_run IS 'Which run of its burst it was; 1 for the first one that has a row, 0 for a death after a row of the same run.';
+COMMENT ON TABLE taskbridge.runs IS 'The run history: a row for each run that took records, had events or failed, in a partition for each day (UTC).';
+COMMENT ON COLUMN taskbridge.runs.ended_at IS 'When it advanced last, or failed. That a run died is written down by the one after it.';
+COMMENT ON COLUMN taskbridge.runs.events IS 'Events since the run before it began. Those of a run that died after the first of its burst are on the cursor alone.';
+COMMENT ON COLUMN taskbridge.runs.burst_run IS 'Which run of its burst it was; 0: what a run did after its first row.';
 COMMENT ON COLUMN taskbridge.runs.rejected IS 'Records that went to quarantine, of those that it took.';
 COMMENT ON COLUMN taskbridge.runs.first_event_ms IS 'Milliseconds from the burst''s first event to the first delivery.';
 COMMENT ON COLUMN taskbridge.runs.reason IS 'Why it began: event (the first of a burst), burst (more events), record (records without an event), more (records were left, or a wait was over), retry (a run failed), died (the run before did not end), probe (of the circuit), unknown (it did not end, and was replaced).';
-COMMENT ON COLUMN taskbridge.runs.outcome IS 'handled or failed.';
+COMMENT ON COLUMN taskbridge.runs.outcome IS 'handled, failed, or waited: it took no record, since it was told to wait, paused, or handed back.';
 COMMENT ON COLUMN taskbridge.runs.snapshot IS 'Where the cursor stood when it ended: this, target, at_xid and at_id as in sync_cursors. Null: before a rebase.';
 
 CREATE TABLE taskbridge.runs_other (
     began_at timestamp with time zone NOT NULL,
     ended_at timestamp with time zone NOT NULL,
-    began_sweeps bigint NOT NULL,
-    sweeps bigint NOT NULL,
     at_id bigint,
     at_xid xid8,
     events integer NOT NULL,
@@ -720,7 +711,7 @@ ALTER TABLE ONLY taskbridge.run_minutes
     ADD CONSTRAINT pk_run_minutes PRIMARY KEY (pipeline, minute);
 
 ALTER TABLE ONLY taskbridge.runs
-    ADD CONSTRAINT pk_runs PRIMARY KEY (pipeline, tenant, token, began_at);
+    ADD CONSTRAINT pk_runs PRIMARY KEY (pipeline, tenant, token, ended_at);
 
 ALTER TABLE ONLY taskbridge.sync_cursors
     ADD CONSTRAINT pk_sync_cursors PRIMARY KEY (pipeline, tenant);
@@ -729,7 +720,7 @@ ALTER TABLE ONLY taskbridge.tails
     ADD CONSTRAINT pk_tails PRIMARY KEY (pipeline, kind);
 
 ALTER TABLE ONLY taskbridge.runs_other
-    ADD CONSTRAINT runs_other_pkey PRIMARY KEY (pipeline, tenant, token, began_at);
+    ADD CONSTRAINT runs_other_pkey PRIMARY KEY (pipeline, tenant, token, ended_at);
 
 CREATE INDEX ix_deliveries_pipeline_tenant_external_id ON taskbridge.deliveries USING btree (pipeline, tenant, external_id);
 CREATE INDEX ix_quarantine_failed ON taskbridge.quarantine USING btree (pipeline, quarantined_at) WHERE (cause = 'failed'::text);
@@ -739,15 +730,15 @@ CREATE INDEX ix_received_received_at ON taskbridge.received USING btree (receive
 CREATE INDEX ix_records_source_tenant_xid_id ON taskbridge.records USING btree (source, tenant, xid, id);
 CREATE INDEX ix_records_source_xid_id ON taskbridge.records USING btree (source, xid, id) WHERE (id > 0);
 CREATE INDEX ix_records_unmatched ON taskbridge.records USING btree (source, id) WHERE (tenant = ''::text);
-CREATE INDEX ix_runs_began_at ON ONLY taskbridge.runs USING brin (began_at) WITH (autosummarize='on');
-CREATE INDEX ix_runs_ended_at ON ONLY taskbridge.runs USING brin (ended_at) WITH (autosummarize='on');
+CREATE INDEX ix_runs_failed ON ONLY taskbridge.runs USING btree (pipeline, ended_at, token) WHERE (outcome = 'failed'::text);
+CREATE INDEX ix_runs_pipeline_ended_at ON ONLY taskbridge.runs USING btree (pipeline, ended_at, token);
 CREATE INDEX ix_sync_cursors_failing ON taskbridge.sync_cursors USING btree (pipeline, tenant) WHERE (failures > 0);
-CREATE INDEX runs_other_began_at_idx ON taskbridge.runs_other USING brin (began_at) WITH (autosummarize='on');
-CREATE INDEX runs_other_ended_at_idx ON taskbridge.runs_other USING brin (ended_at) WITH (autosummarize='on');
+CREATE INDEX runs_other_pipeline_ended_at_token_idx ON taskbridge.runs_other USING btree (pipeline, ended_at, token) WHERE (outcome = 'failed'::text);
+CREATE INDEX runs_other_pipeline_ended_at_token_idx1 ON taskbridge.runs_other USING btree (pipeline, ended_at, token);
 
-ALTER INDEX taskbridge.ix_runs_began_at ATTACH PARTITION taskbridge.runs_other_began_at_idx;
+ALTER INDEX taskbridge.ix_runs_failed ATTACH PARTITION taskbridge.runs_other_pipeline_ended_at_token_idx;
 
-ALTER INDEX taskbridge.ix_runs_ended_at ATTACH PARTITION taskbridge.runs_other_ended_at_idx;
+ALTER INDEX taskbridge.ix_runs_pipeline_ended_at ATTACH PARTITION taskbridge.runs_other_pipeline_ended_at_token_idx1;
 
 ALTER INDEX taskbridge.pk_runs ATTACH PARTITION taskbridge.runs_other_pkey;
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral, RateLimit
     from taskbridge.integration.app import (
         anotify,
+        anotify_many,
         app,
         arecord,
         arecord_event,
@@ -37,6 +38,7 @@ __all__ = [
     "Record",
     "RetryAfter",
     "anotify",
+    "anotify_many",
     "app",
     "arecord",
     "arecord_event",
@@ -59,8 +61,8 @@ if not TYPE_CHECKING:
         __name__,
         {
             "integration.app": (
-                "anotify app arecord arecord_event arecord_invoice arecord_many notify notify_event notify_many record "
-                "record_event record_invoice record_many"
+                "anotify anotify_many app arecord arecord_event arecord_invoice arecord_many notify notify_event "
+                "notify_many record record_event record_invoice record_many"
             ),
             "integration.installation": "install",
             "declaring.batch": "Batch Record RetryAfter",

@@ -26,7 +26,7 @@ CELERY: Final = "celery.__main__"
 PRELOADED: Final = (
     PROGRAM,
     *(f"taskbridge.cli.{module}" for module, _ in COMMANDS.values()),
-    *(f"taskbridge.cli.{module}" for module in ("asking", "delays", "messages", "report", "monitor", "workers")),
+    *(f"taskbridge.cli.{module}" for module in ("import_csv", "monitor", "workers")),
     "alembic.command",
     "alembic.util",
     "jsonpath_rfc9535",
@@ -37,7 +37,7 @@ PRELOADED: Final = (
     "taskbridge.observing.metrics",
     "taskbridge.producing.recording",
     "taskbridge.common.server_errors",
-    *(f"taskbridge.store.{module}" for module in ("audit", "backfills", "engine", "pruning", "quarantine", "where")),
+    *(f"taskbridge.store.{module}" for module in ("audit", "backfills", "db", "pruning", "quarantine")),
     # What a worker imports besides.
     "celery.bin.celery",
     "celery.bin.worker",

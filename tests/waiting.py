@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -28,3 +29,12 @@ def wait_until(condition: Callable[[], T], what: str, seconds: float = 30.0) -> 
             raise AssertionError(f"not within {seconds * TIME_FACTOR:g} s: {what}")
         time.sleep(pause)
         pause = min(LONGEST_PAUSE, 1.1 * pause)
+
+
+@contextmanager
+def taking_at_most(seconds: float) -> Iterator[None]:
+    """Fail if the block takes longer than `seconds` (four times as long in CI): for waits that would be far longer."""
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    assert took < seconds * TIME_FACTOR, f"{took:.2f} s, not within {seconds * TIME_FACTOR:g} s"

@@ -74,32 +74,35 @@ RETURN pg_visible_in_snapshot(xid, snapshot)
 COMMENT ON FUNCTION @schema.is_handled IS
     'Whether a record lies behind a cursor: visible in its snapshot, or passed in the sweep that is on.';
 
--- Makes partitions ahead, and drops those that are too old. It is called by workers, who do not own the table. Each
--- lock that it waits for would keep runs waiting behind it, so it gives up soon, and is called again.
+-- Makes partitions ahead, and drops those that are too old. It is called by workers, who do not own the table. A partition
+-- is made as a table and attached, which locks neither the history nor the partition of today against inserts. To drop one
+-- locks all of it for a moment: inserts would wait behind a lock that is waited for, so it gives up soon, and is called again.
 CREATE FUNCTION @schema.keep_runs(days integer) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' SET client_min_messages = warning AS $$
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '10ms' SET client_min_messages = warning AS $$
 DECLARE
     today date := (now() AT TIME ZONE 'UTC')::date;
     oldest date := today - keep_runs.days;
     day date;
-    old name;
+    partition name;
 BEGIN
     IF NOT pg_try_advisory_xact_lock('@schema.runs'::regclass::oid::bigint) THEN
         RETURN; -- another worker does it
     END IF;
-    DELETE FROM @schema.runs_other o WHERE o.began_at < oldest::timestamp AT TIME ZONE 'UTC';
+    DELETE FROM @schema.runs_other o WHERE o.ended_at < oldest::timestamp AT TIME ZONE 'UTC';
     DELETE FROM @schema.run_minutes m WHERE m.minute < oldest::timestamp AT TIME ZONE 'UTC';
     FOR day IN SELECT today + ahead FROM generate_series(0, 2) ahead LOOP
+        partition := 'runs_' || to_char(day, 'YYYYMMDD');
         -- A day that has rows elsewhere stays there.
-        IF to_regclass(format('@schema.%I', 'runs_' || to_char(day, 'YYYYMMDD'))) IS NULL AND NOT EXISTS (
+        IF to_regclass(format('@schema.%I', partition)) IS NULL AND NOT EXISTS (
             SELECT FROM @schema.runs_other o
-            WHERE o.began_at >= day::timestamp AT TIME ZONE 'UTC'
-              AND o.began_at < (day + 1)::timestamp AT TIME ZONE 'UTC'
+            WHERE o.ended_at >= day::timestamp AT TIME ZONE 'UTC'
+              AND o.ended_at < (day + 1)::timestamp AT TIME ZONE 'UTC'
         ) THEN
             BEGIN
+                EXECUTE format('CREATE TABLE @schema.%I (LIKE @schema.runs INCLUDING ALL)', partition);
                 EXECUTE format(
-                    'CREATE TABLE @schema.%I PARTITION OF @schema.runs FOR VALUES FROM (%L) TO (%L)',
-                    'runs_' || to_char(day, 'YYYYMMDD'),
+                    'ALTER TABLE @schema.runs ATTACH PARTITION @schema.%I FOR VALUES FROM (%L) TO (%L)',
+                    partition,
                     day::timestamp AT TIME ZONE 'UTC',
                     (day + 1)::timestamp AT TIME ZONE 'UTC'
                 );
@@ -108,13 +111,13 @@ BEGIN
             END;
         END IF;
     END LOOP;
-    FOR old IN
+    FOR partition IN
         SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
         WHERE i.inhparent = '@schema.runs'::regclass AND c.relname ~ '^runs_[0-9]{8}$'
           AND to_date(substr(c.relname, 6), 'YYYYMMDD') < oldest
     LOOP
         BEGIN
-            EXECUTE format('DROP TABLE @schema.%I', old);
+            EXECUTE format('DROP TABLE @schema.%I', partition);
         EXCEPTION WHEN lock_not_available THEN
             EXIT;
         END;
@@ -310,7 +313,7 @@ BEGIN
     FROM @schema.taskbridge_cluster c, pg_control_system() s;
     IF fits IS NOT TRUE THEN
         RAISE EXCEPTION 'the database was restored into another cluster, where its transaction ids mean nothing'
-            USING ERRCODE = 'TB001', HINT = 'Stop all workers and run: taskbridge rebase';
+            USING ERRCODE = 'TB001', HINT = 'Stop all workers and run: taskbridge migrate --rebase';
     END IF;
     RETURN NULL;
 END
@@ -551,8 +554,6 @@ CREATE TABLE @schema.sync_cursors (
     looked pg_snapshot,
     burst text COLLATE "C",
     found_bursts bigint NOT NULL DEFAULT 0,
-    unnoted_events bigint NOT NULL DEFAULT 0,
-    unnoted_burst boolean NOT NULL DEFAULT false,
     CONSTRAINT pk_sync_cursors PRIMARY KEY (pipeline, tenant)
 ) WITH (fillfactor='50');
 COMMENT ON TABLE @schema.sync_cursors IS
@@ -576,9 +577,6 @@ COMMENT ON COLUMN @schema.sync_cursors.looked IS
 COMMENT ON COLUMN @schema.sync_cursors.burst IS 'The last burst: the token of its first run.';
 COMMENT ON COLUMN @schema.sync_cursors.found_bursts IS
     'Bursts beside `bursts` that the tail began: no event had come when their first run claimed the cursor.';
-COMMENT ON COLUMN @schema.sync_cursors.unnoted_events IS
-    'Events that no row of the run history has; the next row has them.';
-COMMENT ON COLUMN @schema.sync_cursors.unnoted_burst IS 'Whether the last burst has no row in the run history yet.';
 
 CREATE TABLE @schema.record_versions (
     source text COLLATE "C" NOT NULL,
@@ -604,7 +602,7 @@ CREATE TABLE @schema.run_minutes (
     first_event_counts integer[] NOT NULL,
     CONSTRAINT pk_run_minutes PRIMARY KEY (pipeline, minute)
 );
-COMMENT ON TABLE @schema.run_minutes IS 'Sums of the run history for each minute in which runs began.';
+COMMENT ON TABLE @schema.run_minutes IS 'Sums of the run history for each minute in which runs ended.';
 COMMENT ON COLUMN @schema.run_minutes.run_ms IS 'How long the runs took together, in milliseconds.';
 COMMENT ON COLUMN @schema.run_minutes.first_event_counts IS
     'How many bursts had their first event delivered in each bucket; see taskbridge/common/histogram.py.';
@@ -612,8 +610,6 @@ COMMENT ON COLUMN @schema.run_minutes.first_event_counts IS
 CREATE TABLE @schema.runs (
     began_at timestamptz NOT NULL,
     ended_at timestamptz NOT NULL,
-    began_sweeps bigint NOT NULL,
-    sweeps bigint NOT NULL,
     at_id bigint,
     at_xid xid8,
     events integer NOT NULL,
@@ -630,26 +626,23 @@ CREATE TABLE @schema.runs (
     snapshot pg_snapshot,
     target pg_snapshot,
     error text,
-    CONSTRAINT pk_runs PRIMARY KEY (pipeline, tenant, token, began_at)
-) PARTITION BY RANGE (began_at);
+    CONSTRAINT pk_runs PRIMARY KEY (pipeline, tenant, token, ended_at)
+) PARTITION BY RANGE (ended_at);
 COMMENT ON TABLE @schema.runs IS
-    'The run history: a row for each run that took records or failed, in a partition for each day (UTC).';
-COMMENT ON COLUMN @schema.runs.began_at IS 'When it claimed the cursor.';
-COMMENT ON COLUMN @schema.runs.ended_at IS 'When it advanced last, or failed.';
-COMMENT ON COLUMN @schema.runs.began_sweeps IS
-    'How often the cursor had been advanced when it began. The run before it ended there.';
-COMMENT ON COLUMN @schema.runs.sweeps IS 'The same when it ended.';
+    'The run history: a row for each run that took records, had events or failed, in a partition for each day (UTC).';
+COMMENT ON COLUMN @schema.runs.ended_at IS
+    'When it advanced last, or failed. That a run died is written down by the one after it.';
 COMMENT ON COLUMN @schema.runs.events IS
-    'Events since the row before it. A run without records has a row only where events came, or where it failed.';
-COMMENT ON COLUMN @schema.runs.burst_run IS
-    'Which run of its burst it was; 1 for the first one that has a row, 0 for a death after a row of the same run.';
+    'Events since the run before it began. Those of a run that died after the first of its burst are on the cursor alone.';
+COMMENT ON COLUMN @schema.runs.burst_run IS 'Which run of its burst it was; 0: what a run did after its first row.';
 COMMENT ON COLUMN @schema.runs.rejected IS 'Records that went to quarantine, of those that it took.';
 COMMENT ON COLUMN @schema.runs.first_event_ms IS 'Milliseconds from the burst''s first event to the first delivery.';
 COMMENT ON COLUMN @schema.runs.reason IS
     'Why it began: event (the first of a burst), burst (more events), record (records without an event), more '
     '(records were left, or a wait was over), retry (a run failed), died (the run before did not end), probe (of the '
     'circuit), unknown (it did not end, and was replaced).';
-COMMENT ON COLUMN @schema.runs.outcome IS 'handled or failed.';
+COMMENT ON COLUMN @schema.runs.outcome IS
+    'handled, failed, or waited: it took no record, since it was told to wait, paused, or handed back.';
 COMMENT ON COLUMN @schema.runs.snapshot IS
     'Where the cursor stood when it ended: this, target, at_xid and at_id as in sync_cursors. Null: before a rebase.';
 
@@ -710,8 +703,8 @@ CREATE INDEX ix_received_received_at ON @schema.received (received_at);
 CREATE INDEX ix_records_source_tenant_xid_id ON @schema.records (source, tenant, xid, id);
 CREATE INDEX ix_records_source_xid_id ON @schema.records (source, xid, id) WHERE id > 0;
 CREATE INDEX ix_records_unmatched ON @schema.records (source, id) WHERE tenant = '';
-CREATE INDEX ix_runs_began_at ON @schema.runs USING brin (began_at) WITH (autosummarize='on');
-CREATE INDEX ix_runs_ended_at ON @schema.runs USING brin (ended_at) WITH (autosummarize='on');
+CREATE INDEX ix_runs_failed ON @schema.runs (pipeline, ended_at, token) WHERE outcome = 'failed';
+CREATE INDEX ix_runs_pipeline_ended_at ON @schema.runs (pipeline, ended_at, token);
 CREATE INDEX ix_sync_cursors_failing ON @schema.sync_cursors (pipeline, tenant) WHERE failures > 0;
 
 CREATE TRIGGER number_columns

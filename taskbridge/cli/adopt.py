@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["adopt", "unadopt"]
 
 ALL_COLUMNS: Final = "*"
-GOES_ON: Final = "Run the command again, with --backfill: it goes on there."
+GOES_ON: Final = "Run the command again with --backfill: it continues there."
 FROM_NOW_ON: Final = (
-    "A row that was there before is no record until it changes. The same command with --backfill makes records of "
-    "all; with --from-now-on nobody is reminded of it."
+    "Existing rows are skipped until they change. Run the command again with --backfill to record them, or with "
+    "--from-now-on to be reminded no more."
 )
 MISSED: Final = (
-    "Changes may have been missed before. The same command with --backfill sends each row once more; with "
-    "--from-now-on nobody is reminded of it."
+    "Changes may have been missed before. Run the command again with --backfill to send each row once more, or with "
+    "--from-now-on to be reminded no more."
 )
-STAYS_SO: Final = "rows without a record stay so until they change, and nobody is reminded of a backfill"
 TELLS_EVERY: Final = 5.0
 """Seconds between two lines about a backfill where there is no terminal."""
 
@@ -40,25 +39,22 @@ TELLS_EVERY: Final = 5.0
     epilog=examples(
         "taskbridge adopt orders --tenant customer_id --key id",
         "taskbridge adopt shop.lines --tenant customer_id --key order_id --key line --columns status,amount",
-        "taskbridge adopt orders --tenant customer_id --key id --print-sql",
         "taskbridge adopt --source orders --backfill",
     ),
 )
 @click.argument("table", required=False)
 @click.option("--tenant", metavar="COLUMN", help="The column whose value is the tenant.")
-@click.option("--key", "keys", multiple=True, metavar="COLUMN", help="The key's column; again for each of several.")
-@click.option("--source", metavar="NAME", help="What the source is called.  [default: the table's name]")
+@click.option("--key", "keys", multiple=True, metavar="COLUMN", help="The key's column; repeat it for several.")
+@click.option("--source", metavar="NAME", help="The name of the source.  [default: the table's name]")
 @click.option(
     "--columns",
     metavar="COLUMN,...",
-    help="Only changes of these, of tenant and of key count; * for all.  [default: those of before, else all]",
+    help="Only changes of these columns, of tenant and of key are recorded; * for all.  [default: as before, else all]",
 )
-@click.option("--backfill", is_flag=True, help="Make records of the rows that are there already.")
-@click.option("--again", is_flag=True, help="As --backfill, and make another record of each row that has one.")
-@click.option(
-    "--from-now-on", is_flag=True, help="Rows that are there stay without records; nobody is reminded of a backfill."
-)
-@click.option("--print-sql", is_flag=True, help="Print the statements, for a migration of yours, and run none.")
+@click.option("--backfill", is_flag=True, help="Record the existing rows as well; continues where it was stopped.")
+@click.option("--again", is_flag=True, help="Like --backfill, with another record for each row that has one.")
+@click.option("--from-now-on", is_flag=True, help="Existing rows are skipped, and nobody is reminded of a backfill.")
+@click.option("--print-sql", is_flag=True, help="Print the statements, for your own migration, and run none.")
 @data_dir_option
 def adopt(
     table: str | None,
@@ -72,35 +68,16 @@ def adopt(
     print_sql: bool,
     data_dir: Path,
 ) -> None:
-    """Make TABLE, a table of yours, a source: from now on each change of a row is a record of its tenant.
+    """Make your own TABLE a source: triggers record each change of a row in the transaction that makes it.
 
-    Triggers write the records, in the transaction that changes the row, whoever it is. TABLE is written as in SQL,
-    with its schema and quotation marks where it needs them; columns are written as they are. The key has to be unique,
-    alone or together with the tenant. The table stays as it is.
-
-    Without TABLE it is about the table that is adopted as --source already, such as by a migration: for its backfill.
-
-    To run it again changes nothing, unless --columns or the table have changed; --backfill goes on where it was
-    stopped.
-
-    `doctor` and `status` tell of a table with rows whose backfill has not come to its end, until it has, or until
-    --from-now-on was given.
-
-    Where the table was given up meanwhile, nobody saw what changed: --backfill makes another record of each row, and of
-    each row that is gone. --again does so at any time, as after a trigger was off. Each pipeline then gets these rows
-    once more, with other idempotency keys. Rows whose records were pruned before the first backfill also come once
-    more. A backfill that is done writes no record again.
-
-    Exit status: 0 done, or nothing to do; 1 the table was in use, or a server went away; 2 it cannot be adopted so.
+    The key must be unique, alone or together with the tenant; without TABLE the command is about the table that is
+    already adopted as --source.
     """
-    if (backfill or again) and print_sql:
-        raise click.UsageError("--backfill is no statement: leave it out here, and run it after the migration")
-    if (backfill or again) and from_now_on:
-        raise click.UsageError("--from-now-on is for who wants no backfill: leave out one of the two")
-    from taskbridge import store
-
+    if (backfill or again) and (print_sql or from_now_on):
+        raise click.UsageError("--backfill and --again record rows now: leave out --print-sql and --from-now-on")
     if (table is None and source is None) or (table is not None and not (tenant and keys)):
-        raise click.UsageError("name a TABLE with --tenant and --key, or the --source of one that is adopted already")
+        raise click.UsageError("name a TABLE with --tenant and --key, or the --source of an adopted table")
+    from taskbridge import store
 
     environment.existing(data_dir)
     engine = _engine()
@@ -108,20 +85,19 @@ def adopt(
     if print_sql:
         _print([*store.adoption_statements(found), *([store.from_now_on_statement(found)] if from_now_on else [])])
         return
+    name = found.definition.source
     is_new = store.adopt(engine, found)
-    due = next((one for one in store.backfills_due(engine) if one.source == found.definition.source), None)
-    means = "" if backfill or again else f": {STAYS_SO}" if from_now_on and due else ": nothing to do"
-    said = "is adopted: each change from now on is a record" if is_new else f"was adopted before{means}"
-    click.echo(f"{found.definition.source}: {found.table.name} {said}")
+    due = next((one for one in store.backfills_due(engine) if one.source == name), None)
+    said = "is adopted: each change from now on is recorded" if is_new else "was adopted before"
+    console.show(f"{name}: {found.table.name} {said}")
     if is_new:
-        name = found.definition.source
-        console.tell(f'A pipeline called {name} reads them; one of another name is declared with source="{name}".')
-    if is_new and due and not (backfill or again or from_now_on):
-        console.tell(MISSED if due.missed else FROM_NOW_ON)
+        console.tell(f'The pipeline {name} reads it; a pipeline of another name declares source="{name}".')
+        if due and not (backfill or again or from_now_on):
+            console.tell(MISSED if due.missed else FROM_NOW_ON)
     if from_now_on:
         store.choose_from_now_on(engine, found)
     if again:
-        store.begin_again(engine, found.definition.source)
+        store.begin_again(engine, name)
     if backfill or again:
         _backfill(engine, found, anew=again)
 
@@ -137,7 +113,7 @@ def _described(
     needs_rights: bool,
     other_keys: bool,
 ) -> Adopted:
-    """Look at the table; what was not said is as it was adopted before, of which the columns are told."""
+    """Look at the table; what the options leave out is as it was adopted before."""
     from taskbridge import store
 
     if table is None:
@@ -157,7 +133,7 @@ def _described(
         other_keys=other_keys,
     )
     if columns is None and (kept := found.definition.watched):
-        console.tell(f"Only changes of {', '.join(kept)} count, as before; --columns '{ALL_COLUMNS}' lets all count.")
+        console.tell(f"Only changes of {', '.join(kept)} are recorded, as before; --columns '*' records all.")
     return found
 
 
@@ -184,9 +160,9 @@ def _backfill(engine: Engine, adopted: Adopted, *, anew: bool) -> None:
     from taskbridge import store
     from taskbridge.common.server_errors import translated_errors
 
-    pages, rows, told = store.backfill(engine, adopted), 0, time.monotonic()
+    pages, rows, told_at = store.backfill(engine, adopted), 0, time.monotonic()
     again = before = False
-    with console.progress(of=True, time_left=True) as progress:
+    with console.progress() as progress:
         task = progress.add_task("backfill", total=adopted.table.rows or None)
         try:
             while True:
@@ -199,33 +175,28 @@ def _backfill(engine: Engine, adopted: Adopted, *, anew: bool) -> None:
                 total = adopted.table.rows if adopted.table.rows >= max(rows, 1) else None
                 progress.tasks[0].total = total
                 progress.update(task, completed=rows)
-                if progress.disable and time.monotonic() - told > TELLS_EVERY:
-                    told = time.monotonic()
+                if progress.disable and time.monotonic() - told_at > TELLS_EVERY:
+                    told_at = time.monotonic()
                     console.tell(f"{rows:,}{f' of about {total:,}' if total else ''} rows")
         except Interrupted:
             console.tell(f"The backfill was stopped after {rows:,} rows. {GOES_ON}")
             raise
     source = adopted.definition.source
     if before:
-        click.echo(
-            f"{source}: the backfill of {rows:,} rows was done before: nothing to do, also where records were pruned"
-        )
+        console.show(f"{source}: the backfill of {rows:,} rows was done before: nothing to do")
         return
     another = "another record each, with another idempotency key: changes may have been missed before"
-    click.echo(f"{source}: {rows:,} rows have {another if again else 'their records'}")
+    console.show(f"{source}: {rows:,} rows have {another if again else 'their records'}")
 
 
 @click.command(epilog=examples("taskbridge unadopt orders", "taskbridge unadopt orders --print-sql"))
 @click.argument("source")
-@click.option("--print-sql", is_flag=True, help="Print the statements, for a migration of yours, and run none.")
+@click.option("--print-sql", is_flag=True, help="Print the statements, for your own migration, and run none.")
 @data_dir_option
 def unadopt(source: str, print_sql: bool, data_dir: Path) -> None:
-    """Take the triggers off the table that was adopted as SOURCE.
+    """Remove the triggers from the table that is adopted as SOURCE, so that its changes are recorded no more.
 
-    Changes are no records any more. Records and cursors remain: what was recorded until then is handled as before;
-    where the table is dropped, what is pending counts as deleted.
-
-    Exit status: 0; 1 the table was in use, or a server went away; 2 no table was adopted as SOURCE.
+    Records and cursors remain: what was recorded until then is handled as before.
     """
     from taskbridge import store
 
@@ -235,6 +206,5 @@ def unadopt(source: str, print_sql: bool, data_dir: Path) -> None:
         _print(store.removal_statements(engine, source))
         return
     left = store.unadopt(engine, source)
-    click.echo(f"{source}: {left.table} is adopted no more")
     readers = ", ".join(left.pipelines) or "no pipeline"
-    click.echo(f"its records remain, with the cursors of {readers}: what is pending is handled as before")
+    console.show(f"{source}: {left.table} is no longer adopted; its records remain, with the cursors of {readers}")

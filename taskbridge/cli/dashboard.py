@@ -26,10 +26,9 @@ __all__ = ["dashboard"]
 @click.option("--show-documents", is_flag=True, help="Show the documents of records.")
 @data_dir_option
 def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool, data_dir: Path) -> None:
-    """Serve the dashboard: is it healthy, where is a record, why does a tenant not run, what fails, who is noisy.
+    """Serve the dashboard: health, tenants, records, failures and runs as pages.
 
-    Without TASKBRIDGE_DASHBOARD_PASSWORD it listens on this machine only, and answers only programs of this machine.
-    With it a browser asks for the password, and any user name is written into the audit.
+    Without TASKBRIDGE_DASHBOARD_PASSWORD it answers this machine only; with it any user name goes into the audit.
     """
     try:
         import jinja2  # noqa: F401 - the pages are made with it
@@ -39,7 +38,7 @@ def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool, d
         raise MissingExtra(error.name) from error
     if not Settings.read().dashboard_password and not _is_loopback(host):
         raise ConfigurationError(
-            f"{host} is not this machine alone, and there is no password",
+            f"{host} can be reached from other machines, and there is no password",
             "set TASKBRIDGE_DASHBOARD_PASSWORD, or leave out --host",
         )
     environment.existing(data_dir)

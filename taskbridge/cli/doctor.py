@@ -20,17 +20,12 @@ _STYLES: Final = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 @click.command(epilog=examples("taskbridge doctor"))
 @data_dir_option
-@click.option("--strict", is_flag=True, help="End with 1 for a warning as well.")
+@click.option("--strict", is_flag=True, help="End with status 1 for a warning as well.")
 @json_option
 def doctor(data_dir: Path, strict: bool, as_json: bool) -> None:
-    """Check the servers, the schema, the broker, the workers and the pipelines.
+    """Check the servers, the schema, the broker, the workers and the pipelines, with a remedy for each finding.
 
-    Each finding comes with its remedy. No password is shown.
-
-    An open circuit and pipelines whose new records nobody looks for are problems. Tenants that fail, records in
-    quarantine and messages that could not be recorded are warnings.
-
-    Exit status: 0 all is well or there are warnings; 1 there is a problem, or with --strict a warning.
+    A problem ends the command with status 1, and so does a warning with --strict.
     """
     from taskbridge.integration.checks import Level, examine, worst
 

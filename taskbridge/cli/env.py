@@ -21,7 +21,7 @@ __all__ = ["env"]
 def env(data_dir: Path) -> None:
     """Print the URLs in use as KEY=value lines, passwords included, and a line that exports them.
 
-    Where there are no servers, nothing is printed on stdout, so the shell's variables stay as they are.
+    If there are no servers, nothing is printed on stdout, so the shell's variables stay as they are.
     """
     environment.existing(data_dir)
     settings = Settings.read()

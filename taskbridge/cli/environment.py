@@ -11,31 +11,37 @@ first call of `taskbridge.process.runtime.runtime_of`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from taskbridge.common.texts import storable
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.settings import Settings
 
 if TYPE_CHECKING:
     from taskbridge.embedded import Servers
+    from taskbridge.observing.answers import Answers
     from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.process.runtime import Runtime
+    from taskbridge.store import Paused
 
 __all__ = [
     "POSTGRES",
     "REDIS",
-    "Origin",
+    "answers_of",
     "existing",
     "kept",
     "light_runtime",
+    "note",
     "ready",
+    "resume",
     "runtime",
     "served",
     "session",
+    "start",
+    "system_user",
 ]
 
 R = TypeVar("R", bound="LightRuntime")
@@ -62,11 +68,60 @@ def light_runtime() -> LightRuntime:
     return LightRuntime(Settings.read())
 
 
-class Origin(Enum):
-    """Where the servers of `taskbridge up` come from."""
+def answers_of(runtime: LightRuntime) -> Answers:
+    """Return the answers about the pipelines that a runtime declares."""
+    from taskbridge.observing.answers import Answers
 
-    CONFIGURED = "the environment"
-    OURS = "this process"
+    declared = {name: runtime.pipelines[name] for name in runtime.pipelines.names()}
+    return Answers(runtime.database, runtime.gate, declared, runtime.settings)
+
+
+def start(tenants: Iterable[str], pipeline: str) -> None:
+    """Start the runners of tenants that may run again.
+
+    Raises:
+        Unavailable: Redis is unavailable; the message says that nothing is lost.
+    """
+    from taskbridge.producing import notify
+
+    try:
+        notify.start(runtime().app, sorted(tenants), pipeline)
+    except Unavailable as error:
+        raise Unavailable(
+            f"{error}. The change is stored: a worker finds it within TASKBRIDGE_BASE_INTERVAL"
+        ) from error
+
+
+def resume(pending: Iterable[str], pipeline: str, tenant: str | None, left: Paused) -> None:
+    """Start the tenants with `pending` records, and release what the pause holds of others.
+
+    `tenant`: whose pause it was; None: the whole pipeline's. `left`: what is still paused.
+
+    Raises: as `start`.
+    """
+    start(pending, pipeline)
+    gate = runtime().gate
+    held = [one for one in gate.paused(pipeline) if tenant in (None, one) and left.holding(one) is None]
+    gate.expire(pipeline, held, early=True)
+
+
+def note(runtime: LightRuntime, action: str, **what: Any) -> None:
+    """Write what the user is about to do into the audit."""
+    from taskbridge.store import Audit
+
+    Audit(runtime.database).note(system_user(), action, **what)
+
+
+def system_user() -> str:
+    """Return the operating system's user who runs the command."""
+    import pwd
+
+    try:
+        # Not `getpass.getuser`, which believes environment variables that anybody may set.
+        return storable(pwd.getpwuid(os.getuid()).pw_name)
+    except KeyError:
+        # A container may have a user without a name.
+        return f"uid {os.getuid()}"
 
 
 def existing(data_dir: Path) -> None:
@@ -133,20 +188,22 @@ def ready(runtime: LightRuntime, *, migrate: bool, redis: bool = True) -> None:
 
 
 @contextmanager
-def served(data_dir: Path) -> Iterator[Origin]:
+def served(data_dir: Path) -> Iterator[bool]:
     """Use the configured servers, or else serve the data directory for the `with` block; either way it is locked.
+
+    Yields whether the servers are ours.
 
     Raises: as `existing` and `taskbridge.embedded.serve`; AlreadyRunning where another process holds the directory.
     """
     if _configured():
         with _held(data_dir):
-            yield Origin.CONFIGURED
+            yield False
         return
     from taskbridge import embedded
 
     with embedded.serve(data_dir) as servers:
         _choose(servers)
-        yield Origin.OURS
+        yield True
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Whether a command can listen where it is asked to, before it starts anything."""
+"""Check that a port is free before anything is started."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["check_free"]
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise ConfigurationError where a server cannot listen on a port; 0 is any that is free.
+    """Raise ConfigurationError if a server cannot listen on a port; 0 is any free port.
 
-    The server would say it in lines of a log, after it has said that it started.
+    The server itself would only log it, after it has said that it started.
     """
     try:
         for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -20,6 +20,6 @@ def check_free(host: str, port: int) -> None:
                 pass
     except OSError as error:
         raise ConfigurationError(
-            f"port {port} of {host} cannot be had: {error.strerror or error}",
-            "choose another with --port, or end the program that has it",
+            f"cannot listen on port {port} of {host}: {error.strerror or error}",
+            "choose another with --port, or stop the program that uses it",
         ) from None

@@ -18,35 +18,27 @@ from taskbridge.settings import unknown_variables
 __all__ = ["COMMANDS", "cli", "main"]
 
 COMMANDS: Final = {
-    "adopt": ("adopt", "Make a table of yours a source."),
-    "dashboard": ("dashboard", "Serve pages that answer what operators ask."),
+    "adopt": ("adopt", "Make your own table a source."),
+    "dashboard": ("dashboard", "Serve the dashboard."),
     "doctor": ("doctor", "Check a deployment, with remedies."),
     "drain": ("pause", "Wait until all is handled, then pause."),
     "env": ("env", "Print the URLs in use, for other shells."),
-    "failed": ("failed", "Show what failed lately, also what is well again."),
-    "forget": ("forget", "Forget a pipeline that is no more."),
-    "import": ("import_command", "Import invoices from a CSV file."),
-    "metrics": ("metrics", "Print figures for Prometheus."),
+    "inspect": ("inspect", "Say why a tenant is not running, or where a record is."),
+    "metrics": ("metrics", "Print metrics for Prometheus."),
     "migrate": ("migrate", "Bring the schema up to date."),
     "notify": ("notify", "Send one event."),
-    "pause": ("pause", "Hold a tenant, or a pipeline."),
+    "pause": ("pause", "Hold a tenant or a pipeline."),
+    "pipeline": ("pipeline", "Remove a pipeline that no longer exists."),
     "prune": ("prune", "Delete old records that are done with."),
-    "quarantine": ("quarantine", "Show the records that cannot be handled, try them again, or give them up."),
-    "rebase": ("rebase", "Go on after a restore into another cluster."),
+    "quarantine": ("quarantine", "List, retry or discard records that cannot be handled."),
     "record": ("record", "Record messages from JSON lines."),
-    "resume": ("pause", "Let a tenant, or a pipeline, go on."),
-    "saved": ("saved", "Show what bursts saved: events against runs."),
+    "resume": ("pause", "End a pause."),
     "serve": ("serve", "Serve a receiver of webhooks."),
-    "status": ("status", "Show how every tenant stands."),
-    "top": ("top", "Show the tenants that cause the most work."),
-    "unadopt": ("adopt", "Take the triggers off an adopted table."),
-    "unmatched": ("unmatched", "Show the records that no criterion matched, or match them again."),
+    "status": ("status", "Show health, pipelines and tenants."),
+    "unadopt": ("adopt", "Remove the triggers from an adopted table."),
     "up": ("up", "Run everything on this machine."),
-    "webhook": ("webhook", "Send requests as a provider does."),
-    "where": ("where", "Show where a record is, and what became of it."),
-    "why": ("why", "Say why a tenant is not running."),
 }
-"""Each command's module in this package, and its line in the help. A module is imported when its command is used."""
+"""The module of each command in this package, and its line in the help. A module is imported when it is used."""
 
 
 class Commands(Group):
@@ -61,8 +53,8 @@ class Commands(Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"taskbridge.cli.{COMMANDS[cmd_name][0]}")
-        found: click.Command = getattr(module, "import_command" if cmd_name == "import" else cmd_name)
-        return found
+        command: click.Command = getattr(module, cmd_name)
+        return command
 
     def all_commands(self) -> dict[str, click.Command]:
         """Return every command by its name; this imports all their modules."""
@@ -84,14 +76,14 @@ def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> No
     try:
         found = version("celery-taskbridge")
     except PackageNotFoundError:
-        found = "of a checkout"
+        found = "(not installed)"
     click.echo(f"taskbridge {found}")
     context.exit()
 
 
 @click.group(
     cls=Commands,
-    epilog=examples("taskbridge up --import invoices.csv"),
+    epilog=examples("taskbridge up", "taskbridge status"),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.option(
@@ -102,18 +94,18 @@ def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> No
     callback=_show_version,
     help="Show the version and exit.",
 )
-@click.option("--traceback", is_flag=True, envvar="TASKBRIDGE_TRACEBACK", help="Show where in the code an error arose.")
+@click.option("--traceback", is_flag=True, envvar="TASKBRIDGE_TRACEBACK", help="Show the traceback of an error.")
 def cli(traceback: bool) -> None:  # noqa: ARG001 - read where a command fails
     """Latency-neutral batching on Celery, Redis and Postgres.
 
-    The servers are those of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL. Where neither is set, they are the ones
-    that `taskbridge up` serves in the data directory.
+    Commands use the servers of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL. If neither is set, they use the ones
+    that `taskbridge up` runs in the data directory.
     """
     from taskbridge.common.libraries import check_libraries
 
     check_libraries()
     for name, text in unknown_variables(os.environ):
-        console.complain(f"the variable {name} is not known and does nothing: {text}")
+        console.complain(f"the variable {name} is unknown and ignored: {text}")
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "taskbridge") -> None:

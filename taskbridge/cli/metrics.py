@@ -13,18 +13,13 @@ __all__ = ["metrics"]
 
 
 @click.command(
-    epilog=examples(
-        "taskbridge metrics", "taskbridge metrics > taskbridge.prom.new && mv taskbridge.prom.new taskbridge.prom"
-    ),
+    epilog=examples("taskbridge metrics"),
 )
 @data_dir_option
 def metrics(data_dir: Path) -> None:
-    """Print the deployment's metrics once, in Prometheus's text format.
+    """Print the deployment's metrics once, in Prometheus's text format, as a worker serves them.
 
-    They are those that a worker serves on TASKBRIDGE_METRICS_PORT, without what it counts of its own ticker.
-
-    Exit status: 0; 1 where Postgres or Redis does not answer. Then the metrics that need it are left out, and
-    taskbridge_up says which one it is.
+    If Postgres or Redis does not answer, its metrics are left out and the exit status is 1.
     """
     from taskbridge.observing.metrics import Metrics
 

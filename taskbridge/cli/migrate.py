@@ -1,8 +1,9 @@
-"""`taskbridge migrate`: the database's schema."""
+"""`taskbridge migrate`: the database's schema, and its move to another cluster."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,12 +11,13 @@ from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples
 from taskbridge.errors import SchemaMismatch, UsageError
 
+if TYPE_CHECKING:
+    from taskbridge.store import Rebased
+
 __all__ = ["migrate"]
 
 
-@click.command(
-    epilog=examples("taskbridge migrate", "taskbridge migrate --to base --yes"),
-)
+@click.command(epilog=examples("taskbridge migrate", "taskbridge migrate --rebase --yes"))
 @click.option(
     "--to",
     "revision",
@@ -24,10 +26,22 @@ __all__ = ["migrate"]
     metavar="REVISION",
     help='A revision such as 0001, "head" for the newest, or "base" to drop all tables.',
 )
-@click.option("--yes", is_flag=True, help="With --to base: drop the tables and all that they hold.")
+@click.option(
+    "--rebase", is_flag=True, help="After a restore or pg_upgrade: continue in another cluster. Stop all workers first."
+)
+@click.option("--yes", is_flag=True, help="Needed by --to base and by --rebase.")
 @data_dir_option
-def migrate(revision: str, yes: bool, data_dir: Path) -> None:
-    """Bring the schema up to date, and print what it was and what it is."""
+def migrate(revision: str, rebase: bool, yes: bool, data_dir: Path) -> None:
+    """Bring the schema up to date.
+
+    With --rebase, let a database that was restored into another cluster continue where it was: what was handled stays
+    handled, and what was pending stays pending.
+    """
+    if rebase and revision != "head":
+        raise click.UsageError("--rebase and --to are two steps: leave out one of them")
+    if rebase:
+        _rebase(data_dir, yes=yes)
+        return
     from alembic.util import CommandError
 
     from taskbridge import store
@@ -35,7 +49,7 @@ def migrate(revision: str, yes: bool, data_dir: Path) -> None:
     from taskbridge.store.schema import head
 
     if revision == "base" and not yes:
-        raise click.UsageError("--to base drops all tables and what they hold: add --yes if that is what you want")
+        raise click.UsageError("--to base drops all tables and their rows: add --yes if that is what you want")
     environment.existing(data_dir)
     try:
         engine = environment.runtime().engine
@@ -45,10 +59,48 @@ def migrate(revision: str, yes: bool, data_dir: Path) -> None:
     except CommandError as error:
         raise UsageError(f"there is no schema {revision!r} ({error}); the newest is {head()}") from error
     if before == after:
-        click.echo(f"schema {after or 'none'}: nothing to do")
+        console.show(f"schema {after or 'none'}: nothing to do")
     else:
-        click.echo(f"schema {before or 'none'} -> {after or 'none'}")
+        console.show(f"schema {before or 'none'} -> {after or 'none'}")
     if foreign:
         console.complain(f"what comes next: {FOREIGN_CLUSTER}")
     if after != revision and revision not in ("head", "base"):
         raise SchemaMismatch(f"the database stays at {after}: only `--to base` goes back, and it drops the tables")
+
+
+def _rebase(data_dir: Path, *, yes: bool) -> None:
+    from taskbridge import store
+
+    with environment.kept(data_dir):
+        engine = environment.runtime().engine
+        store.check_version(engine)
+        store.check_schema(engine)
+        if store.in_its_cluster(engine):
+            console.show("the database is in its own cluster: nothing to do")
+            return
+        if not yes:
+            raise click.UsageError(
+                "--rebase rewrites cursors and transaction ids: add --yes once workers and producers have stopped"
+            )
+        done = _rebased()
+        # The gate still belongs to the database of the former cluster.
+        environment.runtime().release_gate()
+    if done is None:
+        console.show("the database is in its own cluster: nothing to do")
+        return
+    console.show(f"rebased {done.cursors:,} cursors and {done.rows:,} rows")
+    for pipeline, count in done.quarantined.items():
+        console.show(f"{pipeline}: {count:,} pending records are tried first by the next sweeps")
+    console.tell("Workers and producers can start again.")
+
+
+def _rebased() -> Rebased | None:
+    from taskbridge.store.rebasing import STEPS, rebase
+
+    with console.progress() as progress:
+        task = progress.add_task("rebasing", total=len(STEPS))
+
+        def begins(step: str) -> None:
+            progress.update(task, description=step, completed=STEPS.index(step))
+
+        return rebase(environment.runtime().engine, begins=begins)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
 
-from rich.console import Console, Group
-from rich.live import Live
-
-from taskbridge.cli import console, interrupts
-from taskbridge.cli.tenants import Totals, busiest, totals
+from taskbridge.cli import console, environment, interrupts
+from taskbridge.cli.status import totals_line
 from taskbridge.common.server_errors import POSTGRES_AWAY, translated_errors
-from taskbridge.common.texts import counted
 from taskbridge.errors import Unavailable
-from taskbridge.process.runtime import Runtime
 from taskbridge.store import driver_error
 
-__all__ = ["Monitor"]
+if TYPE_CHECKING:
+    from taskbridge.process.runtime import Runtime
+
+__all__ = ["Monitor", "has_pending", "is_idle"]
 
 POLL_SECONDS: Final = 0.1
-# A look counts records, so it is taken this much of the time at the most.
-LOOKS_SHARE: Final = 0.05
 LOOK_SECONDS: Final = 0.5
+LOOKS_SHARE: Final = 0.05
+"""The part of the time that is spent on what is shown, at most."""
 LOST_SECONDS: Final = 30.0
 
 
@@ -31,80 +28,61 @@ class Monitored(Protocol):
     """The workers, as far as they are needed here."""
 
     def watch(self) -> None:
-        """Start again those that died."""
+        """Restart those that died."""
 
 
 class Monitor:
-    """Looks at the tenants and the workers until told to stop, and shows a table on a terminal, else lines.
+    """Watches the workers, and writes a line when the totals of the pipelines or their findings change.
 
     Args:
         runtime: the process's runtime.
-        workers: are watched as well.
-        ours: whether the servers live as long as this process. Then nobody else starts them again, so it gives up
-            when they have not answered for half a minute.
+        workers: the workers to watch.
+        ours: whether the servers belong to this process. Nobody else restarts them, so the monitor gives up when they
+            have not answered for half a minute.
     """
 
     def __init__(self, runtime: Runtime, workers: Monitored, *, ours: bool) -> None:
         self._runtime = runtime
         self._workers = workers
         self._ours = ours
-        self._console = console.stderr()
-        self._live: Live | None = None
+        self._answers = environment.answers_of(runtime)
         self._next_look = 0.0
-        self._line = ""
+        self._shown: tuple[object, ...] = ()
         self._lost_since: float | None = None
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show a table inside the `with` block, where stderr is a terminal."""
-        if not self._console.is_terminal:
-            yield
-            return
-        with Live(console=self._console, auto_refresh=False, transient=True) as live:
-            self._live = live
-            try:
-                yield
-            finally:
-                self._live = None
-
-    def announce(self, text: str) -> None:
-        """Write a line, above the table where there is one."""
-        self._console.print(f"taskbridge: {console.plain(text)}", soft_wrap=True)
 
     def until(self, finished: Callable[[Runtime], bool], timeout: float | None) -> bool:
         """Go on until `finished` says so, or for `timeout` seconds; return whether it did.
 
         Raises:
-            Unavailable: a worker died again and again, or servers of our own no longer answer.
+            Unavailable: a worker died again and again, or our own servers no longer answer.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self.shown():
-            while True:
-                interrupts.check()
-                self._workers.watch()
-                if self._answer(finished):
-                    return True
-                if deadline is not None and time.monotonic() >= deadline:
-                    return False
-                time.sleep(POLL_SECONDS)
+        while True:
+            interrupts.check()
+            self._workers.watch()
+            if self._is_finished(finished):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_SECONDS)
 
-    def _answer(self, finished: Callable[[Runtime], bool]) -> bool:
+    def _is_finished(self, finished: Callable[[Runtime], bool]) -> bool:
         try:
             with translated_errors():
                 self._look()
                 done = finished(self._runtime)
         except Unavailable as error:
-            self._lost(error)
+            self._note_lost(error)
             return False
         self._lost_since = None
         return done
 
-    def _lost(self, error: Unavailable) -> None:
-        now, said = time.monotonic(), driver_error(error.__cause__)
-        # Who waits for a lock in vain has an answer all the same.
-        answers = said is not None and bool(said.sqlstate) and not str(said.sqlstate).startswith(POSTGRES_AWAY)
+    def _note_lost(self, error: Unavailable) -> None:
+        now, cause = time.monotonic(), driver_error(error.__cause__)
+        # A server that reports a lock time-out answers all the same.
+        answers = cause is not None and bool(cause.sqlstate) and not str(cause.sqlstate).startswith(POSTGRES_AWAY)
         if self._lost_since is None:
-            self.announce(f"{error}. Trying again")
+            console.complain(f"{error}. Trying again")
         if self._lost_since is None or answers:
             self._lost_since = now
         elif self._ours and now - self._lost_since > LOST_SECONDS:
@@ -117,49 +95,23 @@ class Monitor:
         before = time.monotonic()
         if before < self._next_look:
             return
-        wholes = [totals(self._runtime, name) for name in self._runtime.pipelines.names()]
-        if self._live is not None:
-            warnings = [console.cell(text, "yellow") for text in self._warnings(wholes)]
-            self._live.update(Group(_table(self._console, self._runtime, wholes), *warnings), refresh=True)
-        else:
-            self._print_change(wholes)
+        health = self._answers.health()
+        totals = [totals_line(one) for one in health.pipelines]
+        # Sentences count seconds: a line is written when another pipeline or tenant is concerned, not at each look.
+        shown = (*totals, {(one.pipeline, one.tenant, one.colour) for one in health.findings})
+        if shown != self._shown:
+            self._shown = shown
+            console.tell("; ".join([*totals, *(one.sentence for one in health.findings)]))
         after = time.monotonic()
         self._next_look = after + max(LOOK_SECONDS, (after - before) / LOOKS_SHARE)
 
-    def _warnings(self, wholes: list[Totals]) -> Iterator[str]:
-        """Say what does not go on."""
-        for one in wholes:
-            if one.survey.circuit.open:
-                yield f"{one.pipeline}: the circuit is open: everything fails; `taskbridge status` shows the errors"
-            tenant = one.backlog.fails
-            if tenant is not None:
-                (row,) = self._runtime.tenants_of(one.pipeline).counts(one.pipeline, [tenant], 1)
-                failing = counted(one.backlog.failing, "tenant fails", "tenants fail")
-                yield f"{one.pipeline}: {failing}; {tenant}: {row['last_error']}"
 
-    def _print_change(self, wholes: list[Totals]) -> None:
-        line = "; ".join([*map(str, wholes), *self._warnings(wholes)])
-        if line != self._line:
-            self._line = line
-            console.tell(line)
+def is_idle(runtime: Runtime) -> bool:
+    """Whether no tenant of any pipeline has a runner or a pending record; one that waits for a delay has both."""
+    surveys = runtime.gate.survey(runtime.pipelines.names(), 1).values()
+    return not any(one.runners for one in surveys) and not has_pending(runtime)
 
 
-def _table(terminal: Console, runtime: Runtime, wholes: list[Totals]) -> console.Table:
-    """Show as many tenants as the terminal has lines for, the busiest first, and what it has columns for."""
-    room = max(1, terminal.size.height - 6 - len(wholes))
-    found = {one.pipeline: busiest(runtime, one, room) for one in wholes}
-    rows = [(name, one) for name, (tenants, _) in found.items() for one in tenants]
-    rows.sort(key=lambda row: (row[1].runner.deadline_ms is None, -row[1].counts["pending"], row[0], row[1].tenant))
-    shown = {"pending": "pending", "handled": "handled"}
-    if terminal.width >= console.NARROW:
-        shown |= {"quarantine": "quarantined", "events": "burst_events", "runs": "burst_runs"}
-    made = console.Table(terminal, "tenant", "state", "lease", *shown, left=("state",))
-    for name, one in rows[:room]:
-        text = console.cell(one.tenant if len(wholes) == 1 else f"{name}: {one.tenant}")
-        text.truncate(max(8, terminal.width - 65), overflow="ellipsis")
-        numbers = map(one.count, shown.values())
-        lease = f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-"
-        made.add_row(text, console.state(terminal, one.state), lease, *numbers)
-    if len(rows) > room or any(more for _, more in found.values()):
-        made.caption = "\n".join(["and more tenants", *map(str, wholes)])
-    return made
+def has_pending(runtime: Runtime) -> bool:
+    """Whether any tenant of any pipeline has a pending record, due or not."""
+    return any(True for name in runtime.pipelines.names() for _ in runtime.pending(name))

@@ -15,9 +15,9 @@ from taskbridge.errors import TaskBridgeError, Unavailable
 __all__ = ["notify"]
 
 _WORDS: Final = {
-    "started": "started: the tenant was idle, its run is published",
-    "delayed": "delayed: the tenant's last run was a moment ago, the next one is set",
-    "absorbed": "absorbed: the tenant has a runner, which takes this event along",
+    "started": "started: the tenant was idle, and its run is published",
+    "delayed": "delayed: the tenant's last run was a moment ago, and the next one is scheduled",
+    "absorbed": "absorbed: the tenant has a runner, which handles this event as well",
 }
 
 
@@ -27,9 +27,9 @@ _WORDS: Final = {
 @data_dir_option
 @json_option
 def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
-    """Tell TENANT's runner that there are new records, and print the gate's answer.
+    """Send one event: tell TENANT's runner that there are new records, and print the gate's answer.
 
-    Exit status: 0; 1 where the broker does not take the run.
+    If the broker is away, workers publish the run when it is back, and the exit status is 1.
     """
     from taskbridge.common.server_errors import translated_errors
     from taskbridge.producing import notify as notifying

@@ -20,7 +20,6 @@ __all__ = [
     "moment_or_duration",
     "pipeline_option",
     "stored_text",
-    "tenant_column_option",
 ]
 
 DEFAULT_DATA_DIR: Final = Path(".taskbridge")
@@ -45,7 +44,7 @@ class Number(click.FloatRange):
         """Return the number."""
         found: float = super().convert(value, param, ctx)
         if found != found:
-            self.fail(f"{value!r} is no number", param, ctx)
+            self.fail(f"{value!r} is not a number", param, ctx)
         return found
 
 
@@ -72,14 +71,7 @@ pipeline_option = click.option(
     "--pipeline",
     callback=_default,
     metavar="NAME",
-    help="The pipeline.  [default: the only one that is declared, or invoices]",
-)
-tenant_column_option = click.option(
-    "--tenant-column",
-    default="Country",
-    show_default=True,
-    metavar="COLUMN",
-    help="The column of the file whose value is the tenant.",
+    help="The pipeline.  [default: the only declared one, or invoices]",
 )
 file_type: Final = click.Path(path_type=Path)
 
@@ -91,11 +83,11 @@ def stored_text(value: str) -> str:
         click.BadParameter: it is not.
     """
     if not value.strip():
-        raise click.BadParameter("it is empty: write some text, or leave it out")
+        raise click.BadParameter("it is empty: write some text, or leave the option out")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise click.BadParameter("it is not UTF-8: write it as the records have it") from None
+        raise click.BadParameter("it is not UTF-8") from None
     return value
 
 
@@ -112,7 +104,7 @@ def duration(value: str) -> timedelta:
     found = re.fullmatch(r"([0-9]{1,10})([smhdw])", value)
     seconds = 0 if found is None else int(found[1]) * _SECONDS[found[2]]
     if not 0 < seconds <= _LONGEST:
-        raise click.BadParameter(f"{value!r} is no duration: write a number from 1 and s, m, h, d or w, such as 30d")
+        raise click.BadParameter(f"{value!r} is not a duration: write a number from 1 and s, m, h, d or w, such as 30d")
     return timedelta(seconds=seconds)
 
 

@@ -2,73 +2,203 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, BinaryIO, Final, NoReturn
 
 import click
 
 from taskbridge.cli import console, environment
-from taskbridge.cli.interrupts import Interrupted
+from taskbridge.cli.interrupts import Interrupted, uninterrupted
 from taskbridge.cli.options import data_dir_option, examples, file_type, json_option
-from taskbridge.errors import TaskBridgeError
-
-if TYPE_CHECKING:
-    from taskbridge.cli.messages import Recording
+from taskbridge.errors import InvalidInput, TaskBridgeError
 
 __all__ = ["record"]
 
+STDIN: Final = Path("-")
+LONGEST_LINE: Final = 16 * 1024 * 1024
+KEPT_PROBLEMS: Final = 10_000
+"""Standard input may never end, so later ones are only counted."""
 
-@click.command(
-    epilog=examples(
-        "taskbridge record log-alerts alerts.jsonl --id-field id",
-        "tail -f service.log | taskbridge record log-alerts -",
-    ),
-)
+
+@dataclass(slots=True)
+class _Recording:
+    """How far a file got. `matched` and `unmatched` count new messages, `tenants` has those of the matched ones."""
+
+    pipeline: str
+    id_field: str | None
+    lines: int = 0
+    new: int = 0
+    known_before: int = 0
+    matched: int = 0
+    unmatched: int = 0
+    problems: int = 0
+    last_line: int = 0
+    begun: int = 0
+    tenants: set[str] = field(default_factory=set)
+    problem_lines: list[dict[str, Any]] = field(default_factory=list)
+    complete: bool = False
+
+    def take(self, number: int, raw: bytes, name: str) -> None:
+        """Record one line, or note what is wrong with it.
+
+        Raises:
+            Unavailable: Postgres or Redis is unavailable.
+        """
+        self.begun = number
+        try:
+            self._record(_parsed(raw))
+        except InvalidInput as error:
+            self.problems += 1
+            # The line says which message it is.
+            text = re.sub(rf"^pipeline {re.escape(repr(self.pipeline))}(, message .+?)?: ", "", str(error))
+            if self.problems <= console.SHOWN_PROBLEMS:
+                console.tell(f"{name}:{number}: {text}")
+            if self.problems <= KEPT_PROBLEMS:
+                self.problem_lines.append({"line": number, "text": text})
+        self.lines += 1
+        self.last_line = number
+
+    def _record(self, payload: Any) -> None:
+        from taskbridge.integration.app import record_event
+
+        recorded = record_event(self.pipeline, payload, message_id=self._message_id(payload))
+        if not recorded.new:
+            self.known_before += 1
+            return
+        self.new += 1
+        if recorded.tenant is None:
+            self.unmatched += 1
+        else:
+            self.matched += 1
+            self.tenants.add(recorded.tenant)
+
+    def _message_id(self, payload: Any) -> str:
+        if self.id_field is None:
+            return str(uuid.uuid4())
+        found = payload.get(self.id_field) if isinstance(payload, dict) else None
+        if not isinstance(found, str):
+            raise InvalidInput(f"there is no string in the field {self.id_field!r}, which holds the message id")
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts by their names."""
+        names = ("lines", "new", "known_before", "matched", "unmatched", "problems")
+        return {name: getattr(self, name) for name in names} | {"tenants": len(self.tenants)}
+
+
+@click.command(epilog=examples("taskbridge record log-alerts alerts.jsonl --id-field id"))
 @click.argument("pipeline")
 @click.argument("file", type=file_type)
 @click.option(
     "--id-field",
     metavar="NAME",
-    help="The field whose string is a message's id; a second message with it changes nothing. Without it every line "
-    "is a new message.",
+    help="The field with a message's id, a string: a second message with it changes nothing. Without it every line is "
+    "a new message.",
 )
 @data_dir_option
 @json_option
 def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_json: bool) -> None:
-    """Record the messages of FILE, one JSON value in each line, and notify the tenants that they match.
+    """Record the messages of FILE, one JSON value per line, and notify the tenants that they match.
 
-    FILE may be `-`: then the lines of standard input are recorded as they come. A line that cannot be taken is listed
-    by its number; the others go on. Matched and unmatched are counted among the new messages.
-
-    Exit status: 0 all was taken, matched or not; 1 some lines were not, or a server went away; 2 the file cannot be
-    read or holds nothing, or PIPELINE has no criteria.
+    FILE may be `-` for standard input; a line that cannot be recorded is listed by its number, and the others go on.
     """
-    from taskbridge.cli import json_lines
-    from taskbridge.cli.messages import Recording, record_all
     from taskbridge.producing.recording import criteria_of
 
-    progress = Recording(pipeline, file, id_field)
-    with json_lines.messages(file) as lines:
+    done = _Recording(pipeline, id_field)
+    with _opened(file) as stream:
         runtime = environment.session(data_dir, environment.runtime)
         criteria_of(runtime, pipeline)
         try:
-            record_all(progress, lines)
+            for number, raw in _lines(stream):
+                with uninterrupted():
+                    done.take(number, raw, str(file))
+            done.complete = True
         except (TaskBridgeError, Interrupted):
-            _show(progress, as_json=as_json)
-            console.tell(progress.how_far())
+            _show(done, as_json=as_json)
+            console.tell(_how_far(done, file))
             raise
-    _show(progress, as_json=as_json)
-    if progress.problems:
+    _show(done, as_json=as_json)
+    if done.problems:
         raise click.exceptions.Exit(1)
 
 
-def _show(progress: Recording, *, as_json: bool) -> None:
-    if progress.problems > console.SHOWN_PROBLEMS:
-        console.tell(f"... and {progress.problems - console.SHOWN_PROBLEMS:,} more (--json lists them)")
-    counts = progress.as_json()
-    if as_json:
-        console.emit_json(counts)
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    if file == STDIN:
+        if sys.stdin is None:
+            raise InvalidInput("standard input is closed: pass a file, or pipe messages in")
+        yield sys.stdin.buffer
         return
-    console.show_counts(counts, ("lines", "new", "known_before", "matched", "unmatched", "tenants", "problems"))
-    if progress.unmatched:
-        console.tell(f"`taskbridge unmatched list {progress.pipeline}` shows why no criterion matched.")
+    try:
+        stream = file.open("rb")
+    except OSError as error:
+        raise InvalidInput(f"cannot read {file} ({error.strerror}): pass a file that this user may read") from error
+    with stream:
+        if stream.peek(2).startswith(b"\x1f\x8b"):
+            raise InvalidInput(f"{file} is compressed: unpack it with `gzip -dc`, for `taskbridge record NAME -`")
+        if not stream.peek(1):
+            raise InvalidInput(f"{file} is empty: pass a file with a message, as JSON, in each line")
+        yield stream
+
+
+def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank, each with its number; of one that is too long only the beginning."""
+    number = 0
+    while raw := stream.readline(LONGEST_LINE + 1):
+        number += 1
+        rest = raw
+        while len(rest) > LONGEST_LINE and not rest.endswith(b"\n"):
+            rest = stream.readline(LONGEST_LINE + 1)
+        if raw.strip():
+            yield number, raw
+
+
+def _parsed(raw: bytes) -> Any:
+    if len(raw) > LONGEST_LINE:
+        raise InvalidInput(f"longer than {LONGEST_LINE:,} bytes: split it into several messages")
+    try:
+        return json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse)
+    except UnicodeDecodeError:
+        raise InvalidInput("not UTF-8: convert the file, for example with iconv -f WINDOWS-1252 -t UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise InvalidInput("nested too deeply") from None
+    except ValueError as error:
+        raise InvalidInput(str(error).partition(";")[0]) from None
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"not JSON: {name} is no JSON number, write null or a string")
+
+
+def _how_far(done: _Recording, file: Path) -> str:
+    text = f"{done.lines} messages up to line {done.last_line} were read"
+    if done.id_field is not None:
+        return f"{text}. Record the file again for the rest: messages with a known id change nothing"
+    if done.begun > done.last_line:
+        text += f"; line {done.begun} may be recorded as well, and a worker finds it then"
+    if file == STDIN:
+        return f"{text}. The rest was not read"
+    rest = f"tail -n +{done.begun + 1} {shlex.quote(str(file))}"
+    return f"{text}. For the rest: {rest} | {console.spoken('taskbridge record')} {done.pipeline} -"
+
+
+def _show(done: _Recording, *, as_json: bool) -> None:
+    if as_json:
+        more = {"problem_lines": done.problem_lines, "complete": done.complete}
+        console.emit_json(done.counts() | more)
+        return
+    if done.problems > console.SHOWN_PROBLEMS:
+        console.tell(f"... and {done.problems - console.SHOWN_PROBLEMS:,} more (--json lists them)")
+    console.show_counts(done.counts())
+    if done.unmatched:
+        console.tell(f"`taskbridge quarantine list --unmatched --pipeline {done.pipeline}` shows why none matched.")

@@ -24,13 +24,12 @@ __all__ = ["app_named", "serve"]
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="The port; 0: any that is free."
 )
-@click.option("--access-log", is_flag=True, help="Write a line for each request. It takes a tenth of the time of one.")
+@click.option("--access-log", is_flag=True, help="Log each request, which costs a tenth of its time.")
 @data_dir_option
 def serve(target: str | None, host: str, port: int, access_log: bool, data_dir: Path) -> None:
     """Serve the receiver of webhooks that MODULE:ATTRIBUTE names, and POST /events.
 
-    The latter is there where TASKBRIDGE_EVENTS_TOKENS is set, and needs no MODULE:ATTRIBUTE. Both answer 503 where
-    Postgres cannot be used, and so start without it.
+    POST /events needs TASKBRIDGE_EVENTS_TOKENS and no MODULE:ATTRIBUTE; both answer 503 while Postgres is away.
     """
     try:
         import starlette  # noqa: F401 - the receiver is made with it
@@ -65,7 +64,7 @@ def app_named(target: str) -> Any:
     """
     module, _, attribute = target.partition(":")
     if not module or not attribute:
-        raise click.UsageError(f"{target!r} is no MODULE:ATTRIBUTE: write it as shop.webhooks:app")
+        raise click.UsageError(f"{target!r} is not MODULE:ATTRIBUTE: write it like shop.webhooks:app")
     if (directory := str(Path.cwd())) not in sys.path:
         sys.path.append(directory)
     try:
@@ -78,6 +77,6 @@ def app_named(target: str) -> Any:
         ) from error
     if not callable(app):
         raise ConfigurationError(
-            f"{module}:{attribute} is no ASGI app: name what `taskbridge.web.receiver` returned, or an app that has it"
+            f"{module}:{attribute} is not an ASGI app: name what `taskbridge.web.receiver` returned"
         )
     return app

@@ -1,4 +1,4 @@
-"""`taskbridge up`: servers, schema and workers of one machine, until somebody stops them or the work is done."""
+"""`taskbridge up`: servers, schema and workers on one machine, until it is stopped or the work is done."""
 
 from __future__ import annotations
 
@@ -6,38 +6,32 @@ import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from taskbridge.cli import console, environment
-from taskbridge.cli.environment import Origin
 from taskbridge.cli.interrupts import Interrupted
-from taskbridge.cli.options import (
-    DEFAULT_DATA_DIR,
-    Number,
-    data_dir_option,
-    examples,
-    file_type,
-    json_option,
-    tenant_column_option,
-)
+from taskbridge.cli.options import DEFAULT_DATA_DIR, Number, data_dir_option, examples, file_type, json_option
 from taskbridge.errors import TaskBridgeError, Unavailable
 
 if TYPE_CHECKING:
-    from taskbridge.cli.csv_invoices import InvoiceFile
+    from taskbridge.cli.import_csv import Invoice
     from taskbridge.cli.monitor import Monitor
-    from taskbridge.cli.sending import Sending
     from taskbridge.cli.workers import Workers
+    from taskbridge.process.runtime import Runtime
 
 __all__ = ["up"]
+
+_STATES: Final = ("handled", "pending", "quarantined")
+_COUNTERS: Final = ("events", "runs", "sweeps", "records", "first_event_ms")
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What the user asked for; `content` is what their file holds."""
+    """What the user asked for; `invoices` are those of their file."""
 
-    content: InvoiceFile
+    invoices: list[Invoice]
     exit_when_idle: bool
     timeout: float | None
     workers: int
@@ -45,120 +39,155 @@ class _Request:
     data_dir: Path
 
 
-@click.command(
-    epilog=examples("taskbridge up", "taskbridge up --import invoices.csv --exit-when-idle --json"),
-)
-@click.option("--import", "file", type=file_type, metavar="FILE", help="Import this CSV file first (gzip too).")
-@tenant_column_option
-@click.option("--exit-when-idle", is_flag=True, help="End with a report when all records are handled.")
+@click.command(epilog=examples("taskbridge up", "taskbridge up --import invoices.csv --exit-when-idle --json"))
+@click.option("--import", "file", type=file_type, metavar="FILE", help="Import the invoices of this CSV file first.")
 @click.option(
-    "--timeout",
-    type=Number(min=0, min_open=True),
-    metavar="SECONDS",
-    help="With --exit-when-idle: end after waiting this long in any case.",
+    "--tenant-column", default="Country", show_default=True, metavar="COLUMN", help="The file's column of the tenant."
+)
+@click.option(
+    "--key-column", default="InvoiceNo", show_default=True, metavar="COLUMN", help="The file's column of the key."
+)
+@click.option("--exit-when-idle", is_flag=True, help="Print a report and exit once all records are handled.")
+@click.option(
+    "--timeout", type=Number(min=0, min_open=True), metavar="SECONDS", help="With --exit-when-idle: how long to wait."
 )
 @click.option(
     "--workers",
     type=click.IntRange(0, 64),
     default=1,
     show_default=True,
-    help="Worker processes; 0: servers and schema alone, for workers of your own.",
+    help="Worker processes; 0: only servers and schema, for workers of your own.",
 )
-@click.option(
-    "--concurrency", type=click.IntRange(1, 1024), default=2, show_default=True, help="Runs at a time of each worker."
-)
+@click.option("--concurrency", type=click.IntRange(1, 1024), default=2, show_default=True, help="Runs per worker.")
 @data_dir_option
 @json_option
-def up(file: Path | None, tenant_column: str, data_dir: Path, as_json: bool, **options: Any) -> None:
-    """Run everything on this machine: servers where none are configured, the schema, workers.
+def up(file: Path | None, tenant_column: str, key_column: str, data_dir: Path, as_json: bool, **options: Any) -> None:
+    """Run everything on this machine: the servers if none are configured, the schema, and workers.
 
-    Ctrl-C, SIGTERM and SIGHUP stop all of it in order; a second Ctrl-C does not wait for the runs under way. A worker
-    that dies is started again; its output is in DIR/worker-1.log and so on.
-
-    With --exit-when-idle it ends by itself when no record is pending, none waits for its delay and no tenant is active,
-    and prints what was done with invoices.
-
-    Exit status: 0 a signal stopped it when it was up, or all records are handled or in quarantine; 1 lines of the
-    file were not taken, records are pending after --timeout, or something cannot run; 2 the file cannot be read;
-    128 + n a signal cut the start, the import or the waiting of --exit-when-idle short.
+    Ctrl-C stops all of it in order; a worker that dies is restarted, and its output is in DIR/worker-1.log and so on.
     """
     if not options["exit_when_idle"] and (as_json or options["timeout"]):
         raise click.UsageError("--json and --timeout go with --exit-when-idle")
     if options["exit_when_idle"] and not options["workers"]:
-        raise click.UsageError("--exit-when-idle needs a worker: leave --workers 0 out")
-    from taskbridge.cli import report, sending
-    from taskbridge.cli.csv_invoices import InvoiceFile
+        raise click.UsageError("--exit-when-idle needs a worker: leave out --workers 0")
+    from taskbridge.cli.import_csv import read_invoices
 
-    content = InvoiceFile([], [], [], 0)
-    if file is not None:
-        content = sending.read(file, tenant_column)
-        sending.list_problems(file, content)
-    done = _run(_Request(content, data_dir=data_dir, **options))
+    invoices = [] if file is None else read_invoices(file, tenant_column, key_column)
+    done = _run(_Request(invoices, data_dir=data_dir, **options))
     if done is None:
         return
-    figures, pending = done
+    report, is_pending = done
     if as_json:
-        console.emit_json(figures)
+        console.emit_json(report)
     else:
-        report.show(figures)
-    if figures["problems"] or figures["pending"] or pending:
+        _show(report)
+    if report["pending"] or is_pending:
         raise click.exceptions.Exit(1)
 
 
 def _run(request: _Request) -> tuple[dict[str, Any], bool] | None:
-    """Start all, do what was asked, stop all. Return --exit-when-idle's figures, and whether any record is pending."""
-    from taskbridge.cli import report, sending
-    from taskbridge.cli.monitor import Monitor
-    from taskbridge.cli.tenants import has_pending, is_idle
+    """Start all, do what was asked, stop all. Return --exit-when-idle's report, and whether any record is pending."""
+    from taskbridge.cli.monitor import Monitor, has_pending, is_idle
     from taskbridge.cli.workers import Workers
+    from taskbridge.declaring.pipeline import INVOICES
 
     console.tell("taskbridge: starting")
-    with environment.served(request.data_dir) as origin:
+    with environment.served(request.data_dir) as ours:
         runtime = environment.runtime()
         environment.ready(runtime, migrate=True)
-        if request.content.invoices:
-            sending.check_pipeline()
+        if request.invoices:
+            # Nothing is imported that nobody handles.
+            _ = runtime.pipelines[INVOICES]
         with Workers(request.workers, request.concurrency, request.data_dir, console.complain) as workers:
             workers.wait_until_ready()
             started = time.monotonic()
-            sent = _import(request.content, workers)
-            monitor = Monitor(runtime, workers, ours=origin is Origin.OURS)
-            workers.announce = monitor.announce
+            changed = _import(request.invoices, workers)
+            monitor = Monitor(runtime, workers, ours=ours)
             if not request.exit_when_idle:
-                _stay_up(monitor, sent, _other_shell(request.data_dir) if origin is Origin.OURS else None)
+                if request.invoices:
+                    console.complain(
+                        f"imported {changed:,} of {len(request.invoices):,} invoices; the rest is unchanged"
+                    )
+                _stay_up(monitor, _other_shell(request.data_dir) if ours else None)
                 return None
             if not monitor.until(is_idle, request.timeout):
-                console.complain(f"not idle after {request.timeout:g} s; `taskbridge status` shows the tenants' errors")
-            return report.collect(runtime, sent, time.monotonic() - started), has_pending(runtime)
+                console.complain(f"not idle after {request.timeout:g} s: `taskbridge status` shows why")
+            report = _report(runtime, changed, len(request.invoices) - changed, time.monotonic() - started)
+            return report, has_pending(runtime)
 
 
-def _import(content: InvoiceFile, workers: Workers) -> Sending:
-    from taskbridge.cli import sending
+def _import(invoices: list[Invoice], workers: Workers) -> int:
+    from taskbridge.cli.import_csv import send_invoices
 
-    sent = sending.Sending(content)
-    try:
-        sending.send(sent, workers.watch)
-    except Interrupted:
-        console.tell(sent.how_far())
-        raise
-    except TaskBridgeError as error:
-        raise Unavailable(f"{error}. {sent.how_far()}") from error
-    return sent
+    with console.progress() as progress:
+        task = progress.add_task("importing", total=len(invoices))
+        done = 0
+
+        def on_progress(count: int) -> None:
+            nonlocal done
+            done = count
+            progress.update(task, completed=count)
+            workers.watch()
+
+        try:
+            return send_invoices(invoices, on_progress)
+        except (TaskBridgeError, Interrupted) as error:
+            rest = f"{done} of {len(invoices)} invoices were imported: import the file again for the rest"
+            if isinstance(error, Interrupted):
+                console.tell(rest)
+                raise
+            raise Unavailable(f"{error}. {rest}") from error
 
 
-def _stay_up(monitor: Monitor, sent: Sending, other_shell: str | None) -> None:
-    if sent.done:
-        monitor.announce(f"{sent.done:,} invoices: {sent.written:,} written, {sent.unchanged:,} unchanged")
+def _stay_up(monitor: Monitor, other_shell: str | None) -> None:
     if other_shell is not None:
-        monitor.announce(f"ready; in another shell: {other_shell}")
-    monitor.announce("ready; Ctrl-C stops everything" if other_shell is None else "Ctrl-C stops everything")
+        console.complain(f"ready; in another shell: {other_shell}")
+    console.complain("ready; Ctrl-C stops everything" if other_shell is None else "Ctrl-C stops everything")
     try:
         monitor.until(lambda _: False, None)
     except Interrupted:
-        monitor.announce("stopping; a second Ctrl-C does not wait for the runs under way")
+        console.complain("stopping; a second Ctrl-C does not wait for current runs")
 
 
 def _other_shell(data_dir: Path) -> str:
-    """Return what gives another shell the URLs."""
+    """Return the command that gives another shell the URLs."""
     option = "" if data_dir == DEFAULT_DATA_DIR else f" --data-dir {shlex.quote(str(data_dir))}"
     return console.spoken(f'eval "$(taskbridge env{option})"')
+
+
+def _report(runtime: Runtime, imported: int, unchanged: int, seconds: float) -> dict[str, Any]:
+    """Return what `--exit-when-idle` reports.
+
+    `seconds` is from the first invoice until idle. The other numbers are those of the database, earlier imports
+    included.
+    """
+    from taskbridge.declaring.pipeline import INVOICES
+
+    tenants = runtime.tenants_of(INVOICES)
+    counts = list(tenants.every_count(INVOICES))
+    deliveries, duplicates = tenants.delivery_counts(INVOICES)
+    return {
+        "imported": imported,
+        "unchanged": unchanged,
+        **{state: sum(row[state] for row in counts) for state in _STATES},
+        "deliveries": deliveries,
+        "duplicate_deliveries": duplicates,
+        "seconds": round(seconds, 3),
+        "tenants": {row["tenant"]: {name: row[name] for name in _COUNTERS} for row in counts},
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    columns = ("events", "runs", "sweeps", "records", "first event")
+    made = console.table("tenant", *columns, numbers=columns)
+    for tenant, row in report["tenants"].items():
+        first = "-" if row["first_event_ms"] is None else f"{row['first_event_ms']:,} ms"
+        made.add_row(console.plain(tenant), *(f"{row[name]:,}" for name in _COUNTERS[:-1]), first)
+    if report["tenants"]:
+        console.stdout().print(made)
+    console.show(
+        f"{report['imported']:,} invoices imported, {report['unchanged']:,} unchanged, in {report['seconds']:.1f} s; "
+        f"{report['handled']:,} records handled, {report['pending']:,} pending, "
+        f"{report['quarantined']:,} in quarantine; "
+        f"{report['deliveries']:,} deliveries, {report['duplicate_deliveries'] or 'none'} of them twice."
+    )

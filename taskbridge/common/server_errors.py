@@ -41,11 +41,12 @@ __all__ = [
     "place_of",
     "sqlstate",
     "translated_errors",
+    "wrapped_error",
 ]
 
 FOREIGN_CLUSTER: Final = (
     "the database was restored into another cluster, where its transaction ids mean nothing: stop all workers and run "
-    "`taskbridge rebase`"
+    "`taskbridge migrate --rebase`"
 )
 FOREIGN_CLUSTER_STATE: Final = "TB001"
 """The SQLSTATE with which the triggers refuse."""
@@ -170,7 +171,16 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
     """Return an error of a library, then what its driver raised, and what that was raised from."""
     while error is not None:
         yield error
-        error = getattr(error, "orig", None) or error.__cause__
+        error = wrapped_error(error) or error.__cause__
+
+
+def wrapped_error(error: BaseException | None) -> BaseException | None:
+    """Return the driver's error that SQLAlchemy's holds."""
+    try:
+        wrapped = getattr(error, "orig", None)
+    except Exception:  # a class that is not ours may have a property of this name, which may raise anything
+        wrapped = None
+    return wrapped if isinstance(wrapped, BaseException) else None
 
 
 def loaded_class(module: str, name: str) -> Any:

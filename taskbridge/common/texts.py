@@ -12,6 +12,7 @@ __all__ = [
     "counted",
     "error_line",
     "error_text",
+    "errors_of_group",
     "log_error",
     "one_line",
     "printable",
@@ -71,10 +72,17 @@ def error_text(error: BaseException, levels: int = MOST_LEVELS) -> str:
     """Return an error's type and text, and those of a group's first errors, as `status` and the logs show them."""
     text = f"{type(error).__name__}: {storable(error)}"
     if levels and isinstance(error, BaseExceptionGroup):
-        inside = [error_text(one, levels - 1) for one in error.exceptions[:MOST_OF_A_GROUP]]
-        more = len(error.exceptions) - len(inside)
+        errors = errors_of_group(error)
+        inside = [error_text(one, levels - 1) for one in errors[:MOST_OF_A_GROUP]]
+        more = len(errors) - len(inside)
         text = f"{text}: {'; '.join(inside)}{f'; {more:,} more' if more else ''}"
     return storable(text)
+
+
+def errors_of_group(group: BaseExceptionGroup[BaseException]) -> tuple[BaseException, ...]:
+    """Return the errors of a group, also where its class has a property of that name, which may raise anything."""
+    errors: tuple[BaseException, ...] = vars(BaseExceptionGroup)["exceptions"].__get__(group)
+    return errors
 
 
 def short_traceback(error: BaseException) -> tuple[str, bool]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from taskbridge.common.limits import OPTIONS
 from taskbridge.common.texts import storable
+from taskbridge.errors import HandlerMistake
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -28,6 +29,11 @@ DEFAULT_WAIT: Final = 30.0
 
 NO_REASON: Final = "no reason given"
 """Kept where a handler rejects a record with an empty reason, as with the empty answer of a downstream."""
+
+CALL_IS_OVER: Final = (
+    "the batch is over: its handler has returned, so its records can be neither rejected nor marked as handled any "
+    "more; wait in the handler for threads and coroutines that do so"
+)
 
 _NAMESPACE: Final = uuid.UUID("6b5f3a52-9d0c-5d9e-8a53-0c4a1f0d7c11")
 
@@ -189,6 +195,7 @@ class Batch(Sequence[Record]):
 
         Raises:
             ValueError: the record is not of this batch.
+            HandlerMistake: the handler's call is over.
         """
         self._check(record)
         text = storable(reason)
@@ -205,6 +212,7 @@ class Batch(Sequence[Record]):
 
         Raises:
             ValueError: the record is not of this batch.
+            HandlerMistake: the handler's call is over.
         """
         self._check(record)
         self._handled.add(record.external_id)
@@ -215,6 +223,9 @@ class Batch(Sequence[Record]):
         return self._handled | self._rejected.keys()
 
     def _check(self, record: Record) -> None:
+        if self._is_over:
+            # It has been decided what becomes of its records, so a word about one would be lost.
+            raise HandlerMistake(CALL_IS_OVER)
         if record != self._by_id.get(record.external_id):
             raise ValueError(f"record {record.external_id!r} of tenant {record.tenant!r} is not of this batch")
 

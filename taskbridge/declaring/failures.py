@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from taskbridge.common.server_errors import is_away
+from taskbridge.common.texts import errors_of_group
 from taskbridge.declaring.batch import RetryAfter
 
 __all__ = ["LONGEST_OUTAGE_BACKOFF", "Bisection", "asked_to_wait", "backoff", "is_caused_by", "is_downstream"]
@@ -29,7 +30,15 @@ def backoff(failures: int, longest: float | None = None) -> float:
 
 def is_downstream(error: BaseException, also: tuple[type[Exception], ...] = ()) -> bool:
     """Whether `error`, or what it was raised from, says that something the handler calls cannot be used now."""
-    return any(isinstance(one, also) or is_away(one) for one in _with_causes(error))
+    return any(isinstance(one, also) or _says_away(one) for one in _with_causes(error))
+
+
+def _says_away(error: BaseException) -> bool:
+    try:
+        return is_away(error)
+    except Exception:
+        # What it is asked for may be a property of its class, which may raise anything.
+        return False
 
 
 def is_caused_by(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
@@ -39,31 +48,40 @@ def is_caused_by(error: BaseException, kinds: tuple[type[BaseException], ...]) -
 
 def asked_to_wait(error: BaseException) -> RetryAfter | None:
     """Return the RetryAfter that `error` is, or the longest of a group of nothing else, as a `TaskGroup` raises it."""
-    told, left = [], [error]
-    while left:
-        one = left.pop()
-        if isinstance(one, BaseExceptionGroup):
-            left += one.exceptions
-        elif isinstance(one, RetryAfter):
+    waits, unseen = [], [error]
+    while unseen:
+        each = unseen.pop()
+        if isinstance(each, BaseExceptionGroup):
+            unseen += errors_of_group(each)
+        elif isinstance(each, RetryAfter):
             # A subclass may not have called `RetryAfter.__init__`.
-            told.append(one if {"seconds", "scope"} <= vars(one).keys() else RetryAfter(None))
+            waits.append(each if {"seconds", "scope"} <= vars(each).keys() else RetryAfter(None))
         else:
             return None
-    return max(told, key=lambda one: one.seconds)
+    return max(waits, key=lambda each: each.seconds)
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
-    left: list[BaseException | None] = [error]
-    while left:
-        one = left.pop()
-        if one is None or id(one) in seen:
+    unseen: list[BaseException | None] = [error]
+    while unseen:
+        each = unseen.pop()
+        if each is None or id(each) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        left.append(one.__cause__ or (None if one.__suppress_context__ else one.__context__))
-        if isinstance(one, BaseExceptionGroup):
-            left += one.exceptions
+        seen.add(id(each))
+        yield each
+        unseen.append(_cause_of(each))
+        if isinstance(each, BaseExceptionGroup):
+            unseen += errors_of_group(each)
+
+
+def _cause_of(error: BaseException) -> BaseException | None:
+    # Not the error's own attributes: its class may have properties of these names, which may raise anything.
+    cause, context, hides_context = (
+        vars(BaseException)[name].__get__(error) for name in ("__cause__", "__context__", "__suppress_context__")
+    )
+    found: BaseException | None = cause or (None if hides_context else context)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

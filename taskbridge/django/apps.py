@@ -21,7 +21,7 @@ class TaskBridge(AppConfig):
         from taskbridge.django import borrowing, checks, configuration, following, migrating  # noqa: PLC0415
         from taskbridge.process.light_runtime import ALSO_CHECKED, CHECKED_FIRST  # noqa: PLC0415
         from taskbridge.process.runtime import reread  # noqa: PLC0415
-        from taskbridge.running.around import AROUND  # noqa: PLC0415
+        from taskbridge.running.middleware import MIDDLEWARE  # noqa: PLC0415
 
         if configuration.variables not in settings.GIVEN:
             # The program `celery` configures the app, and so needs the names of queues, before it loads the project.
@@ -30,7 +30,7 @@ class TaskBridge(AppConfig):
             settings.OVERRIDES.append(configuration.variables_of_a_test)
             configuration.note_names()
             following.follow()
-            AROUND.append(borrowing.borrowing)
+            MIDDLEWARE.append(borrowing.borrowing)
             ALSO_CHECKED.append(configuration.check_one_database)
             CHECKED_FIRST.append(configuration.check_no_project_in_a_test)
             checks.connect_checks()

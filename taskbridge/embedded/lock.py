@@ -9,9 +9,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from taskbridge.embedded.files import closed_in_children
 from taskbridge.errors import AlreadyRunning
+
+__all__ = ["hold", "holder"]
+
+ATTEMPTS: Final = 30
+"""Somebody who looks at the lock has it for a moment; waits of random length keep two of them out of step."""
 
 # Lock files held by this process. The lock would outlive it in a child that has one open.
 _held = closed_in_children()
@@ -45,36 +51,27 @@ def holder(path: Path) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return _read_pid(descriptor) if _held_by_a_server(descriptor) else None
+        # Shared, so that two who look do not take each other for the holder.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read_pid(descriptor)
     finally:
         os.close(descriptor)
+    return None
 
 
 def _take(descriptor: int, data_dir: Path) -> None:
-    while True:
+    for _ in range(ATTEMPTS):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if _held_by_a_server(descriptor):
-                pid = _read_pid(descriptor)
-                raise AlreadyRunning(
-                    f"{data_dir} is served by another process (pid {pid}): stop that one first, use its servers "
-                    "(`taskbridge env` prints their URLs), or choose another data directory"
-                ) from None
-            # Another process only looked whether it is held. Waits of random length keep two of these out of step.
             time.sleep(random.uniform(0.001, 0.01))  # noqa: S311
         else:
             return
-
-
-def _held_by_a_server(descriptor: int) -> bool:
-    """Whether a server holds the lock. A server's is exclusive; a look takes a shared one, which no other look sees."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return False
+    raise AlreadyRunning(
+        f"{data_dir} is served by another process (pid {_read_pid(descriptor)}): stop that one first, use its servers "
+        "(`taskbridge env` prints their URLs), or choose another data directory"
+    )
 
 
 def _read_pid(descriptor: int) -> int | None:

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,9 +17,7 @@ from taskbridge.embedded.binaries import POSTGRES_MAJOR, find_postgres
 from taskbridge.embedded.databases import has_database, make_database, set_search_path
 from taskbridge.embedded.files import open_log, tail, write_private
 from taskbridge.embedded.guarded import Guarded
-from taskbridge.embedded.launch import HOST, server_environment
-from taskbridge.embedded.leftovers import kill_orphans, stop_leftover
-from taskbridge.embedded.place import account_name
+from taskbridge.embedded.launch import HOST, server_environment, stop_leftovers
 from taskbridge.errors import Unavailable
 from taskbridge.settings import Settings
 
@@ -65,7 +64,9 @@ class Postgres:
         if not self._cluster.exists():
             self._create()
         self._check_cluster()
-        self._clear_leftover()
+        stop_leftovers(("postgres",), self._cluster)
+        # A stale file whose pid now belongs to another program of the same user would keep PostgreSQL from starting.
+        (self._cluster / "postmaster.pid").unlink(missing_ok=True)
 
     def url(self, port: int) -> str:
         """Return the URL of the database, the password included."""
@@ -75,7 +76,14 @@ class Postgres:
         """Start the server on `port`."""
         settings = {**_SETTINGS, "port": str(port), **({} if self._durable else _NOT_DURABLE)}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        return self._guarded([self._binaries / "postgres", "-D", self._cluster, *options], output)
+        return Guarded(
+            [self._binaries / "postgres", "-D", self._cluster, *options],
+            stop=_STOP,
+            output=output,
+            environment=server_environment(),
+            directory=self._cluster.parent,
+            account=self._account,
+        )
 
     def answers(self, port: int, pid: int) -> bool:
         """Say whether our own server accepts queries on `port`, and make the database where it is missing.
@@ -115,16 +123,6 @@ class Postgres:
             require_auth="scram-sha-256",  # another program on this port does not learn the password
         )
 
-    def _guarded(self, command: list[str | Path], output: BinaryIO) -> Guarded:
-        return Guarded(
-            command,
-            stop=_STOP,
-            output=output,
-            environment=server_environment(),
-            directory=self._cluster.parent,
-            account=self._account,
-        )
-
     def _create(self) -> None:
         """Make the cluster in another directory and rename that when it is complete: half a cluster is never used."""
         for half_made in self._cluster.parent.glob("postgres.new-*"):
@@ -159,8 +157,18 @@ class Postgres:
         ]
         with open_log(self.log) as output:
             log_start = output.seek(0, os.SEEK_END)
-            with self._guarded(command, output) as initdb:
-                status = initdb.wait()
+            status = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=server_environment(),
+                cwd=self._cluster.parent,
+                user=None if self._account is None else self._account.uid,
+                group=None if self._account is None else self._account.gid,
+                extra_groups=None if self._account is None else (),
+                check=False,
+            ).returncode
         if status != 0:
             raise Unavailable(
                 f"initdb could not make a cluster in {building.parent} (status {status}); the end of its log, "
@@ -171,8 +179,8 @@ class Postgres:
         owner = os.geteuid() if self._account is None else self._account.uid
         if self._cluster.stat().st_uid != owner:
             raise Unavailable(
-                f"the cluster {self._cluster} does not belong to the user {account_name(self._account)}: run the "
-                "command as the user who made it, or choose another data directory"
+                f"the cluster {self._cluster} belongs to another user: run the command as the user who made it, or "
+                "choose another data directory"
             )
         major = (self._cluster / "PG_VERSION").read_text(encoding="utf-8").strip()
         if major != str(POSTGRES_MAJOR):
@@ -187,14 +195,6 @@ class Postgres:
                 f"{self._password_file} is missing, and without it nobody can log in to the cluster {self._cluster}: "
                 "restore that file, or move the cluster away to begin anew"
             ) from error
-
-    def _clear_leftover(self) -> None:
-        lines = self._pid_file_lines()
-        if lines and lines[0].isdigit():
-            stop_leftover(int(lines[0]), {"postgres"}, self._cluster, _STOP)
-        kill_orphans("postgres", self._cluster)
-        # A stale file whose pid now belongs to another program of the same user would keep PostgreSQL from starting.
-        (self._cluster / "postmaster.pid").unlink(missing_ok=True)
 
     def _pid_file_lines(self) -> list[str]:
         """Return PostgreSQL's own record of itself: the pid first, the state in line 8."""

@@ -5,25 +5,25 @@ from __future__ import annotations
 import secrets
 import signal
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from taskbridge.embedded.account import Account
-from taskbridge.embedded.binaries import REDIS_PROGRAMS, find_redis
+from taskbridge.embedded.binaries import find_redis
 from taskbridge.embedded.files import write_private
 from taskbridge.embedded.guarded import Guarded
-from taskbridge.embedded.launch import HOST, server_environment
-from taskbridge.embedded.leftovers import stop_leftover
+from taskbridge.embedded.launch import HOST, server_environment, stop_leftovers
 
-_STOP = ((signal.SIGTERM, 5.0),)
-_ANSWER_SECONDS = 1.0  # another program that took the port may accept and not answer
+__all__ = ["RedisServer"]
+
+_ANSWER_SECONDS: Final = 1.0  # another program that took the port may accept and not answer
 
 # Redis may lose everything at any time, so nothing is kept on disk. No key is evicted: a full Redis refuses to write.
-# The process keeps the title that it was started with, by which `leftovers.py` knows it.
-_SETTINGS = """\
+# The process keeps the title that it was started with, by which `stop_leftovers` knows it.
+_SETTINGS: Final = """\
 bind {host}
 port {port}
 requirepass {password}
@@ -36,30 +36,21 @@ set-proc-title no
 
 
 class RedisServer:
-    """A server without persistence; its log and its pid are in `data_dir`, its settings in `place`."""
+    """A server without persistence; its log is in `data_dir`, its settings in `place`."""
 
     name = "Redis"
     start_seconds = 15.0
 
     def __init__(self, data_dir: Path, place: Path, account: Account | None) -> None:
         self.log = data_dir / "redis.log"
-        self._pid_file = data_dir / "redis.pid"
         self._settings = place / "redis.conf"
         self._account = account
         self._program = find_redis(account)
         self._password = ""
 
     def prepare(self) -> None:
-        """Stop a server that a killed process left.
-
-        Raises:
-            Unavailable: it does not end.
-        """
-        try:
-            pid = int(self._pid_file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
-            return
-        stop_leftover(pid, REDIS_PROGRAMS, self._settings, _STOP)
+        """Stop a server that a killed process left; raises as `stop_leftovers`."""
+        stop_leftovers(("redis-server", "valkey-server"), self._settings)
 
     def url(self, port: int) -> str:
         """Return the URL of database 0, the password included."""
@@ -70,16 +61,14 @@ class RedisServer:
         self._password = secrets.token_urlsafe(24)
         settings = _SETTINGS.format(host=HOST, port=port, password=self._password)
         write_private(self._settings, settings, self._account)
-        guarded = Guarded(
+        return Guarded(
             [self._program, self._settings],
-            stop=_STOP,
+            stop=((signal.SIGTERM, 5.0),),
             output=output,
             environment=server_environment(),
             directory=self._settings.parent,
             account=self._account,
         )
-        write_private(self._pid_file, str(guarded.pid))
-        return guarded
 
     def answers(self, port: int, pid: int) -> bool:
         """Say whether our own server answers on `port`."""

@@ -1,18 +1,23 @@
 -- A run message arrived: take the runner, unless the message is late or doubled, or the tenant has to wait in the queue.
 -- KEYS: due runner lease circuit running wait_queue turns handed reminded sent
--- ARGV: pipeline tenant token ttl_ms republish_ms most_runs worker now_ms
+-- ARGV: pipeline tenant token ttl_ms republish_ms most_runs worker nonce now_ms
 -- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe, died, traceparent, found, burst} | {POSTPONED} | {REFUSED}
 local due_key, runner_key, lease_key = KEYS[1], KEYS[2], KEYS[3]
 local circuit_key, running_key, wait_queue_key = KEYS[4], KEYS[5], KEYS[6]
 local turns_key, handed_key, reminded_key, sent_key = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local pipeline, tenant, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local republish_ms, most_runs, worker, us = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7], clock_us(ARGV[8])
+local republish_ms, most_runs, worker = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+local nonce, us = ARGV[8], clock_us(ARGV[9])
 local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "failures", "first",
-  "began", "runs", "joined", "died", "reminded", "traceparent", "burst")
+  "began", "runs", "joined", "died", "reminded", "traceparent", "burst", "nonce", "reply")
 local state, current, events, swept, failures, first, last, runs, joined =
   runner[1], runner[2], tonumber(runner[3]), runner[4], runner[5], runner[6], runner[7], runner[8], tonumber(runner[9])
+if state == "running" and current == token and runner[14] == nonce then
+  -- Its reply was lost, and the caller sends the call again.
+  return cjson.decode(runner[15])
+end
 if state ~= "queued" or current ~= token then
   return { REFUSED }
 end
@@ -101,6 +106,10 @@ local lease_end = tonumber(redis.call("GET", lease_key) or 0)
 if lease_end > now then
   set("lease", lease_end)
 end
+local reply = { BEGUN, events, events - swept, runs + 1, tonumber(failures or 0),
+  first and math.max(0, now - first) or -1, probe, runner[10] or "", runner[12] or "", found, burst }
+set("nonce", nonce)
+set("reply", cjson.encode(reply))
 redis.call("HSET", runner_key, unpack(fields))
 if joined then
   redis.call("ZREM", wait_queue_key, tenant)
@@ -110,5 +119,4 @@ if most_runs > 0 then
   take_slot(running_key, tenant, now + ttl_ms)
 end
 redis.call("ZADD", due_key, now + ttl_ms, tenant)
-return { BEGUN, events, events - swept, runs + 1, tonumber(failures or 0),
-  first and math.max(0, now - first) or -1, probe, runner[10] or "", runner[12] or "", found, burst }
+return reply

@@ -28,6 +28,7 @@ class Constant(int, Enum):
         300_000,
         "the longest until a message is published again, or a tenant leaves the wait queue",
     )
+    REPEATED_WITHIN_MS = 15_000, "how long a worker that lost the reply of a `take` may ask for its messages again"
     EMPTY_RUN_MS = 200, "from the start of a run that took nothing to the next, where delays count from the last run"
     MARK_EVERY_US = 100_000, "how often tickers note the time"
     TAIL_MEMORY_MS = 60_000, "how long Redis knows who held a tail last"
@@ -37,7 +38,7 @@ class Constant(int, Enum):
     )
     DAY_MS = (
         86_400_000,
-        "how long circuits, slots, wait queues and turns are kept that nothing changes; all last runs count as known",
+        "how long circuits, slots, wait queues, turns and pauses are kept unchanged; all last runs count as known",
     )
     MONTH_MS = 2_592_000_000, "how long the clock's mark and the counts of replaced runs are kept that nothing changes"
 

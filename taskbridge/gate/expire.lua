@@ -16,6 +16,9 @@ local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "he
   "queue")
 local state, token, waited_ms, held = runner[1], runner[2], tonumber(runner[3]), runner[4]
 local events, swept, lease_end, queue = runner[5], runner[6], tonumber(runner[7]), runner[8]
+if state == "queued" and has_issued(nonce, token) then
+  return { PUBLISHED, token }
+end
 local in_turns = redis.call("ZSCORE", turns_key, member)
 -- Who came out of the wait queue is held as it was there.
 local waits_for_turn = in_turns and held
@@ -43,8 +46,10 @@ local function still_queued()
   return published and published <= string.sub(token, 1, 16)
 end
 
--- A deadline before the lease's end is a tick of a pipeline with `sweep_empty_ticks`: that one starts a run.
-if state == "waiting" and not held and not is_called and events == swept and (not lease_end or lease_end <= now) then
+-- A deadline before the lease's end is a tick of a pipeline with `sweep_empty_ticks`: that one starts a run. Of a tenant that
+-- is paused for a day nothing is kept: its records are in Postgres, and its next event starts a run that finds the pause.
+local is_quiet = not held and events == swept and (not lease_end or lease_end <= now) or held == "paused"
+if state == "waiting" and is_quiet and not is_called then
   redis.call("DEL", runner_key)
   redis.call("ZREM", due_key, tenant)
   return { ENDED }

@@ -71,7 +71,7 @@ class Gate(Inspector):
             raise TypeError("a gate takes either `publish` or `message`")
         super().__init__(client, keys, queue_prefix=None if message is None else queue_prefix)
         self._wire = Wire(client)
-        self._ticker = _nonce()
+        self._ticker = self._nonce()
         self._begun_keys: dict[tuple[str, str, Queue | None], list[tuple[str, bool]]] = {}
         self._timing = timing
         self._publish = publish
@@ -86,7 +86,7 @@ class Gate(Inspector):
         due, queue, turns, shares, runner, lease, last = self._beginnings("notify", pipeline, Queue.FIRST)
         own = (f"{text}{tenant}" for text, _ in (runner, lease, last))
         keys = (due[0], queue[0], turns[0], shares[0], *own, self._keys.clock)
-        args = (pipeline, self._timing.republish, "", _nonce(), self._now(), tenant, spacing.delay, spacing.lease)
+        args = (pipeline, self._timing.republish, "", self._nonce(), self._now(), tenant, spacing.delay, spacing.lease)
         (reply,) = self._wire.call(self._scripts["notify"], [(keys, args)])
         return self._published(reply, Queue.FIRST, pipeline, tenant)
 
@@ -152,7 +152,7 @@ class Gate(Inspector):
             for start in range(0, len(tenants), AT_ONCE):
                 some = tenants[start : start + AT_ONCE]
                 keys = [f"{text}{tenant}" for tenant, *_ in some for text in own]
-                told = (pipeline, *args, _nonce(), self._now(), *chain.from_iterable(some))
+                told = (pipeline, *args, self._nonce(), self._now(), *chain.from_iterable(some))
                 calls.append(((*shared, *keys, self._keys.clock), told))
         replies = list(chain.from_iterable(self._wire.call(self._scripts[name], calls)))
         answers, rest = replies[::2], replies[1::2]
@@ -171,7 +171,10 @@ class Gate(Inspector):
         """
         times = (self._timing.runner_ttl, self._timing.republish)
         calls = [
-            (self._keys_of("begin", run.pipeline, run.tenant, None), (*run, *times, most_runs, worker, self._now()))
+            (
+                self._keys_of("begin", run.pipeline, run.tenant, None),
+                (*run, *times, most_runs, worker, self._nonce(8), self._now()),
+            )
             for run, most_runs in runs
         ]
         return [_begun(reply) for reply in self._wire.call(self._scripts["begin"], calls)]
@@ -198,9 +201,10 @@ class Gate(Inspector):
         continuation's where one waits. Only where the scripts publish the messages themselves. A message that is not
         a run's ends it.
         """
-        (found,) = self._wire.call(
-            self._scripts["take"], [(self._keys_of("take", "", "", None), (most_first, most_next, RUN_TASK_TEXT))]
-        )
+        # A thread sends no second call before it has the answer to its first.
+        caller = f"{self._ticker}.{os.getpid()}.{threading.get_ident()}"
+        keys, args = self._keys_of("take", "", caller, None), (most_first, most_next, RUN_TASK_TEXT, self._nonce(8))
+        (found,) = self._wire.call(self._scripts["take"], [(keys, args)])
         *texts_of, turns = found
         firsts, nexts = (
             [Message(queue, text, RunKey(*json.loads(json.loads(text)["body"])[0])) for text in texts]
@@ -237,7 +241,7 @@ class Gate(Inspector):
         for run, end, spacing, most_runs in runs:
             told = (int(value) if isinstance(value, bool) else value for value in end)
             times = (spacing.empty_tick, spacing.last_ttl, self._timing.republish)
-            args = (*run, *told, *times, most_handed, most_runs, _nonce(), self._now())
+            args = (*run, *told, *times, most_handed, most_runs, self._nonce(), self._now())
             calls.append((self._keys_of("settle", run.pipeline, run.tenant, Queue.NEXT), args))
         answers, turns, calls_of_others = [], dict[str, None](), list[Callable[[], object]]()
         for (run, *_), reply in zip(runs, self._wire.call(self._scripts["settle"], calls), strict=True):
@@ -335,7 +339,7 @@ class Gate(Inspector):
             [
                 (
                     self._keys_of("expire", pipeline, tenant, Queue.NEXT),
-                    (pipeline, tenant, self._timing.republish, why, _nonce(), self._now()),
+                    (pipeline, tenant, self._timing.republish, why, self._nonce(), self._now()),
                 )
                 for pipeline, tenant in runs
             ],
@@ -409,11 +413,11 @@ class Gate(Inspector):
         return other, began
 
     def _has_work(self, pipelines: Iterable[str]) -> bool:
-        """Whether there are deadlines, runs in the queues, or messages that wait to be recorded."""
+        """Whether there are deadlines, or messages in the queues."""
         with self._client.pipeline(transaction=False) as pipe:
             for pipeline in pipelines:
                 pipe.zcard(self._keys.due(pipeline))
-            for queue in (*self._keys.queues, self._keys.parked):
+            for queue in self._keys.queues:
                 pipe.llen(f"{self._queue_prefix}{queue}")
             return any(pipe.execute())
 
@@ -439,6 +443,15 @@ class Gate(Inspector):
                 for kind in (*SCRIPTS[name].keys, *SCRIPTS[name].keys_of_each)
             ]
         return found
+
+    def _nonce(self, size: int = 3) -> str:
+        """Return what tells a call from all others, also from one of a Redis whose clock stepped back.
+
+        It is the random part of the tokens that the call issues, so a script recognizes a call that is sent again
+        because its reply was lost. Where begin and take keep it, two calls with one nonce would do harm, so it is
+        longer there.
+        """
+        return os.urandom(size).hex()
 
     def _now(self) -> str:
         """Nothing: the scripts ask the server. Tests that move time override this."""
@@ -475,8 +488,3 @@ def _begun(reply: Sequence[Any]) -> Begun | Answer:
     age, probed = None if age_ms < 0 else age_ms, None if probe < 0 else probe
     dead = DeadRun(*died.partition(" ")[::2]) if died else None
     return Begun(events, new_events, runs, failures, age, probed, dead, traceparent, bool(found), burst)
-
-
-def _nonce() -> str:
-    """Return the random part of a token: a Redis whose clock stepped back may come to the same microsecond again."""
-    return os.urandom(3).hex()

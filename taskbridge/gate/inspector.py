@@ -35,6 +35,8 @@ OLDEST_REDIS: Final = (6, 2)
 """The first that knows `ZADD LT` (redis.io/commands/zadd)."""
 NEXT_MESSAGES: Final = 20
 """Messages of each queue whose tenants are asked how long they wait."""
+MOST_LOOKED_AT: Final = 1_000
+"""Tenants that are looked at in one round trip."""
 MOST_BEATING: Final = 200
 """Tenants of a pipeline that are asked whether a run of theirs is on, beside those whose deadlines come first."""
 WAITS_FOR_TURN: Final = ("turn", "found")
@@ -52,6 +54,8 @@ class Hold(StrEnum):
     """The end of its back-off; where an earlier version ended the run, perhaps what its handler asked for."""
     ASKED = "asked"
     """The time that its handler asked for (`RetryAfter`), whether or not its runs failed before."""
+    PAUSED = "paused"
+    """The end of its pause, or of its pipeline's."""
 
 
 class CircuitStatus(NamedTuple):
@@ -298,6 +302,18 @@ class Inspector:
         tenants: Any = self._client.zrange(self._keys.due(pipeline), 0, -1)
         return list(tenants)
 
+    def paused(self, pipeline: str) -> list[str]:
+        """Return the tenants of which a run found a pause, and that wait for its end."""
+        tenants, found = self.active(pipeline), list[str]()
+        for start in range(0, len(tenants), MOST_LOOKED_AT):
+            some = tenants[start : start + MOST_LOOKED_AT]
+            found += [
+                tenant
+                for tenant, status in zip(some, self.look(pipeline, some), strict=True)
+                if status.hold is Hold.PAUSED
+            ]
+        return found
+
     def owner(self) -> tuple[str, str] | None:
         """Return the database whose deployment has the gate and how people call it, as `Gate.own` got both."""
         text: Any = self._client.get(self._keys.owner)
@@ -400,6 +416,8 @@ def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | No
 def _hold(runner: dict[str, str]) -> Hold | None:
     if "held" not in runner:
         return None
+    if runner["held"] == Hold.PAUSED:
+        return Hold.PAUSED
     if "joined" in runner:
         return Hold.WAIT_QUEUE
     # Only a tenant that waits for a rate limit has paid for what it may deliver.

@@ -62,6 +62,10 @@ class Keys:
         """The name of the worker that took a probe, for some seconds."""
         return f"{self.prefix}:probe:{token}"
 
+    def taken(self, caller: str) -> str:
+        """Hash: the last messages that a caller took, for some seconds, and the nonce of that call; see `take.lua`."""
+        return f"{self.prefix}:taken:{caller}"
+
     @property
     def turns(self) -> str:
         """Sorted set of who waits for its turn: member `{pipeline}:{tenant}`, score a start tag; see `turns.lua`."""
@@ -85,11 +89,6 @@ class Keys:
     def sent(self, pipeline: str) -> str:
         """Sorted set of runs that deadlines published and that have not begun: member tenant, score as in `handed`."""
         return f"{self.prefix}:sent:{pipeline}"
-
-    @property
-    def parked(self) -> str:
-        """The queue of messages that wait to be recorded."""
-        return f"{self.queue(Queue.FIRST).rpartition('.')[0]}.parked"
 
     def due(self, pipeline: str) -> str:
         """Sorted set of deadlines: member tenant, score milliseconds of the Unix epoch."""
@@ -156,8 +155,10 @@ class Keys:
 
 
 def beginning(keys: Keys, kind: str, pipeline: str) -> tuple[str, bool]:
-    """Return the key of a kind, as the scripts name it, and whether the tenant comes after it."""
+    """Return the key of a kind, as the scripts name it, and whether the tenant (or caller) comes after it."""
     if kind in OF_ALL:
         return getattr(keys, kind), False
+    if kind == "taken":
+        return keys.taken(""), True
     make, of_a_tenant = getattr(keys, kind), kind in OF_A_TENANT
     return make(pipeline, "") if of_a_tenant else make(pipeline), of_a_tenant

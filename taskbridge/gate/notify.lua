@@ -9,6 +9,9 @@
 local due_key, queue_key, turns_key, shares_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local pipeline, republish_ms, traceparent, nonce, us = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], clock_us(ARGV[5])
 
+-- Tenants whose runs this call started. A tenant may stand in it several times.
+local started = {}
+
 local function told(state, token, first)
   return traceparent ~= "" and { state ~= "waiting" and token or "", first or "" }
 end
@@ -21,6 +24,11 @@ local function notify(runner_key, lease_key, last_key, tenant, delay_ms, lease_m
 
   local runner = redis.call("HMGET", runner_key, "state", "token", "held", "began", "delay", "earliest", "traceparent")
   local state, token, held, began, pending_ms, earliest, first = unpack(runner)
+
+  if state == "queued" and has_issued(nonce, token) and not started[tenant] then
+    started[tenant] = true
+    return STARTED, token
+  end
 
   local fresh = {}
   if not state then
@@ -52,6 +60,7 @@ local function notify(runner_key, lease_key, last_key, tenant, delay_ms, lease_m
     token = new_token(own_us, token, nonce)
     queue_run(due_key, runner_key, tenant, token, republish_ms, own_us, "queue", "first", unpack(fresh))
     publish(queue_key, pipeline, tenant, token, own_us)
+    started[tenant] = true
     return STARTED, token
   elseif held then
     return ABSORBED, told(state, token, first)

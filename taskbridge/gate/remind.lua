@@ -16,21 +16,31 @@ local by_base, keeps_last, nonce, us = ARGV[4] == "1", ARGV[5] == "1", ARGV[6], 
 -- How many runs may still be queued. The queue's length would say nothing where the broker is another server.
 local room = by_base and 0 or most_reminded - queued(reminded_key, milliseconds(us))
 
+-- Tenants whose runs this call started. A tenant may stand in it several times.
+local started = {}
+
 local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
   local now = milliseconds(own_us)
   -- Most have no runner, or a run that is coming: of these nothing else is asked.
-  local state = redis.call("HGET", runner_key, "state")
-  local token, held, began, pending_ms, events, swept, earliest
+  local state, token = unpack(redis.call("HMGET", runner_key, "state", "token"))
+  local held, began, pending_ms, events, swept, earliest
   if state then
     -- A runner without a deadline, because a part of Redis was lost, would wait for ever.
     redis.call("ZADD", due_key, "NX", now, tenant)
+    if state == "queued" and has_issued(nonce, token) and not started[tenant] then
+      started[tenant] = true
+      return STARTED, token
+    end
     if state == "queued" or state == "running" and by_base then
       return ABSORBED, false
     end
-    local runner = redis.call("HMGET", runner_key, "token", "held", "began", "delay", "events", "swept", "earliest")
-    token, held, began, pending_ms = runner[1], runner[2], tonumber(runner[3]), tonumber(runner[4])
-    events, swept, earliest = tonumber(runner[5]), tonumber(runner[6]), tonumber(runner[7])
-    if held then
+    local runner = redis.call("HMGET", runner_key, "held", "began", "delay", "events", "swept", "earliest")
+    held, began, pending_ms = runner[1], tonumber(runner[2]), tonumber(runner[3])
+    events, swept, earliest = tonumber(runner[4]), tonumber(runner[5]), tonumber(runner[6])
+    if held == "paused" then
+      -- Nobody reminds a tenant that is paused, so the pause is over, and whoever ended it has not started the tenant.
+      redis.call("HDEL", runner_key, "held")
+    elseif held then
       return ABSORBED, false
     end
   end
@@ -72,6 +82,7 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
     token = new_token(own_us, token, nonce)
     queue_run(due_key, runner_key, tenant, token, republish_ms, own_us, "queue", "first", unpack(fresh))
     publish(queue_key, pipeline, tenant, token, own_us)
+    started[tenant] = true
     return STARTED, token
   elseif state then
     redis.call("ZADD", due_key, "LT", start, tenant)

@@ -50,7 +50,7 @@ SCRIPTS: dict[str, Script] = {
         Script(
             "begin",
             ("due", "runner", "lease", "circuit", "running", "wait_queue", "turns", "handed", "reminded", "sent"),
-            ("pipeline", "tenant", "token", "ttl_ms", "republish_ms", "most_runs", "worker", "now_ms"),
+            ("pipeline", "tenant", "token", "ttl_ms", "republish_ms", "most_runs", "worker", "nonce", "now_ms"),
             uses=("wait_queue",),
         ),
         Script(
@@ -117,7 +117,7 @@ SCRIPTS: dict[str, Script] = {
             uses=("timekeeping", "unbegun"),
         ),
         Script("turn", ("turns", "handed"), ("limit", "now_ms"), uses=("unbegun",)),
-        Script("take", ("first", "next", "turns"), ("most_first", "most_next", "run_task")),
+        Script("take", ("first", "next", "turns", "taken"), ("most_first", "most_next", "run_task", "nonce")),
         Script("probe", ("queue",), ("pipeline", "tenant", "token", "now_ms")),
         Script("own", ("owner",), ("database", "label", "began_ms", "is_idle", "now_ms")),
         Script("hold_tail", ("tailing",), ("worker", "hold_ms", "had_until", "now_ms")),

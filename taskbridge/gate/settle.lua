@@ -1,5 +1,5 @@
--- The run ends: `more` records are left, the worker is `stopped` in the middle, all is `done`, `retry` after a while, or
--- the cursor has an owner with a higher token (`stale`).
+-- The run ends: `more` records are left, the worker is `stopped` in the middle, all is `done`, `retry` after a while, the
+-- tenant is `paused`, or the cursor has an owner with a higher token (`stale`).
 -- KEYS: due runner last queue circuit running wait_queue turns shares handed
 -- ARGV: pipeline tenant token outcome took handled failed blame retry_ms owner all_wait counted empty_tick_ms last_ttl_ms republish_ms most_handed most_runs nonce now_ms
 -- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
@@ -21,6 +21,9 @@ local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swep
 local state, current, events, swept, began, pending_ms =
   runner[1], runner[2], tonumber(runner[3]), tonumber(runner[4]), tonumber(runner[5]), tonumber(runner[6])
 local before, lease_end, failures = tonumber(runner[7]), tonumber(runner[8]), runner[9]
+if state == "queued" and has_issued(nonce, current) then
+  return { outcome == "stale" and REISSUED or CONTINUED, current }
+end
 if state ~= "running" or current ~= token then
   return { LOST }
 end
@@ -100,6 +103,10 @@ local function settle()
     return continue_now(true)
   elseif outcome == "stale" then
     return continue(REISSUED, owner)
+  elseif outcome == "paused" then
+    -- Where the pause ended since this run looked, a reminder starts the tenant.
+    redis.call("HSET", runner_key, "held", "paused")
+    return wait_until(now + DAY_MS, HELD)
   elseif outcome == "retry" then
     -- Who looks is told what the wait is: without a failure it is what the handler asked for.
     redis.call("HSET", runner_key, "held", failed == 0 and blame == "" and "asked" or 1)
@@ -140,12 +147,14 @@ local function settle()
   return { FINISHED }
 end
 
-local known = { more = true, stopped = true, done = true, retry = true, stale = true }
+local known = { more = true, stopped = true, done = true, retry = true, paused = true, stale = true }
 if not known[outcome] then
   return redis.error_reply("settle: unknown outcome " .. outcome)
 end
 local reply = settle()
--- A run that did nothing leaves to the next one what it was told when it began.
+-- A run that did nothing leaves to the next one what it was told when it began. One that found a pause waits like one that
+-- is tried again.
+local waits = outcome == "retry" or outcome == "paused"
 local did_nothing = outcome == "stale" or outcome == "stopped" and took == 0
 local forgotten = {}
 if not did_nothing then
@@ -154,13 +163,13 @@ elseif last_ttl_ms > 0 then
   restore_last_run()
 end
 -- The next run is told of a death until one has counted it. Where Postgres was away, this one could not.
-if counted or not did_nothing and outcome ~= "retry" then
+if counted or not did_nothing and not waits then
   forgotten[#forgotten + 1] = "died"
 end
 if reply[1] ~= FINISHED and forgotten[1] then
   redis.call("HDEL", runner_key, unpack(forgotten))
 end
-if failures and outcome ~= "retry" and not did_nothing then
+if failures and not waits and not did_nothing then
   redis.call("HDEL", runner_key, "failures")
 elseif outcome == "retry" and failed ~= 0 then
   redis.call("HINCRBY", runner_key, "failures", 1)
@@ -214,9 +223,9 @@ end
 keep_turns(turns_key, shares_key, pipeline)
 -- A worker slot comes free. If too few turns are in its queue, the next tenant gets its turn.
 if not reply[3] then
-  local waits = redis.call("ZRANGE", turns_key, 0, 0)[1]
-  if waits and queued(handed_key, now) < most_handed then
-    reply[2], reply[3], reply[4] = reply[2] or false, false, waits
+  local next_member = redis.call("ZRANGE", turns_key, 0, 0)[1]
+  if next_member and queued(handed_key, now) < most_handed then
+    reply[2], reply[3], reply[4] = reply[2] or false, false, next_member
   end
 end
 return reply

@@ -33,6 +33,12 @@ Why a quiet runner ends without a run
 Why the first event does not wait
     The script that finds no runner publishes the run itself; no timer stands before it.
 
+Why a lost reply loses no run
+    A client that got no reply sends its call again, although Redis may have executed it. Each call has a nonce. A
+    token that a call issued ends with it, and `begin` and `take` keep it beside their reply. So a call that is sent
+    again gets the answer that was lost, and changes nothing. Without that, a run would count as dead that never
+    learned that it had begun, and a run whose broker is elsewhere would be published by nobody.
+
 Trust window
     A token belongs to one run: each run that is published gets a new one, and a message that is published again keeps
     its own. So nothing that comes late or twice (a message, or a command that a client sends again because its reply

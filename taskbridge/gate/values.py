@@ -36,7 +36,8 @@ class Blame(StrEnum):
 class Outcome(StrEnum):
     """How a run ended; the value is what `settle.lua` reads.
 
-    MORE: records are left, and the tenant's turn is over. STOPPED: the worker stops before the turn is over.
+    MORE: records are left, and the tenant's turn is over. STOPPED: the worker stops before the turn is over. PAUSED: an
+    operator has paused the tenant, or its pipeline.
     """
 
     MORE = "more"
@@ -44,6 +45,7 @@ class Outcome(StrEnum):
     DONE = "done"
     RETRY = "retry"
     STALE = "stale"
+    PAUSED = "paused"
 
 
 class Settlement(NamedTuple):

@@ -22,6 +22,7 @@ from taskbridge.settings import Settings
 
 __all__ = [
     "anotify",
+    "anotify_many",
     "app",
     "arecord",
     "arecord_event",
@@ -88,6 +89,7 @@ notify = _bridge.notify
 anotify = _bridge.anotify
 notify_event = _bridge.notify_event
 notify_many = _bridge.notify_many
+anotify_many = _bridge.anotify_many
 record = _bridge.record
 arecord = _bridge.arecord
 record_many = _bridge.record_many

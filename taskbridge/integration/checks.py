@@ -36,7 +36,6 @@ from taskbridge.observing.troubles import (
 from taskbridge.process.broker import broker_connection
 from taskbridge.process.light_runtime import ALSO_CHECKED
 from taskbridge.process.runtime import Runtime
-from taskbridge.producing.parking import count_parked
 from taskbridge.store import (
     Looks,
     check_adoptions,
@@ -130,7 +129,6 @@ def examine(runtime: Runtime) -> list[Finding]:
         usable(_rounds, "tail")
         if broker:
             usable(_sessions, "sessions")
-            usable(_parked, "work")
     return found
 
 
@@ -200,7 +198,7 @@ def _adopted(runtime: Runtime) -> Findings:
                 Level.WARNING,
                 "tables",
                 f"{source}: the pipeline {name} has read it too, so what a handler writes back into it is not muted",
-                f"if {name} is no more, run `taskbridge forget {name}`; else name what counts "
+                f"if {name} is no more, run `taskbridge pipeline remove {name}`; else name what counts "
                 "with `taskbridge adopt --columns`",
             )
         for what, remedy, is_recorded in wrong:
@@ -556,14 +554,6 @@ def _work(runtime: Runtime) -> Findings:
             "work",
             "no circuit is open, no tenant fails, nothing is in quarantine and no message is unmatched",
         )
-
-
-def _parked(runtime: Runtime) -> Findings:
-    with runtime.app.connection_for_write() as connection, connection.channel() as channel:
-        parked = count_parked(runtime.app, channel)
-    if parked:
-        messages = counted(parked, "message waits", "messages wait")
-        yield Finding(Level.WARNING, "work", f"{messages} to be recorded", "a worker's log says what keeps them")
 
 
 def _overdue(runtime: Runtime) -> Findings:

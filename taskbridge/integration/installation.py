@@ -28,7 +28,6 @@ from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
 from taskbridge.integration.transport import DECLARED_COMMAND, check_versions, transport_of
 from taskbridge.observing.metrics_server import MetricsStep
 from taskbridge.process.runtime import Runtime, keys_of, runtime_of, serves
-from taskbridge.producing.keeper import AGAIN_TASK, KeeperStep
 from taskbridge.producing.producer import Bridge
 from taskbridge.running.ticker import TickerStep
 from taskbridge.settings import Settings, unknown_variables
@@ -49,8 +48,8 @@ _INSTALLED: WeakKeyDictionary[Celery, Bridge] = WeakKeyDictionary()
 def install(app: Celery, settings: Settings | None = None) -> Bridge:
     """Add TaskBridge to a Celery app and return what its producers call. A second call returns the same.
 
-    The app gets the tasks `taskbridge.*`, their queues beside its own, and in the workers that serve these a ticker, a
-    keeper of parked messages, and metrics where a port is set. Its other tasks and queues, its broker, serializer,
+    The app gets the tasks `taskbridge.*`, their queues beside its own, and in the workers that serve these a ticker,
+    and metrics where a port is set. Its other tasks and queues, its broker, serializer,
     results and default queue stay as they are. The app is not configured by this, so it may come before or after
     `app.config_from_object`.
 
@@ -72,7 +71,7 @@ def install(app: Celery, settings: Settings | None = None) -> Bridge:
     if settings is not None:
         runtime_of(app, settings)
     bridge = _INSTALLED[app] = Bridge(app, register(app))
-    app.steps["worker"].update((TickerStep, KeeperStep, MetricsStep, BrokerWatchStep))
+    app.steps["worker"].update((TickerStep, MetricsStep, BrokerWatchStep))
     _add_queues(app)
     app.on_after_configure.connect(_configured, weak=False)
     if app.configured:  # type: ignore[attr-defined]
@@ -143,7 +142,7 @@ def fit(app: Any) -> None:
     """Change what our tasks need in the configuration, and nothing else: other tasks and queues stay as they are."""
     conf, keys = app.conf, keys_of(app)
     first, following = ({"queue": keys.queue(queue)} for queue in Queue)
-    ours = {NOTIFY_TASK: first, RECORD_TASK: first, AGAIN_TASK: first, RUN_TASK: following}
+    ours = {NOTIFY_TASK: first, RECORD_TASK: first, RUN_TASK: following}
     routes = conf.task_routes or ()
     routes = list(routes) if isinstance(routes, (list, tuple)) else [routes]
     # Behind those of other settings, which the app may have had meanwhile, they would do nothing.

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from celery import Celery, Task
+from celery.exceptions import Reject
 from celery.result import AsyncResult
 
+from taskbridge.common.seldom import Seldom
+from taskbridge.common.texts import error_line, printable
 from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.errors import Unavailable
 from taskbridge.gate.message import RUN_TASK, task_serializer
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing import intake
-from taskbridge.producing.keeper import AGAIN_TASK
+from taskbridge.producing.intake import record_message
 from taskbridge.producing.notify import notify
 from taskbridge.producing.notify_task import NotifyTask
-from taskbridge.producing.parking import RECORD_TASK
 from taskbridge.running import slot
 
-__all__ = ["NOTIFY_TASK", "RECORD_TASK", "register"]
+__all__ = ["NOTIFY_TASK", "RECORD_TASK", "RETRIED_WITHIN", "register"]
+
+log = logging.getLogger(__name__)
 
 NOTIFY_TASK: Final = "taskbridge.notify_event"
+RECORD_TASK: Final = "taskbridge.record_event"
 HIDDEN: Final = "(...)"
+RETRIED_WITHIN: Final = 120.0
+"""Seconds between two tries of a message, at the most.
+
+Well below the visibility timeout of Redis (300 s in the package's own app): a message that a worker holds for longer
+than that is delivered a second time. And long enough that 10,000 messages are about 110 tries a second.
+"""
 
 
 # Celery's own class takes no parameters before 5.5.
@@ -34,11 +48,32 @@ class RecordTask(_Task):
     """`record_event`: its arguments hold a document, which logs, events and Flower must not show."""
 
     abstract = True
+    _reported = Seldom()
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *further: Any, **options: Any) -> AsyncResult[Any]:
         """Publish it; its arguments are shown as `(...)`."""
         options = {"argsrepr": HIDDEN, "kwargsrepr": HIDDEN, "serializer": task_serializer(self), **options}
         return super().apply_async(args, kwargs, *further, **options)
+
+    def retry_later(self, kind: type[Exception], failure: str) -> NoReturn:
+        """Publish the message again, due after a back-off that doubles from 1 s to `RETRIED_WITHIN`.
+
+        Not to be called while an exception is handled: Celery's events show a whole chain of exceptions, and a
+        driver's error may quote the document.
+        """
+        failure = printable(failure)[:500]
+        if count := self._reported.counted(kind):
+            log.warning(
+                "%d messages cannot be recorded yet and are retried, the last %s: %s", count, self.request.id, failure
+            )
+        longest = min(RETRIED_WITHIN, 2.0 ** min(self.request.retries, 10))
+        try:
+            self.retry(exc=Unavailable(failure), countdown=longest * random.uniform(0.5, 1))  # noqa: S311 - jitter
+        except Reject:
+            # The broker did not take it. Celery would drop the message here.
+            log.error("message %s is neither recorded (%s) nor published again", self.request.id, failure)
+        time.sleep(1)
+        raise Reject(failure, requeue=True)
 
 
 def register(app: Celery) -> NotifyTask:
@@ -52,8 +87,8 @@ def register(app: Celery) -> NotifyTask:
         """Tell the tenant's runner that there are new records."""
         return notify(app, tenant, pipeline).name.lower()
 
-    # It carries data, so it is acknowledged when that is committed or parked. A message that comes again has the same
-    # id. One whose process dies comes again after `default_retry_delay`, and not at once, over and over.
+    # It carries data, so it is acknowledged when that is committed, or published again. A repeated message has the
+    # same id. If its process dies, it is retried after `default_retry_delay`, and not at once, over and over.
     @app.task(
         name=RECORD_TASK,
         base=RecordTask,
@@ -66,17 +101,18 @@ def register(app: Celery) -> NotifyTask:
         max_retries=None,
         default_retry_delay=10,
     )
-    def record(self: Task[Any, Any], *arguments: Any, **keywords: Any) -> str:
+    def record(self: RecordTask, *arguments: Any, **keywords: Any) -> str:
         """Record one message of a pipeline with criteria: `pipeline, payload, message_id=None`.
 
         Without an id of its own the message has the task's.
         """
-        return intake.take(app, arguments, keywords, str(self.request.id))
-
-    @app.task(name=AGAIN_TASK, **ours, acks_late=False)
-    def record_again() -> None:
-        """Try parked messages again; published by a worker's keeper."""
-        intake.again(app)
+        try:
+            return record_message(runtime_of(app), arguments, keywords, str(self.request.id))
+        except Exception as error:
+            if runtime_of(app).eager or self.request.is_eager or self.request.called_directly:
+                raise
+            kind, failure = type(error), error_line(error)
+        return self.retry_later(kind, failure)
 
     @app.task(name=RUN_TASK, **ours, acks_late=False)
     def run(pipeline: str, tenant: str, token: str) -> None:

@@ -92,6 +92,7 @@ _HELD: Final[Mapping[Hold, Cause]] = {
     Hold.RATE: Cause.RATE,
     Hold.RETRY: Cause.BACK_OFF,
     Hold.ASKED: Cause.ASKED_TO_WAIT,
+    Hold.PAUSED: Cause.PAUSED,
 }
 _UNTIL_A_TIME: Final = (Hold.RATE, Hold.RETRY, Hold.ASKED)
 """What holds a runner no longer once its deadline has passed: then it waits for a worker alone."""
@@ -239,7 +240,7 @@ def _held(seen: Seen) -> tuple[Cause, str]:
         return _in_wait_queue(seen, in_line)
     if seen.late_ms > LATE_MS:
         return _late(seen)
-    if seen.counts["failures"] and runner.hold is not Hold.ASKED:
+    if seen.counts["failures"] and runner.hold not in (Hold.ASKED, Hold.PAUSED):
         times = seen.counts["failures"]
         since = f", for {span(seen.counts['failing_since'])}" if seen.counts["failing_since"] else ""
         return (
@@ -248,6 +249,8 @@ def _held(seen: Seen) -> tuple[Cause, str]:
         )
     if runner.hold is Hold.ASKED:
         return Cause.ASKED_TO_WAIT, f"its handler asked to wait (RetryAfter); next try {seen.due}"
+    if runner.hold is Hold.PAUSED:
+        return Cause.PAUSED, "its pause is over; a worker starts it within TASKBRIDGE_BASE_INTERVAL"
     return Cause.BACK_OFF, f"{UNTOLD}; next try {seen.due}"
 
 

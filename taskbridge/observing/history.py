@@ -22,7 +22,7 @@ from taskbridge.observing.shapes import (
 )
 from taskbridge.store.past import MOST_DRAWN, Before
 
-__all__ = ["bursts", "noisy", "over_time", "run_row", "runs", "saved", "tenant_runs"]
+__all__ = ["bursts", "failed", "noisy", "over_time", "run_row", "runs", "saved", "tenant_runs"]
 
 WINDOW_MS: Final = 500
 """What a burst is compared with: collecting events for so long before the first is acted on."""
@@ -31,10 +31,6 @@ MOST_FAILED: Final = 200
 """So many failed runs are grouped."""
 SHOWN_TENANTS: Final = 5
 NO_HISTORY: Final = "there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0"
-MOST_MINUTES: Final = 400
-"""So many minutes with runs are looked at for a page of runs."""
-FIRST_SPANS: Final = (timedelta(seconds=10), timedelta(minutes=2))
-"""How far back the last runs are looked for first: the last minutes have no sums yet."""
 BURSTS_OF_RUNS: Final = 10
 """So many runs are looked at for each burst."""
 MOST_FOR_BURSTS: Final = 500
@@ -53,20 +49,34 @@ def tenant_runs(reach: Reach, pipeline: str, tenant: str, limit: int) -> list[Ru
 
 
 def runs(
-    reach: Reach, pipeline: str | None, tenant: str | None, *, failed: bool, before: Before | None, limit: int
+    reach: Reach,
+    pipeline: str | None = None,
+    tenant: str | None = None,
+    *,
+    failed: bool = False,
+    before: Before | None = None,
+    limit: int = 50,
 ) -> list[RunRow]:
-    """Return the last runs; see `Answers.runs`."""
+    """Return up to `limit` runs that ended before a time or a run, the last one first; with `failed` those that failed.
+
+    Without a history of runs there are none. A tenant is only looked for with its pipeline.
+    """
     if pipeline is not None:
         reach.pipeline(pipeline)
         if tenant is not None:
-            at = None if before is None else before.at
-            found = reach.past.of_tenant(pipeline, tenant, failed=failed, before=at, limit=limit)
+            at, token = before or (None, "")
+            found = reach.past.of_tenant(
+                pipeline, tenant, failed=failed, before=None if token else at, token=token, limit=limit
+            )
             return [run_row(row) for row in found]
     return [run_row(row) for row in _lately(reach, pipeline, failed=failed, before=before, limit=limit)]
 
 
-def failed(reach: Reach, pipeline: str | None, hours: float, limit: int) -> FailedRuns:
-    """Return what failed; see `Answers.failed`."""
+def failed(reach: Reach, pipeline: str | None = None, *, hours: float = 24, limit: int = 50) -> FailedRuns:
+    """Return what failed in the last `hours`, including what has recovered, grouped by the kind of error.
+
+    The last 200 failed runs are looked at.
+    """
     if not reach.past.exists:
         return FailedRuns([], NO_HISTORY)
     if pipeline is not None:
@@ -75,11 +85,11 @@ def failed(reach: Reach, pipeline: str | None, hours: float, limit: int) -> Fail
     found = _lately(reach, pipeline, failed=True, before=None, limit=MOST_FAILED)
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in found:
-        if row["began_at"] >= since:
+        if row["ended_at"] >= since:
             groups.setdefault((row["pipeline"], row["error_kind"] or ""), []).append(row)
     made = [_failed_group(name, failing) for (name, _), failing in groups.items()]
     made.sort(key=lambda one: (-one.runs, one.pipeline, one.error))
-    are_all = len(found) < MOST_FAILED or found[-1]["began_at"] < since
+    are_all = len(found) < MOST_FAILED or found[-1]["ended_at"] < since
     count = counted(sum(one.runs for one in made), "failed run")
     basis = f"from {count} of the last {_hours(hours)}" if are_all else f"from the last {count}; there are more"
     rejected = sum(row["rejected"] for row in reach.past.sums(pipeline, since, timedelta(hours=1)))
@@ -102,64 +112,15 @@ def _failed_group(pipeline: str, failing: Sequence[dict[str, Any]]) -> FailedGro
 def _lately(
     reach: Reach, pipeline: str | None, *, failed: bool, before: Before | None, limit: int
 ) -> list[dict[str, Any]]:
-    """Return the last runs of all tenants. The sums of the minutes say where there are any."""
-    past = reach.past
+    """Return the last runs of all tenants, of one pipeline or of all that the database knows."""
     end = before or Before(reach.looks.now() + timedelta(seconds=1))
-    at, found = end, list[dict[str, Any]]()
-    for span in FIRST_SPANS:
-        since = end.at - span
-        found += past.between(pipeline, since, at, failed=failed, limit=limit - len(found))
-        at = Before(since)
-        if len(found) >= limit:
-            return found
     oldest = end.at - timedelta(days=max(1, reach.settings.history_days) + 1)
-    wanted = limit - len(found)
-    rest = [*_unsummed(reach, pipeline, oldest, at, failed=failed, limit=wanted)]
-    rest += _summed(reach, pipeline, oldest, at, failed=failed, limit=wanted)
-    # A minute with sums of one pipeline may have runs of another that has none.
-    once = {(row["pipeline"], row["tenant"], row["token"]): row for row in rest}
-    return found + sorted(once.values(), key=lambda row: (row["began_at"], row["token"]), reverse=True)[:wanted]
+    pipelines = sorted({*reach.looks.readers(), *reach.pipelines}) if pipeline is None else [pipeline]
+    return reach.past.of_all(pipelines, oldest, end, failed=failed, limit=limit)
 
 
-def _unsummed(
-    reach: Reach, pipeline: str | None, oldest: datetime, until: Before, *, failed: bool, limit: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the last runs of each pipeline since its last minute with sums: only a worker makes these."""
-    for name, minute in reach.past.summed(pipeline).items():
-        since = oldest if minute is None else minute + timedelta(minutes=1)
-        if since < until.at:
-            yield from reach.past.between(name, since, until, failed=failed, limit=limit)
-
-
-def _summed(
-    reach: Reach, pipeline: str | None, oldest: datetime, until: Before, *, failed: bool, limit: int
-) -> list[dict[str, Any]]:
-    """Return the last runs of the minutes that have sums."""
-    found = list[dict[str, Any]]()
-    minutes = reach.past.minutes(pipeline, oldest, until.at, failed=failed, limit=MOST_MINUTES)
-    for since, before in _spans(minutes, limit):
-        last = min(Before(before), until)
-        found += reach.past.between(pipeline, since, last, failed=failed, limit=limit - len(found))
-        if len(found) >= limit:
-            break
-    return found
-
-
-def _spans(minutes: Sequence[tuple[datetime, int]], wanted: int) -> Iterator[tuple[datetime, datetime]]:
-    """Return spans of time, the last one first, that have enough runs each and few minutes without any."""
-    until, last, runs = None, None, 0
-    for minute, count in minutes:
-        if until is not None and last is not None and (runs >= wanted or last - minute > timedelta(minutes=10)):
-            yield last, until
-            until, runs = None, 0
-        until = until or minute + timedelta(minutes=1)
-        last, runs = minute, runs + count
-    if until is not None and last is not None:
-        yield last, until
-
-
-def bursts(reach: Reach, pipeline: str, tenant: str | None, limit: int) -> list[BurstRow]:
-    """Return the last bursts; see `Answers.bursts`."""
+def bursts(reach: Reach, pipeline: str, tenant: str | None = None, limit: int = 50) -> list[BurstRow]:
+    """Return the last bursts of a pipeline, or of one tenant, the last one first."""
     size = min(MOST_FOR_BURSTS, limit * BURSTS_OF_RUNS)
     found = runs(reach, pipeline, tenant, failed=False, before=None, limit=size)
     by_tenant: dict[str, list[RunRow]] = {}
@@ -200,8 +161,8 @@ def _burst(group: Sequence[RunRow]) -> BurstRow:
     )
 
 
-def saved(reach: Reach, pipeline: str, days: int) -> list[DayRow]:
-    """Return what each day saved; see `Answers.saved`."""
+def saved(reach: Reach, pipeline: str, *, days: int = 7) -> list[DayRow]:
+    """Return events, runs and records of each of the last days, the last one first."""
     reach.pipeline(pipeline)
     today = reach.looks.now().astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     found = reach.past.sums(pipeline, today - timedelta(days=days - 1), timedelta(days=1))
@@ -216,8 +177,13 @@ def saved(reach: Reach, pipeline: str, days: int) -> list[DayRow]:
     ]
 
 
-def over_time(reach: Reach, pipeline: str | None, hours: float, until: datetime | None) -> list[Minute]:
-    """Return sums over time; see `Answers.over_time`."""
+def over_time(
+    reach: Reach, pipeline: str | None = None, *, hours: float = 24, until: datetime | None = None
+) -> list[Minute]:
+    """Return at most 500 points of the last `hours` before `until`, the first one first; None: before now.
+
+    Minutes without a run are missing.
+    """
     if pipeline is not None:
         reach.pipeline(pipeline)
     seconds = max(1, -(-round(hours * 60) // MOST_POINTS)) * 60
@@ -243,8 +209,10 @@ def _mean(total: int, count: int) -> float | None:
     return total / count if count else None
 
 
-def noisy(reach: Reach, pipeline: str | None, by: By, hours: float, limit: int) -> NoisyTenants:
-    """Return who caused the most; see `Answers.noisy`."""
+def noisy(
+    reach: Reach, pipeline: str | None = None, *, by: By = "events", hours: float = 24, limit: int = 20
+) -> NoisyTenants:
+    """Return the tenants that caused the most in the last `hours`, of one pipeline or of all."""
     if pipeline is not None:
         reach.pipeline(pipeline)
     if not reach.past.exists:
@@ -274,7 +242,7 @@ def _noisy_now(reach: Reach, pipelines: Sequence[str], by: By, limit: int) -> No
     most = 1_000
     at_work, found = reach.at_work(pipelines, most), list[Noisy]()
     for name in pipelines:
-        tenants = reach.tenants(name)
+        tenants = reach.tenants_in(name)
         names = sorted({*at_work[name], *tenants.troubled(name, most)})
         for row in tenants.counts(name, names, 1):
             counts = (row["events"], row["runs"], row["records"], row["failures"])

@@ -115,7 +115,7 @@ METRICS: Final = (
         "taskbridge_sweeps_total",
         "counter",
         _COUNTERS,
-        "Batches that moved a cursor, and runs that had events and found no record.",
+        "Batches that moved a cursor.",
         "sweeps",
     ),
     Metric(

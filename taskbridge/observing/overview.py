@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from taskbridge.common.texts import counted
 from taskbridge.common.times import moment
-from taskbridge.gate import RunnerStatus, State, Survey
+from taskbridge.gate import Hold, RunnerStatus, State, Survey
 from taskbridge.observing.causes import text_of_state
 from taskbridge.observing.reach import Reach
 from taskbridge.observing.shapes import (
@@ -18,6 +18,7 @@ from taskbridge.observing.shapes import (
     ErrorGroup,
     Finding,
     Health,
+    PipelineLine,
     PipelinePulse,
     Pulse,
     Sort,
@@ -50,7 +51,7 @@ RATE_SECONDS: Final = 5.0
 
 
 def health(reach: Reach) -> Health:
-    """Return whether all is well; see `Answers.health`."""
+    """Return whether all is well, with what is not."""
     names = sorted(reach.pipelines)
     surveys = reach.inspector.survey(names, MOST_RUNNERS)
     sources = {name: reach.pipelines[name].source for name in names}
@@ -80,6 +81,23 @@ def health(reach: Reach) -> Health:
     findings += [] if others is None else [others]
     colour: Colour = "red" if any(one.colour == "red" for one in findings) else "yellow" if findings else "green"
     runners = sum(one.runners for one in surveys.values())
+    pipelines = [
+        PipelineLine(
+            name,
+            surveys[name].runners,
+            *backlogs[name],
+            unseen=unseen(
+                surveys[name],
+                backlogs[name],
+                is_looked_for=not nobody_looks(tails[name], reach.settings.tail_interval),
+                is_paused=bool(one.tenants or one.whole),
+                runners=MOST_RUNNERS,
+                records=MOST_COUNTED,
+            ),
+            survey=surveys[name],
+        )
+        for name, one in paused.items()
+    ]
     return Health(
         colour=colour,
         sentence=_sentence(findings, runners),
@@ -90,27 +108,18 @@ def health(reach: Reach) -> Health:
         runners=runners,
         workers=_workers(reach, surveys),
         pending=sum(one.pending for one in backlogs.values()),
-        unseen=any(
-            unseen(
-                surveys[name],
-                backlogs[name],
-                is_looked_for=not nobody_looks(tails[name], reach.settings.tail_interval),
-                is_paused=bool(one.tenants or one.whole),
-                runners=MOST_RUNNERS,
-                records=MOST_COUNTED,
-            )
-            for name, one in paused.items()
-        ),
+        unseen=any(one.unseen for one in pipelines),
         quarantined=sum(one.quarantined for one in backlogs.values()),
         paused=sum(one.tenants + one.whole for one in paused.values()),
         failing=sum(one.failing for one in backlogs.values()),
         findings=findings,
         at=datetime.now(UTC),
+        pipelines=pipelines,
     )
 
 
 def left_out(reach: Reach) -> Finding | None:
-    """Return what is not looked at; see `Answers.left_out`."""
+    """Return that Postgres knows pipelines which are not asked about here, so none of these was looked at."""
     others = reach.looks.undeclared(sorted(reach.pipelines))
     return _finding(undeclared(others)) if others else None
 
@@ -150,8 +159,8 @@ def _workers(reach: Reach, surveys: Mapping[str, Survey]) -> list[str]:
     return sorted(found)
 
 
-def pulse(reach: Reach, most: int) -> Pulse:
-    """Return how all stands now; see `Answers.pulse`."""
+def pulse(reach: Reach, most: int = 50) -> Pulse:
+    """Return how all stands now, with up to `most` active tenants of each pipeline; made for once a second."""
     names = sorted(reach.pipelines)
     surveys = reach.inspector.survey(names, most)
     rates = _rates(reach)
@@ -187,7 +196,7 @@ def pulse(reach: Reach, most: int) -> Pulse:
 def _rates(reach: Reach) -> dict[str, dict[str, Any]] | None:
     if not reach.past.exists:
         return None
-    return reach.past.rates(reach.looks.now() - timedelta(seconds=RATE_SECONDS))
+    return reach.past.rates([*reach.pipelines], reach.looks.now() - timedelta(seconds=RATE_SECONDS))
 
 
 def _active(reach: Reach, tenant: str, runner: RunnerStatus, now_ms: int, *, paused: bool) -> ActiveTenant:
@@ -202,26 +211,41 @@ def _active(reach: Reach, tenant: str, runner: RunnerStatus, now_ms: int, *, pau
     )
 
 
-def tenants(reach: Reach, pipeline: str, *, failing: bool, sort: Sort, after: str, limit: int) -> list[TenantLine]:
-    """Return a list of tenants; see `Answers.tenants`."""
-    of_pipeline = reach.tenants(pipeline)
-    if sort == "name":
-        names = reach.looks.failing(pipeline, after, limit) if failing else of_pipeline.after(pipeline, after, limit)
+def tenants(
+    reach: Reach,
+    pipeline: str,
+    *,
+    failing: bool = False,
+    sort: Sort = "name",
+    after: str = "",
+    limit: int = 50,
+    records: int = MOST_OF_A_TENANT,
+) -> list[TenantLine]:
+    """Return up to `limit` tenants of a pipeline; with `failing` those whose last run failed.
+
+    Of each tenant up to `records` records of each state are counted.
+
+    By name they come after the tenant `after`. By another order they are the first of up to 400 tenants: those
+    whose runners are due first, those with the most failures, those with the most in quarantine, and by name.
+    """
+    of_pipeline = reach.tenants_in(pipeline)
+    if sort == "name" and failing:
+        names = reach.looks.failing(pipeline, after, limit)
+    elif sort == "name":
+        # A tenant that was only notified so far has a runner, and neither a record nor a cursor.
+        at_work = reach.at_work([pipeline], MOST_SORTED).get(pipeline, ())
+        names = sorted({*of_pipeline.after(pipeline, after, limit), *(name for name in at_work if name > after)})[
+            :limit
+        ]
     else:
         survey = [] if failing else reach.inspector.survey([pipeline], MOST_SORTED)[pipeline].tenants
         first = [] if failing else of_pipeline.after(pipeline, "", MOST_SORTED)
         names = sorted({*survey, *first, *of_pipeline.troubled(pipeline, MOST_SORTED, MOST_COUNTED)})
-    counts = of_pipeline.counts(pipeline, names, MOST_OF_A_TENANT)
+    counts = of_pipeline.counts(pipeline, names, records)
     runners = dict(zip(names, reach.inspector.look(pipeline, names), strict=True))
     held, now_ms = reach.looks.paused_among(pipeline, names), reach.inspector.now_ms() if names else 0
     lines = [
-        _line(
-            row,
-            pipeline,
-            text_of_state(one, now_ms, reach.ttl_ms, paused=row["tenant"] in held, pending=bool(row["pending"])),
-        )
-        for row in counts
-        for one in (runners[row["tenant"]],)
+        _line(reach, row, pipeline, runners[row["tenant"]], now_ms, paused=row["tenant"] in held) for row in counts
     ]
     if sort == "name":
         return lines
@@ -233,14 +257,36 @@ def tenants(reach: Reach, pipeline: str, *, failing: bool, sort: Sort, after: st
     return sorted(lines, key=lambda one: (-getattr(one, sort), one.tenant))[:limit]
 
 
-def _line(row: dict[str, Any], pipeline: str, state: str) -> TenantLine:
-    names = ("pending", "pending_since", "quarantined", "events", "runs", "records", "failures", "last_error")
-    values = {name: row[name] for name in (*names, "last_run_at")}
-    return TenantLine(pipeline, row["tenant"], state, **values)
+def _line(
+    reach: Reach, row: dict[str, Any], pipeline: str, runner: RunnerStatus, now_ms: int, *, paused: bool
+) -> TenantLine:
+    names = (
+        *("pending", "pending_since", "handled", "quarantined", "discarded", "last_run_at", "first_event_ms"),
+        *("events", "runs", "sweeps", "records", "failures", "failing_since", "last_error"),
+    )
+    # A cursor knows of a burst's events only once a run has begun.
+    burst = (row["burst_events"], row["burst_runs"]) if runner.state is State.IDLE else (runner.events, runner.runs)
+    due_at = moment(runner.deadline_ms) if runner.state is State.WAITING and not runner.waits_for_turn else None
+    return TenantLine(
+        pipeline,
+        row["tenant"],
+        text_of_state(runner, now_ms, reach.ttl_ms, paused=paused, pending=bool(row["pending"])),
+        **{name: row[name] for name in names},
+        burst_events=burst[0],
+        burst_runs=burst[1],
+        lease_seconds=max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000),
+        held=runner.held,
+        paused=paused,
+        due_at=due_at,
+        next_try_at=due_at if runner.hold in (Hold.RATE, Hold.RETRY, Hold.ASKED) and not paused else None,
+    )
 
 
-def failing(reach: Reach, pipeline: str | None, limit: int) -> list[ErrorGroup]:
-    """Return what fails; see `Answers.failing`."""
+def failing(reach: Reach, pipeline: str | None = None, limit: int = 50) -> list[ErrorGroup]:
+    """Return what fails now, grouped by the kind of error, those with the most tenants first.
+
+    Up to 1,000 failing tenants and 1,000 records in quarantine of each pipeline are looked at.
+    """
     found = [
         ErrorGroup(name, **row)
         for name in reach.chosen(pipeline)

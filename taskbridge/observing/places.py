@@ -26,7 +26,10 @@ SHOWN_FAILED: Final = 5
 
 
 def find(reach: Reach, text: str) -> Finds:
-    """Return what is called `text`; see `Answers.find`."""
+    """Return up to 50 tenants, records, messages and deliveries called `text`; tenants also by their beginning.
+
+    Its `note` says where the records of only some tenants were looked through.
+    """
     if not text:
         return Finds([])
     readers = _readers(reach)
@@ -53,12 +56,10 @@ def find_records(reach: Reach, key: str, *, source: str | None = None, tenant: s
     the `note` says so where there may be others.
     """
     readers = {name: of for name, of in _readers(reach).items() if source in (None, of)}
-    sources = sorted({*readers.values()}) if source is None else [source]
     tenants, note = ([tenant], None) if tenant is not None else _candidates(reach, readers)
-    rows = reach.looks.records(key, sources, tenants, MOST)
-    if source is not None:
-        rows = [row for row in rows if row["source"] == source]
-    return Finds([_found(row) for row in rows], note)
+    # Without these names an index finds the records of sources that no pipeline reads, too.
+    sources = [source] if source is not None else None if tenants is None else sorted({*readers.values()})
+    return Finds([_found(row) for row in reach.looks.records(key, sources, tenants, MOST)], note)
 
 
 def _readers(reach: Reach) -> dict[str, str]:
@@ -132,7 +133,7 @@ def _deliveries(reach: Reach, text: str, sources: Sequence[str]) -> Iterator[Fou
 
 
 def story(reach: Reach, source: str, tenant: str, key: str, pipeline: str) -> Story | None:
-    """Return what became of a record; see `Answers.story`."""
+    """Return what became of a record in a pipeline; None: there is no such record."""
     reach.pipeline(pipeline)
     row = reach.looks.record(pipeline, source, tenant, key)
     if row is None:

@@ -75,7 +75,7 @@ class Reach:
         """Return the source that a pipeline reads; raises as `pipeline`."""
         return self.pipeline(pipeline).source
 
-    def tenants(self, pipeline: str) -> Tenants:
+    def tenants_in(self, pipeline: str) -> Tenants:
         """Return the tenants of a pipeline's source; raises as `pipeline`."""
         return self.tenants_of(self.source(pipeline))
 

@@ -10,7 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from taskbridge.gate import Survey
 
 __all__ = [
     "ActiveTenant",
@@ -31,6 +34,7 @@ __all__ = [
     "Noisy",
     "NoisyTenants",
     "PauseRow",
+    "PipelineLine",
     "PipelinePulse",
     "Pulse",
     "QuarantineRow",
@@ -45,7 +49,7 @@ __all__ = [
 Colour = Literal["green", "yellow", "red"]
 By = Literal["events", "runs", "records", "failures", "run time"]
 """What tenants are noisy by."""
-Sort = Literal["name", "runs", "events", "records", "failures", "oldest"]
+Sort = Literal["name", "runs", "events", "records", "failures", "oldest", "pending", "quarantined"]
 """What tenants are sorted by: by name from the first, else those with the most first."""
 
 
@@ -97,6 +101,26 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineLine:
+    """How one pipeline stands. Records and failing tenants count up to a bound.
+
+    `oldest_tenant`: whose pending record is the oldest; `fails`: a tenant whose last run failed. `unseen`: there may be
+    more pending records, and older ones. `survey` has its circuit, and the tenants whose runners are due first.
+    """
+
+    pipeline: str
+    runners: int
+    pending: int
+    oldest_seconds: float
+    oldest_tenant: str | None
+    quarantined: int
+    failing: int
+    fails: str | None
+    unseen: bool
+    survey: Survey
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
     """Whether it is healthy, over all pipelines. Times are seconds.
 
@@ -121,6 +145,7 @@ class Health:
     failing: int
     findings: list[Finding]
     at: datetime
+    pipelines: list[PipelineLine] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +313,12 @@ class TenantAnswer:
 
 @dataclass(frozen=True, slots=True)
 class TenantLine:
-    """One tenant of a list. Counters are all since its first run; `pending` counts up to 100 records."""
+    """One tenant of a list. Counters are all since its first run; records of each state count up to a bound.
+
+    `burst_events` and `burst_runs` are those of its current burst, or of its last one. `held`: a back-off, a limit or
+    a pause keeps it from running; `next_try_at`: when it is tried again. `due_at`: when its waiting runner is due.
+    `handled` is None if it is not known.
+    """
 
     pipeline: str
     tenant: str
@@ -302,6 +332,18 @@ class TenantLine:
     failures: int
     last_error: str | None
     last_run_at: datetime | None
+    handled: int | None = None
+    discarded: int = 0
+    sweeps: int = 0
+    first_event_ms: int | None = None
+    failing_since: datetime | None = None
+    burst_events: int = 0
+    burst_runs: int = 0
+    lease_seconds: float = 0.0
+    held: bool = False
+    paused: bool = False
+    due_at: datetime | None = None
+    next_try_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

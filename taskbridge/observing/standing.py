@@ -23,7 +23,7 @@ LOOKS: Final = 3
 
 
 def tenant(reach: Reach, pipeline: str, name: str) -> TenantAnswer:
-    """Return how a tenant stands in a pipeline; raises as `Reach.pipeline`."""
+    """Return how a tenant stands in a pipeline, and why it does not run; raises as `Reach.pipeline`."""
     declared = reach.pipeline(pipeline)
     runner, counts, pause = _at_one_time(reach, pipeline, name)
     seen = Seen(
@@ -97,7 +97,7 @@ def _at_one_time(reach: Reach, pipeline: str, name: str) -> tuple[RunnerStatus, 
     (after,) = reach.inspector.look(pipeline, [name])
     for _ in range(LOOKS):
         runner = after
-        (counts,) = reach.tenants(pipeline).counts(pipeline, [name], MOST_RECORDS)
+        (counts,) = reach.tenants_in(pipeline).counts(pipeline, [name], MOST_RECORDS)
         pause = reach.looks.pause(pipeline, name)
         (after,) = reach.inspector.look(pipeline, [name])
         if (runner.token, runner.state, runner.hold) == (after.token, after.state, after.hold):

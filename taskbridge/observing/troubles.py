@@ -101,7 +101,7 @@ def undeclared(tenants: Mapping[str, int]) -> Trouble:
     them = "it" if len(tenants) == 1 else "them"
     return Trouble(
         f"nothing is known here of {', '.join(first)}{cut}: this process does not declare {them}",
-        f"name the modules that declare {them} in TASKBRIDGE_PIPELINES, or `taskbridge forget` what is no more",
+        f"name the modules that declare {them} in TASKBRIDGE_PIPELINES, or `taskbridge pipeline remove` it",
     )
 
 
@@ -109,7 +109,7 @@ def unmatched(source: str, count: int, most: int) -> Trouble:
     """Return what is wrong where messages of a source match no criterion; up to `most` were counted."""
     exact = counted(count, "message matches", "messages match")
     messages = exact if count < most else f"{count:,} or more messages match"
-    return Trouble(f"{source}: {messages} no criterion", f"taskbridge unmatched list {source}")
+    return Trouble(f"{source}: {messages} no criterion", f"taskbridge quarantine list --unmatched --pipeline {source}")
 
 
 def unseen(
@@ -179,7 +179,7 @@ def slow_work(
     longest = {name: _longest_run(pipelines[name], settings.run_budget) for name in found}
     is_going = bool(late) and (
         any(run.seconds <= longest[name] for name, one in found.items() for run in one.running)
-        or Past(database).ended_within(QUEUED_SECONDS)
+        or Past(database).ended_within([*surveys], QUEUED_SECONDS)
     )
     troubles: dict[str, list[Trouble]] = {}
     for name, one in found.items():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from threading import Lock
+from threading import Condition, Lock
 from typing import Final, Generic, TypeVar
 
 from taskbridge.errors import Unavailable
@@ -25,15 +25,31 @@ class EventThreads:
 
     def __init__(self, count: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(count, name)
-        self._alone = Lock()
+        self._alone = Condition()
         self._waiting = 0
 
-    async def run(self, call: Callable[[], T], events: int) -> T:
-        """Call in one of the threads, for so many events.
+    def submit(self, call: Callable[[], T], events: int) -> Future[T]:
+        """Call in one of the threads, for so many events, and do not wait.
 
         Raises:
             Unavailable: too many others wait.
         """
+        return self._begin(call, events).answer
+
+    async def run(self, call: Callable[[], T], events: int) -> T:
+        """Call in one of the threads, for so many events, and wait.
+
+        Raises:
+            Unavailable: too many others wait.
+        """
+        job = self._begin(call, events)
+        try:
+            return await asyncio.wrap_future(job.answer)
+        except asyncio.CancelledError:
+            job.forget()
+            raise
+
+    def _begin(self, call: Callable[[], T], events: int) -> _Job[T]:
         job = _Job(self, call, max(1, events))
         with self._alone:
             # One that is larger than all may be is taken where it is alone.
@@ -45,11 +61,12 @@ class EventThreads:
         except BaseException:
             self.leave(job.weight)
             raise
-        try:
-            return await asyncio.wrap_future(job.answer)
-        except asyncio.CancelledError:
-            job.forget()
-            raise
+        return job
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until no event waits or is on its way; return whether that came within so many seconds."""
+        with self._alone:
+            return self._alone.wait_for(lambda: not self._waiting, seconds)
 
     def shutdown(self) -> None:
         """Take no more, and do not wait for those that are at work."""
@@ -59,6 +76,8 @@ class EventThreads:
         """Count so many events less."""
         with self._alone:
             self._waiting -= weight
+            if not self._waiting:
+                self._alone.notify_all()
 
 
 class _Job(Generic[T]):

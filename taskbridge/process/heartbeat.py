@@ -1,9 +1,11 @@
 """Heartbeats: while a handler works, its run's deadline moves on.
 
-One thread per process beats for all runs of the process; it starts with the first run. It wakes at its interval whether
-there is a run or not: to wake it for each run would cost a short run more.
-Ownership counts from before the call that confirmed it, and for less than the TTL. So a process that was frozen knows
-when it goes on that another run may have replaced its own.
+One thread per process beats for all of its runs, and is the alarm clock of groups of runs. It starts with the first
+run, and wakes at its interval whether or not there is a run: waking it for every run would cost more than a short run
+takes.
+
+A run's ownership is trusted from before the call that confirmed it, and for less than the TTL. So a process that was
+frozen knows, when it resumes, that another run may have replaced its own.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from taskbridge.common.texts import error_text
@@ -30,7 +33,7 @@ class Ownership:
     """Whether a run still has its tenant, as far as this process knows. Times are seconds of the monotonic clock.
 
     Args:
-        beat: moves the run's deadline on, and says whether the run still has its tenant.
+        beat: moves the run's deadline on, and returns whether the run still has its tenant.
         trust: for how many seconds a confirmation counts, from before the call that gave it.
         confirmed: the time before the call that began the run.
     """
@@ -57,6 +60,43 @@ class Ownership:
             self._lost = True
 
 
+@dataclass(eq=False, slots=True)
+class _Alarm:
+    """An action that is due at a time of the monotonic clock, unless it is cancelled before."""
+
+    due: float
+    action: Callable[[], None]
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def go_off(self) -> None:
+        """Do the action in a thread of its own: it may wait for a server, and the beats must not wait for it."""
+        try:
+            threading.Thread(target=self._act, name="taskbridge-relief", daemon=True).start()
+        except RuntimeError:
+            # The machine has no thread left.
+            self._act()
+
+    def _act(self) -> None:
+        try:
+            self.action()
+        except Exception as error:
+            log.warning("a group of runs was not relieved: %s", error_text(error))
+        finally:
+            self.ended.set()
+
+    def wait(self) -> None:
+        """Wait for the action to end, also where this thread is told to end meanwhile: both use the same runs."""
+        interruption: BaseException | None = None
+        while not self.ended.is_set():
+            try:
+                # Not `Thread.join`: once interrupted, it takes the thread for ended.
+                self.ended.wait()
+            except BaseException as error:
+                interruption = interruption or error
+        if interruption is not None:
+            raise interruption
+
+
 class Heartbeat:
     """Beats for the runs of a process `BEATS` times per `ttl` seconds, after which a run counts as dead."""
 
@@ -64,20 +104,40 @@ class Heartbeat:
         self._interval = ttl / BEATS
         self._trust = ttl * 0.9
         self._owned: set[Ownership] = set()
+        self._alarms: dict[_Alarm, bool] = {}
+        """Who takes an alarm out decides: the end of its block cancels it, this class's thread lets it go off."""
+        self._wakes_at = math.inf
+        self._woken = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    @contextmanager
-    def keep(self, beat: Callable[[], bool], *, confirmed: float) -> Iterator[Ownership]:
-        """Beat for a run that has just begun, until the block ends. The arguments are those of `Ownership`."""
+    def add(self, beat: Callable[[], bool], confirmed: float) -> Ownership:
+        """Beat for a run that has just begun, until `discard`. The arguments are those of `Ownership`."""
         ownership = Ownership(beat, self._trust, confirmed)
         self._owned.add(ownership)
         if self._thread is None:
             self._start()
+        return ownership
+
+    def discard(self, ownership: Ownership) -> None:
+        """Beat no longer for a run."""
+        self._owned.discard(ownership)
+
+    @contextmanager
+    def alarm(self, seconds: float, action: Callable[[], None]) -> Iterator[None]:
+        """If the block takes longer than `seconds`, do `action` meanwhile in another thread; the block waits for it."""
+        alarm = _Alarm(time.monotonic() + seconds, action)
+        if math.isinf(seconds):
+            yield
+            return
+        self._alarms[alarm] = True
+        if alarm.due < self._wakes_at:
+            self._woken.set()
         try:
-            yield ownership
+            yield
         finally:
-            self._owned.discard(ownership)
+            if not self._alarms.pop(alarm, False):
+                alarm.wait()
 
     def _start(self) -> None:
         with self._starting:
@@ -86,12 +146,27 @@ class Heartbeat:
                 self._thread.start()
 
     def _run(self) -> None:
+        beats_at = time.monotonic() + self._interval
         while True:
-            time.sleep(self._interval)
-            for ownership in tuple(self._owned):
-                try:
-                    ownership.renew()
-                except Exception as error:
-                    # If Redis stays away, ownership runs out by itself; the run goes on until then. Whatever it is, the
-                    # thread goes on: it beats for the other runs too.
-                    log.warning("heartbeat not delivered: %s", error_text(error))
+            # Until it is known again, an alarm that is added wakes this thread.
+            self._wakes_at = math.inf
+            alarms = tuple(self._alarms)
+            self._wakes_at = min([beats_at, *(alarm.due for alarm in alarms)])
+            self._woken.wait(max(0.0, self._wakes_at - time.monotonic()))
+            self._woken.clear()
+            now = time.monotonic()
+            for alarm in alarms:
+                if alarm.due <= now and self._alarms.pop(alarm, False):
+                    alarm.go_off()
+            if now >= beats_at:
+                self._beat()
+                beats_at = time.monotonic() + self._interval
+
+    def _beat(self) -> None:
+        for ownership in tuple(self._owned):
+            try:
+                ownership.renew()
+            except Exception as error:
+                # If Redis stays away, ownership runs out by itself; the run goes on until then. Whatever it is, the
+                # thread goes on: it beats for the other runs too.
+                log.warning("heartbeat not delivered: %s", error_text(error))

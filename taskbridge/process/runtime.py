@@ -78,13 +78,13 @@ class Runtime(LightRuntime):
         """The queues from which a slot takes runs by itself: those that the worker served when it started."""
         self.pid = os.getpid()
         self.shut_until = 0.0
-        """Until when (`time.monotonic`) messages are parked without a try, because Postgres could not be used."""
+        """Until when (`time.monotonic`) messages are retried later without a try, because Postgres was unavailable."""
         self.waits: dict[tuple[str, str], RetryAfter] | None = None
         """What handlers asked to wait for last, by pipeline and tenant, where a test looks; None: nobody does."""
         self.patient = False
         """Whether an event may take as long as any other call."""
         self.events_rest_until = 0.0
-        """Until when (`time.monotonic`) `notify_quietly` sends nothing, because Redis did not answer in time."""
+        """Until when (`time.monotonic`) no event is sent, because Redis did not answer in time."""
         self.unpublished: Exception | None = None
         """Why a run of this process was not published; None: all were."""
         self._owner_known_until = 0.0

@@ -12,7 +12,9 @@ from celery.utils import uuid
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError, InvalidConnection
 from taskbridge.gate.message import task_serializer
-from taskbridge.producing.holders import notify_after_commit
+from taskbridge.process.runtime import runtime_of
+from taskbridge.producing.notify import events_of
+from taskbridge.producing.transactions import notify_after_commit
 
 __all__ = ["NotifyTask"]
 
@@ -67,7 +69,8 @@ class NotifyTask(_Task):
                 "name its alias in TASKBRIDGE_DATABASE, or call `transaction.on_commit(lambda: "
                 "notify_event.delay(tenant))`",
             )
-        notify_after_commit(self.app, tenant, pipeline, connection)
+        events = events_of(runtime_of(self.app), [tenant], pipeline)
+        notify_after_commit(self.app, dict(events), connection)
 
     def apply_async(
         self,

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 from celery import Celery
 
-from taskbridge.common.server_errors import translated_errors
 from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.errors import InvalidInput
 from taskbridge.gate import Answer
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing import notify as notifying
 from taskbridge.producing import recording
-from taskbridge.producing.holders import (
-    AfterCommit,
-    event_alone,
-    event_of,
-    holder_of,
-    in_coroutine,
-    notify_after_commit,
-    wants_event,
-)
+from taskbridge.producing.notify import asend, events_of, logged, send
 from taskbridge.producing.notify_task import NotifyTask
 from taskbridge.producing.recording import Recorded
-from taskbridge.store import Row, written
+from taskbridge.producing.transactions import anotify_after_commit, notify_after_commit
+from taskbridge.store import Row
 
-__all__ = ["Bridge"]
+__all__ = ["AfterCommit", "Bridge"]
+
+AfterCommit = Literal["after commit"]
+"""When a producer may ask for an event."""
+AFTER_COMMIT: Final[AfterCommit] = "after commit"
+
+
+def _wants_event(notify: object) -> bool:
+    """Return whether a producer asked for an event after the commit.
+
+    Raises:
+        InvalidInput: it is neither None nor "after commit".
+    """
+    if notify is not None and notify != AFTER_COMMIT:
+        raise InvalidInput(
+            f"notify is {notify!r}", f"pass {AFTER_COMMIT!r}, or leave it out and notify when you have committed"
+        )
+    return notify is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +126,7 @@ class Bridge:
 
         Raises: as `record`. Without a connection each statement is a transaction, so what came before an error stays.
         """
-        tells, runtime = wants_event(notify), runtime_of(self.app)
-        with translated_errors():
-            steps = recording.of_rows(self.app, rows, source, notify=tells)
-            holder = holder_of(runtime, connection, tells=tells)
-            return written(steps(holder), holder.fetch)
+        return recording.record_rows(self.app, rows, source, connection, notify=_wants_event(notify))
 
     async def arecord_many(
         self,
@@ -134,11 +137,7 @@ class Bridge:
         notify: AfterCommit | None = None,
     ) -> dict[str, int]:
         """Do in a coroutine what `record_many` does, on a connection for coroutines; without one, in a thread."""
-        tells, runtime = wants_event(notify), runtime_of(self.app)
-        with translated_errors():
-            steps = recording.of_rows(self.app, rows, source, notify=tells)
-            changed: Counter[str] = await in_coroutine(runtime, connection, steps, tells=tells)
-            return changed
+        return await recording.arecord_rows(self.app, rows, source, connection, notify=_wants_event(notify))
 
     def record_invoice(
         self,
@@ -189,7 +188,8 @@ class Bridge:
     ) -> Recorded:
         """Record one message of a pipeline with criteria, once per message id, and notify the tenant that it matches.
 
-        A message that no criterion matches is stored as well, with the reason; `taskbridge unmatched list` shows it.
+        A message that no criterion matches is stored as well, with the reason: see
+        `taskbridge quarantine list --unmatched`.
 
         Args:
             pipeline: a pipeline declared with `DelaySinceLastRun`.
@@ -207,8 +207,8 @@ class Bridge:
             Unavailable: Postgres (see `record`) or, without `notify`, Redis cannot be used. Workers find a record that
                 is written also without a notification.
         """
-        tells = wants_event(notify)
-        return recording.record_event(self.app, pipeline, payload, message_id, connection, notify=tells)
+        notifies = _wants_event(notify)
+        return recording.record_event(self.app, pipeline, payload, message_id, connection, notify=notifies)
 
     async def arecord_event(
         self,
@@ -220,15 +220,8 @@ class Bridge:
         notify: AfterCommit | None = None,
     ) -> Recorded:
         """Do in a coroutine what `record_event` does, on a connection for coroutines; without one, in a thread."""
-        tells, runtime = wants_event(notify), runtime_of(self.app)
-        if connection is None:
-            return await asyncio.to_thread(
-                recording.record_event, self.app, pipeline, payload, message_id, notify=tells
-            )
-        prepared = recording.prepare(runtime, pipeline, payload, message_id)
-        with translated_errors():
-            steps = recording.of_message(self.app, prepared, notify=tells)
-            return await in_coroutine(runtime, connection, steps, tells=tells)
+        notifies = _wants_event(notify)
+        return await recording.arecord_event(self.app, pipeline, payload, message_id, connection, notify=notifies)
 
     def notify(self, tenant: str, pipeline: str = INVOICES, *, connection: object = None) -> Answer | None:
         """Notify the tenant: after the transaction of `connection` has committed, else at once.
@@ -250,21 +243,26 @@ class Bridge:
             UnknownPipeline: no loaded module declares the pipeline.
             InvalidConnection: the connection does not tell of its commit.
         """
+        runtime = runtime_of(self.app)
+        events = events_of(runtime, [tenant], pipeline)
         if connection is not None:
-            notify_after_commit(self.app, tenant, pipeline, connection)
+            notify_after_commit(self.app, dict(events), connection)
             return None
-        answers = notifying.notify_quietly(self.app, event_of(runtime_of(self.app), tenant, pipeline))
+        answers: list[Answer] = []
+        with logged(runtime, dict(events)):
+            answers = send(runtime, events)
         return answers[0] if answers else None
 
     async def anotify(self, tenant: str, pipeline: str = INVOICES, *, connection: object = None) -> Answer | None:
         """Do in a coroutine what `notify` does; the event loop goes on while a thread waits for Redis."""
         runtime = runtime_of(self.app)
-        events = event_of(runtime, tenant, pipeline)
+        events = events_of(runtime, [tenant], pipeline)
         if connection is not None:
-            with translated_errors():
-                await in_coroutine(runtime, connection, event_alone(self.app, events), tells=True)
+            await anotify_after_commit(self.app, dict(events), connection)
             return None
-        answers = await notifying.anotify_quietly(self.app, events)
+        answers: list[Answer] = []
+        with logged(runtime, dict(events)):
+            answers = await asend(runtime, events)
         return answers[0] if answers else None
 
     def notify_many(self, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
@@ -276,6 +274,13 @@ class Bridge:
         Raises:
             InvalidName: a tenant is not allowed; nothing was sent.
             UnknownPipeline: no loaded module declares the pipeline.
-            Unavailable: Redis cannot be used. The records are safe: workers find them also without a notification.
+            Unavailable: Redis cannot be used, or did not answer in time, now or a moment ago. The records are safe:
+                workers find them without an event.
         """
-        return notifying.notify_many(self.app, tenants, pipeline)
+        runtime = runtime_of(self.app)
+        return send(runtime, events_of(runtime, tenants, pipeline))
+
+    async def anotify_many(self, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
+        """Do in a coroutine what `notify_many` does; the event loop goes on while a thread waits for Redis."""
+        runtime = runtime_of(self.app)
+        return await asend(runtime, events_of(runtime, tenants, pipeline))

@@ -1,4 +1,4 @@
-"""What producers write, whichever connection they hold: rows of a source, and messages that are matched to a tenant.
+"""Records of producers, whichever connection they hold: rows of a source, and messages that are matched to a tenant.
 
 A message of a pipeline with criteria is written once, and its event has its own delay.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from celery import Celery
 
@@ -22,25 +23,23 @@ from taskbridge.gate import Answer
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.producing import notify as notifying
-from taskbridge.producing.holders import Holder, OnHolder, holder_of
-from taskbridge.store import Row, UnmatchedRecord, Writing, json_text, writing, writing_message, written
-from taskbridge.store.unmatched import PAGE
+from taskbridge.producing.notify import Event
+from taskbridge.producing.transactions import adapter_of, async_driver_of, in_coroutine
+from taskbridge.store import Row, Statement, UnmatchedRecord, json_text, message_statement, record_statements, refused
 
 __all__ = [
     "MatchedAgain",
     "Prepared",
     "Recorded",
+    "arecord_event",
+    "arecord_rows",
     "criteria_of",
     "match_again",
-    "of_message",
-    "of_rows",
     "prepare",
     "readers_of",
     "record_event",
-    "with_event",
+    "record_rows",
 ]
-
-R = TypeVar("R")
 
 
 class Recorded(NamedTuple):
@@ -66,22 +65,39 @@ class MatchedAgain(NamedTuple):
     reason: str | None
 
 
-def of_rows(app: Celery, rows: Iterable[Row], source: str, *, notify: bool) -> OnHolder[Counter[str]]:
-    """Write or update records of a source; `notify` its pipelines after the commit.
+def record_rows(
+    app: Celery, rows: Iterable[Row], source: str, connection: object = None, *, notify: bool = False
+) -> Counter[str]:
+    """Write or update records of a source; `notify` its pipelines after the commit. Return the changes by tenant.
 
-    Raises:
-        UnknownPipeline: nobody is there to be notified.
+    Raises: as `Bridge.record_many`.
     """
-    runtime = runtime_of(app)
-    readers = readers_of(runtime, source) if notify else []
+    runtime, changed = runtime_of(app), Counter[str]()
+    with translated_errors():
+        readers = readers_of(runtime, source) if notify else []
+        adapter = adapter_of(runtime, connection, notifies=notify)
+        for statement in record_statements(source, rows):
+            with refused():
+                tenants = adapter.fetch(statement)
+            changed.update(tenants)
+            if readers and tenants:
+                adapter.after_commit(app, {(pipeline, tenant): None for pipeline in readers for tenant in tenants})
+    return changed
 
-    def on(holder: Holder) -> Writing[Counter[str]]:
-        def after_each(tenants: Iterable[str]) -> None:
-            holder.after_commit(app, {(pipeline, tenant): None for pipeline in readers for tenant in tenants})
 
-        return writing(source, rows, after_each if readers else None)
-
-    return on
+async def arecord_rows(
+    app: Celery, rows: Iterable[Row], source: str, connection: object = None, *, notify: bool = False
+) -> Counter[str]:
+    """Do in a coroutine what `record_rows` does."""
+    changed = Counter[str]()
+    with translated_errors():
+        adapter = async_driver_of(runtime_of(app), connection, notifies=notify)
+        if adapter is None:
+            return await in_coroutine(connection, lambda given: record_rows(app, rows, source, given, notify=notify))
+        for statement in record_statements(source, rows):
+            with refused():
+                changed.update(await adapter.fetch(statement))
+    return changed
 
 
 def readers_of(runtime: LightRuntime, source: str) -> list[str]:
@@ -101,19 +117,6 @@ def readers_of(runtime: LightRuntime, source: str) -> list[str]:
     )
 
 
-def of_message(app: Celery, prepared: Prepared, *, notify: bool) -> OnHolder[Recorded]:
-    """Write a message; `notify` its tenant after the commit."""
-    runtime, found = runtime_of(app), prepared.found
-
-    def on(holder: Holder) -> Writing[Recorded]:
-        new = yield from prepared.writing(runtime)
-        if notify and new and isinstance(found, Match):
-            holder.after_commit(app, {(prepared.pipeline, found.tenant): found.delay_ms})
-        return prepared.recorded(new=new)
-
-    return on
-
-
 def record_event(
     app: Celery,
     pipeline: str,
@@ -125,25 +128,41 @@ def record_event(
 ) -> Recorded:
     """Record one message of a pipeline with criteria, and notify its tenant if the record is committed here.
 
-    See `taskbridge.record_event`, which is this for the package's own app.
+    Raises: as `Bridge.record_event`.
     """
     runtime = runtime_of(app)
     prepared = prepare(runtime, pipeline, payload, message_id)
     with translated_errors():
-        holder = holder_of(runtime, connection, tells=notify)
-        recorded = written(of_message(app, prepared, notify=notify)(holder), holder.fetch)
-    return recorded if notify or connection is not None else with_event(app, prepared, recorded)
+        adapter = adapter_of(runtime, connection, notifies=notify)
+        with refused():
+            new = bool(adapter.fetch(prepared.statement(runtime)))
+        if notify and new and prepared.events:
+            adapter.after_commit(app, dict(prepared.events))
+    recorded = prepared.recorded(new=new)
+    if new and prepared.events and not notify and connection is None:
+        return recorded._replace(answer=notifying.send(runtime, prepared.events)[0])
+    return recorded
 
 
-def with_event(app: Celery, prepared: Prepared, recorded: Recorded) -> Recorded:
-    """Notify the tenant of a message that is new and committed; return what became of it.
-
-    Raises: Unavailable as `notify`.
-    """
-    found = prepared.found
-    if not recorded.new or not isinstance(found, Match):
-        return recorded
-    return recorded._replace(answer=notifying.notify(app, found.tenant, prepared.pipeline, found.delay_ms))
+async def arecord_event(
+    app: Celery,
+    pipeline: str,
+    payload: Any,
+    message_id: str | None = None,
+    connection: object = None,
+    *,
+    notify: bool = False,
+) -> Recorded:
+    """Do in a coroutine what `record_event` does."""
+    runtime = runtime_of(app)
+    with translated_errors():
+        adapter = async_driver_of(runtime, connection, notifies=notify)
+        if adapter is None:
+            call = partial(record_event, app, pipeline, payload, message_id, notify=notify)
+            return await in_coroutine(connection, call)
+        prepared = prepare(runtime, pipeline, payload, message_id)
+        with refused():
+            return prepared.recorded(new=bool(await adapter.fetch(prepared.statement(runtime))))
 
 
 class Prepared(NamedTuple):
@@ -156,13 +175,15 @@ class Prepared(NamedTuple):
     traceparent: str | None = None
     """The span of the request that brought it, where it is traced."""
 
-    def write(self, runtime: Runtime) -> bool:
-        """Write it in a transaction of its own; return whether it is new."""
-        return runtime.records_of(self.pipeline).write(self.message_id, self.text, self.found)
+    @property
+    def events(self) -> Sequence[tuple[Event, int | None]]:
+        """The event of the tenant that it matches, if it matches one."""
+        found = self.found
+        return [((self.pipeline, found.tenant), found.delay_ms)] if isinstance(found, Match) else []
 
-    def writing(self, runtime: Runtime) -> Writing[bool]:
-        """Write it in anybody's transaction; whether it is new."""
-        return writing_message(runtime.source_of(self.pipeline), self.message_id, self.text, self.found)
+    def statement(self, runtime: Runtime) -> Statement:
+        """Return what writes it; it returns a row if the message is new."""
+        return message_statement(runtime.source_of(self.pipeline), *self[1:])
 
     def recorded(self, *, new: bool) -> Recorded:
         """Return what became of it, without anybody notified."""
@@ -184,11 +205,10 @@ def prepare(runtime: Runtime, pipeline: str, payload: Any, message_id: str | Non
     return Prepared(pipeline, message_id, text, match(policy.criteria, json.loads(text)))
 
 
-def match_again(app: Celery, pipeline: str, reason: str | None = None, page_size: int = PAGE) -> Iterator[MatchedAgain]:
+def match_again(app: Celery, pipeline: str) -> Iterator[MatchedAgain]:
     """Match unmatched messages once more, after the criteria changed, and notify the tenants that are found.
 
-    Each is matched when the caller asks for the next; the caller may stop at any. With `reason` only those that were
-    stored with it. `page_size` of them are in memory at once.
+    Each is matched when the caller asks for the next; the caller may stop at any.
 
     Raises:
         UnknownPipeline, InvalidInput: there is no such pipeline, or it has no criteria.
@@ -197,10 +217,8 @@ def match_again(app: Celery, pipeline: str, reason: str | None = None, page_size
     runtime = runtime_of(app)
     policy = criteria_of(runtime, pipeline)
     with translated_errors():
-        # A message that came before the pipeline was known has the pipeline's name as its source.
-        again = runtime.records_of(pipeline).match_again
-        under = sorted({pipeline, runtime.pipelines[pipeline].source})
-        for record, found in again(lambda payload: match(policy.criteria, payload), reason, under, page_size):
+        again = runtime.records_of(pipeline).match_again(lambda payload: match(policy.criteria, payload))
+        for record, found in again:
             if isinstance(found, Match):
                 notifying.notify(app, found.tenant, pipeline, found.delay_ms)
                 yield MatchedAgain(record, found.tenant, None)

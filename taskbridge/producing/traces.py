@@ -16,44 +16,40 @@ if TYPE_CHECKING:
 
     from taskbridge.gate import Gate, Notified
 
-__all__ = ["send_many", "send_one"]
+__all__ = ["send_traced"]
 
-_NAMES: Final = {one: one.name.lower() for one in Answer}
 _FIXED: Final = {
     "messaging.system": tracing.SYSTEM,
     "messaging.operation.name": "notify",
     "messaging.operation.type": "send",
 }
 
-SpacedEvent = tuple[str, str, Spacing]
-"""Pipeline, tenant and spacing."""
+
+def send_traced(gate: Gate, events: Sequence[tuple[str, str, Spacing]]) -> list[Answer]:
+    """Send (pipeline, tenant, spacing) each through a gate, in one span if the program makes any."""
+    if (span := _started(events)) is None:
+        return [gate.notify(*events[0])] if len(events) == 1 else gate.notify_many(events)
+    try:
+        notified = gate.notify_traced(events, tracing.text_of(span.get_span_context()) or "")
+        _describe(span, events, notified)
+    except BaseException as error:
+        tracing.fail(span, error)
+        raise
+    finally:
+        tracing.end(span)
+    return [one.answer for one in notified]
 
 
-def send_one(gate: Gate, pipeline: str, tenant: str, spacing: Spacing) -> Answer:
-    """Send one event through a gate, in a span where the program makes any."""
-    if (span := _begun(pipeline)) is None:
-        return gate.notify(pipeline, tenant, spacing)
-    (answer,) = _in_span(span, gate, [(pipeline, tenant, spacing)])
-    return answer
-
-
-def send_many(gate: Gate, events: Sequence[SpacedEvent]) -> list[Answer]:
-    """Send events through a gate, all in one span where the program makes any."""
-    pipelines = {pipeline for pipeline, *_ in events}
-    if (span := _begun(*pipelines) if len(pipelines) == 1 else _begun()) is None:
-        return gate.notify_many(events)
-    return _in_span(span, gate, events)
-
-
-def _begun(pipeline: str | None = None) -> Span | None:
-    """Return a span that has begun; None: the program makes none, or it is not sampled."""
+def _started(events: Sequence[tuple[str, str, Spacing]]) -> Span | None:
+    """Start a span; None: the program makes none, or it is not sampled."""
     tracer = tracing.tracer()
     if tracer is None:
         return None
+    name, attributes, pipelines = "notify", {**_FIXED}, {pipeline for pipeline, *_ in events}
+    if len(pipelines) == 1:
+        name = f"notify {events[0][0]}"
+        attributes["messaging.destination.name"] = events[0][0]
     try:
-        # No more than a sampler needs: without an SDK it is in vain.
-        attributes = _FIXED if pipeline is None else {**_FIXED, "messaging.destination.name": pipeline}
-        name = "notify" if pipeline is None else f"notify {pipeline}"
         span = tracer.start_span(name, kind=tracing.loaded_api().SpanKind.PRODUCER, attributes=attributes)
         return span if span.is_recording() else None
     except Exception as error:
@@ -61,34 +57,20 @@ def _begun(pipeline: str | None = None) -> Span | None:
         return None
 
 
-def _in_span(span: Span, gate: Gate, events: Sequence[SpacedEvent]) -> list[Answer]:
+def _describe(span: Span, events: Sequence[tuple[str, str, Spacing]], notified: Sequence[Notified]) -> None:
+    """Set what became of the events. The events are sent, so an error of an exporter only loses it."""
     try:
-        told = gate.notify_traced(events, tracing.text_of(span.get_span_context()) or "")
-    except BaseException as error:
-        tracing.fail(span, error)
-        tracing.end(span)
-        raise
-    try:
-        _tell(span, events, told)
+        if len({tenant for _, tenant, _ in events}) == 1:
+            span.set_attribute("taskbridge.tenant", events[0][1])
+        if len(notified) == 1:
+            span.set_attribute("taskbridge.outcome", notified[0].answer.name.lower())
+            if notified[0].token:
+                span.set_attribute("taskbridge.run", notified[0].token)
+        else:
+            counts = Counter(f"taskbridge.{one.answer.name.lower()}" for one in notified)
+            span.set_attributes({**counts, "messaging.batch.message_count": len(notified)})
+        for first in islice(dict.fromkeys(one.first for one in notified if one.first), tracing.MOST_LINKS):
+            if (context := tracing.parsed(first)) is not None:
+                span.add_link(context, {"taskbridge.link": "runner"})
     except Exception as error:
         tracing.report(error)
-    tracing.end(span)
-    return [one.answer for one in told]
-
-
-def _tell(span: Span, events: Sequence[SpacedEvent], told: Sequence[Notified]) -> None:
-    """Write down what became of events."""
-    tenants = {tenant for _, tenant, _ in events}
-    if len(tenants) == 1:
-        span.set_attribute("taskbridge.tenant", *tenants)
-    if len(told) == 1:
-        span.set_attribute("taskbridge.outcome", _NAMES[told[0].answer])
-        if told[0].token:
-            span.set_attribute("taskbridge.run", told[0].token)
-    else:
-        counts = Counter(_NAMES[one.answer] for one in told)
-        span.set_attributes({f"taskbridge.{name}": count for name, count in counts.items()})
-        span.set_attribute("messaging.batch.message_count", len(told))
-    for first in islice(dict.fromkeys(one.first for one in told if one.first), tracing.MOST_LINKS):
-        if (context := tracing.parsed(first)) is not None:
-            span.add_link(context, {"taskbridge.link": "runner"})

@@ -1,102 +1,67 @@
-"""One batch: it is delivered and the cursor advances past it, in one transaction if the handler wants one."""
+"""A run's state, and one page of its records: the handler is called, and the cursor moves past what it handled."""
 
 from __future__ import annotations
 
-import inspect
-import logging
 import math
 import time
-from collections.abc import AsyncIterator, Container, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from contextvars import copy_context
+from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import localcontext
-from functools import partial
-from itertools import takewhile
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
-
-import psycopg
-from celery.exceptions import SoftTimeLimitExceeded
+from typing import Final, NamedTuple
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.common.texts import error_text, log_error
-from taskbridge.declaring.batch import Batch, Record, RetryAfter
-from taskbridge.declaring.failures import is_caused_by
+from taskbridge.declaring.batch import Batch, Record
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import Spacing
 from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Begun, Blame, Outcome, Settlement
-from taskbridge.process.event_loop import NotBegun
 from taskbridge.process.heartbeat import Ownership
 from taskbridge.process.runtime import Runtime
-from taskbridge.process.shutdown import ends_process
-from taskbridge.process.time_limit import disarm, longest_call, soft_time_limit
-from taskbridge.running.around import Hook, around
+from taskbridge.running.handler import HandlerFailed, call, call_hooks, done_first, has_waited
+from taskbridge.running.history import row_after
+from taskbridge.running.middleware import Hook
 from taskbridge.running.traces import RunTrace
 from taskbridge.store import (
-    NOT_NOTED,
     Claim,
     ComesAgain,
     CursorLost,
     Cursors,
+    HistoryRow,
     Move,
     Page,
     Quarantined,
-    RunNote,
     Transaction,
-    is_noted,
 )
 
-__all__ = [
-    "SLICE",
-    "Advance",
-    "AfterTheOthers",
-    "Ending",
-    "GivenBack",
-    "HandlerFailed",
-    "Run",
-    "Settle",
-    "Steps",
-    "charge",
-    "check_returned",
-    "deliver",
-    "done_first",
-    "permitted",
-    "try_alone",
-]
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
+__all__ = ["SLICE", "Run", "RunResult", "charge", "deliver", "permitted", "try_alone"]
 
 SLICE: Final = 0.05
-"""Seconds from the start of a message's run in which its slot takes more runs: others wait so long, and one call."""
-OUT_OF_ORDER: Final = (
-    "the handler wrote through the batch, returned RetryAfter, and marked records after one that it did not mark: "
-    "handle them in the order of the batch, or raise RetryAfter, which rolls back what it wrote"
-)
+"""How long a slot keeps taking further runs after its first, in seconds.
+
+A waiting tenant is delayed by at most this plus one handler call.
+"""
 LONGEST_MS: Final = 2**31 - 1
 PAID_AHEAD_MS: Final = 200
 """A run that must wait for a rate limit pays for the records of so many milliseconds, and waits until they may go."""
 
 
-class Advance(NamedTuple):
-    """What a run asks for when its handler is done: that its cursor moves."""
+class RunResult(NamedTuple):
+    """How a run ended, whatever the handler or a server answered. The gate, logs, traces and Celery's task read it.
 
-    move: Move
+    `outcome` None: another run has replaced this one, so there is nothing to settle. `error`: what the handler or a
+    server raised. The rest is as in `Settlement`.
+    """
 
-
-class AfterTheOthers(NamedTuple):
-    """What a run asks for before it does what may take long: that those that began with it are done first."""
-
-
-class GivenBack(Exception):
-    """The run shall end, and another slot takes its tenant: others that began with it take too long."""
+    outcome: Outcome | None
+    retry_ms: int = 0
+    blame: Blame = Blame.NOBODY
+    owner: str = ""
+    error: Exception | None = None
+    all_wait: bool = False
 
 
 @dataclass(slots=True)
 class Run:
-    """A run that has begun. `took`: how many records it took so far; `handled`: how many of them were handled."""
+    """A run that has begun, until it is settled. `took`: how many records it took; `handled`: how many it handled."""
 
     runtime: Runtime
     pipeline: Pipeline
@@ -105,15 +70,23 @@ class Run:
     started: float
     ownership: Ownership
     began_together: int = 1
-    """How many runs began together. Where there are others, which wait for it, it delivers one short batch."""
+    """How many runs are in its group. Where there are others, which wait for it, it delivers one short batch."""
     took: int = 0
     handled: int = 0
     counted_death: bool = False
     """Whether it stored the death of the run before it."""
-    noted: bool = False
-    """Whether the run history may have a row of it."""
+    rejected: int = 0
+    """How many records went to quarantine because the handler rejected them, or they could not be decoded."""
+    first_event_ms: int | None = None
+    """How long its burst's first event waited for the first batch, if this run delivered that."""
+    reported: tuple[int, int] | None = None
+    """`took` and `rejected` as the run history has them; None: it has no row of this run."""
     trace: RunTrace | None = None
     """Its spans, where the program makes any."""
+    result: RunResult | None = None
+    """How it ended; None: it has not."""
+    is_over: bool = False
+    """Whether it is settled, or has nothing to settle."""
 
     @property
     def cursors(self) -> Cursors:
@@ -130,21 +103,17 @@ class Run:
         """What is left of the time budget."""
         return self.runtime.settings.run_budget - (time.monotonic() - self.started)
 
-    def claim(self, limit: int, *, bisecting: bool = True) -> Claim:
-        """Return what it asks of its cursor first: to be its owner, and a batch."""
-        self.runtime.know(self.pipeline)
-        begun = self.begun
-        return Claim(
-            self.key,
-            limit,
-            begun.events,
-            begun.runs,
-            begun.burst,
-            bisecting=bisecting,
-            died=begun.died is not None,
-            keeps_history=self.keeps_history,
-        )
+    @property
+    def must_end(self) -> bool:
+        """Whether it ends after this batch although records are left.
 
+        Others wait for it, it probes an open circuit, or less than a tenth of its time budget is left, which is too
+        little for another call.
+        """
+        has_time = self.seconds_left >= self.runtime.settings.run_budget / 10
+        return self.began_together > 1 or self.begun.probe is not None or not has_time
+
+    @property
     def most_records(self) -> int:
         """How many records the handler can handle in what is left of the budget, judging by its last calls."""
         pace, budget, left = self.runtime.paces[self.pipeline.name], self.runtime.settings.run_budget, self.seconds_left
@@ -153,128 +122,54 @@ class Run:
         return min(self.pipeline.batch_size, pace.most_records(left, budget))
 
     @property
-    def keeps_history(self) -> bool:
-        """Whether there is a run history."""
-        return bool(self.runtime.settings.history_days)
+    def claim(self) -> Claim:
+        """What it asks of its cursor first: to be its owner, and a batch."""
+        begun, probe = self.begun, self.begun.probe
+        return Claim(
+            self.key,
+            self.most_records if probe is None else probe + 1,
+            begun.events,
+            begun.runs,
+            begun.burst,
+            bisecting=probe is None,
+            died=begun.died is not None,
+        )
 
-    def note(self) -> RunNote:
-        """Return what the run history is to say of it now."""
-        if not self.keeps_history:
-            return NOT_NOTED
-        again, self.noted = self.noted, True
-        return RunNote(_reason(self.begun), self.runtime.worker, self.begun.runs, again=again)
+    def count(self, page: Page, rejected: int = 0, *, first_success: bool, row: HistoryRow | None = None) -> None:
+        """Count a page that the cursor has moved past; `first_success`: something of the pipeline failed before.
 
-    def note_of_dead(self) -> RunNote:
-        """Return what it is to say of the run before, which did not end; of this one where its token is not known."""
-        dead = self.begun.died
-        if dead is None or not dead.token[:16].isdigit() or not self.keeps_history:
-            return self.note()
-        return RunNote("unknown", dead.worker, self.begun.runs - 1, dead.token, own_events=self.begun.new_events)
+        `row`: what the run history says of it, if it does.
+        """
+        handled = len(page.records) - rejected
+        if first_success and handled:
+            self.cursors.note_success(self.key)
+        self.took += len(page.records)
+        self.handled += handled
+        self.rejected += rejected
+        if row is not None:
+            self.reported = self.took, self.rejected
 
-    def advances_past(self, page: Page) -> bool:
-        """Whether the cursor is to move: the batch has records, or events brought none and the run history says so."""
-        if page.moves_cursor or not page.unnoted or not self.keeps_history:
-            return page.moves_cursor
-        return is_noted(self.runtime.database, _reason(self.begun))
-
-    def begins_with(self, page: Page, records: Sequence[Record]) -> None:
-        """Note in the run's trace that it is about to deliver these of the page."""
-        if self.trace is not None:
-            self.trace.take(records, page.traceparents)
-
-    def end(self, ending: Ending) -> tuple[RunKey, Settlement, Spacing, int]:
+    def settlement(self, result: RunResult, outcome: Outcome) -> tuple[RunKey, Settlement, Spacing, int]:
         """Return what the gate is told at the run's end."""
-        if self.trace is not None:
-            self.trace.ending = ending
-        settlement = ending.settlement(self.took, self.handled, counted=self.counted_death)
+        settlement = Settlement(
+            outcome,
+            self.took,
+            self.handled,
+            failed=result.error is not None and outcome is not Outcome.STOPPED,
+            blame=result.blame,
+            retry_ms=result.retry_ms,
+            owner=result.owner,
+            all_wait=result.all_wait,
+            counted=self.counted_death,
+        )
         return self.key, settlement, self.pipeline.policy.spacing, self.pipeline.max_runs
 
-    @property
-    def must_end(self) -> bool:
-        """Whether others wait, or less than a tenth of the time budget is left: too little for another call."""
-        return self.began_together > 1 or self.seconds_left < self.runtime.settings.run_budget / 10
-
-
-def _reason(begun: Begun) -> str:
-    """Return why a run began, as the column `reason` of the history has it."""
-    if begun.died:
-        return "died"
-    if begun.probe is not None:
-        return "probe"
-    if begun.failures:
-        return "retry"
-    if begun.found:
-        return "record"
-    if not begun.new_events:
-        return "more"
-    return "event" if begun.runs == 1 else "burst"
-
-
-class Ending(NamedTuple):
-    """How a run ends: what the gate is told, and the `error` that the handler or a server raised."""
-
-    outcome: Outcome
-    retry_ms: int = 0
-    blame: Blame = Blame.NOBODY
-    owner: str = ""
-    error: Exception | None = None
-    all_wait: bool = False
-
-    def settlement(self, took: int, handled: int, *, counted: bool = False) -> Settlement:
-        """What the gate is told by a run that took so many records and handled so many of them."""
-        failed = self.error is not None and self.outcome is not Outcome.STOPPED
-        said = (self.outcome, took, handled, failed, self.blame, self.retry_ms, self.owner)
-        return Settlement(*said, all_wait=self.all_wait, counted=counted)
-
-
-class Settle(NamedTuple):
-    """What a run asks for at its end: that the gate is told."""
-
-    run: Run
-    ending: Ending
-
-
-Steps: TypeAlias = "Generator[Claim | Advance | AfterTheOthers | Settle, Any, T]"
-"""A run, or a part of one: it yields what it asks for and is told what came of it, and returns T at its end.
-
-So what several runs ask for at the same time goes to the servers in one exchange.
-"""
-
-
-class HandlerFailed(Exception):
-    """The handler raised `error` over `page`, or what it wrote cannot be committed; nothing of it took effect.
-
-    `progressed`: the cursor has moved past what the handler said that it had handled, and `page` is the rest. `waited`:
-    Postgres did not answer the batch's session, until a time limit or until the session was lost. `returned`: the
-    handler returned what it asks for, so what it wrote takes effect with what it said that it had handled.
-    """
-
-    def __init__(
-        self,
-        page: Page,
-        error: BaseException,
-        *,
-        progressed: bool = False,
-        waited: bool = False,
-        returned: bool = False,
-    ) -> None:
-        super().__init__(error)
-        self.page = page
-        self.error = error
-        self.progressed = progressed
-        self.waited = waited
-        self.returned = returned
-
-    @property
-    def exception(self) -> Exception:
-        """What the run raises: `error`, unless that would end more than the run, as SystemExit does."""
-        if isinstance(self.error, Exception):
-            return self.error
-        mistake = HandlerMistake(
-            f"the handler raised {error_text(self.error)}, which ends no worker: raise an Exception"
-        )
-        mistake.__cause__ = self.error
-        return mistake
+    def close(self) -> None:
+        """Let its heartbeat and its trace end."""
+        self.is_over = True
+        self.runtime.heartbeat.discard(self.ownership)
+        if self.trace is not None:
+            self.trace.end(self.result)
 
 
 def permitted(run: Run, page: Page) -> tuple[Page, int]:
@@ -300,14 +195,11 @@ def _permit(run: Run, wanted: int, at_least: int) -> tuple[int, int]:
     return run.runtime.gate.permit(run.key, wanted, at_least, whole, each)
 
 
-class HeldUp(ComesAgain):
-    """The handler is a coroutine and could not begin, since that of another tenant blocks the loop of its process."""
+def deliver(run: Run, page: Page) -> Move | None:
+    """Call the handler with the page's records, and let what it wrote commit with the advance of the cursor.
 
-
-def deliver(run: Run, page: Page) -> Steps[None]:
-    """Call the handler with the page's records and advance the cursor past them.
-
-    Where nothing else has to commit with the cursor, the advance is asked for: that of several runs is one commit.
+    Returns the advance where nothing else has to commit with it: it is one statement, and those of several runs are one
+    commit. None: the cursor has moved, or there is nothing to move past.
 
     Records that cannot be decoded are not delivered: they go to quarantine. Where the handler raises, the cursor moves
     past the first records that it said it had handled.
@@ -316,137 +208,100 @@ def deliver(run: Run, page: Page) -> Steps[None]:
         HandlerFailed: the handler raised, or what it wrote through the batch's connection cannot be committed.
         CursorLost: the cursor is another run's.
     """
-    first_event_ms = None
-    if run.begun.age_ms is not None and run.took == 0 and page.records:
-        # An event may be older than the column holds, where all workers stood still.
-        first_event_ms = min(LONGEST_MS, run.begun.age_ms + round((time.monotonic() - run.started) * 1000))
-    hooks: list[Hook] = []
-    run.begins_with(page, page.records)
-    with run.cursors.transaction(run.key, run.note()) as transaction:
-        bisection, reasons = page.bisection, dict(page.undecodable)
-        if records := page.decoded:
-            reasons |= _call_or_keep(run, page, _batch(run, records, transaction), transaction, hooks, first_event_ms)
-        if page.records:
-            bisection = bisection.handled(len(page.records), run.pipeline.batch_size)
-        quarantined = Quarantined(reasons, "rejected") if reasons else None
-        used = transaction.used
-        move, asked = None, False
+    if not page.moves_cursor:
+        return None
+    committing = _Committing(run, page)
+    if run.trace is not None:
+        run.trace.take(page.records, page.traceparents)
+    with run.cursors.transaction(run.key) as transaction:
+        batch = _batch(run, page.decoded, transaction)
+        failed = call(run, page, batch, transaction, committing.hooks) if page.decoded else None
         try:
-            if used or reasons or page.leaving or hooks:
-                asked = transaction.advance(
-                    page, bisection=bisection, to_quarantine=quarantined, first_event_ms=first_event_ms
-                )
-            else:
-                move = transaction.move(page, bisection=bisection, first_event_ms=first_event_ms)
-        except CursorLost:
-            raise
+            move = committing.commit(transaction, batch, failed)
         except Exception as error:
-            # What the handler wrote may violate a constraint at the commit, or its transaction may be aborted.
-            if used or isinstance(error, ComesAgain):
-                raise HandlerFailed(page, error, waited=_has_waited(transaction, error)) from error
-            raise
-    if move is not None:
-        asked = yield Advance(move)
-    handled = len(page.records) - len(reasons)
-    if asked and handled:
-        run.cursors.note_success(run.key)
-    run.took += len(page.records)
-    run.handled += handled
-    _after_commit(run, hooks)
-
-
-def _after_commit(run: Run, hooks: Sequence[Hook]) -> None:
-    """Call the hooks for after the commit. The batch stays handled, even if one fails."""
-    if not hooks:
-        return
+            raise _cause(page, transaction, failed, error) from error
+    committing.count(failed)
+    if failed is None:
+        return move
     try:
-        with _limited(run):
-            for hook in hooks:
-                try:
-                    hook()
-                except Exception as error:
-                    log_error(log, error, "%s, tenant %r: a hook after the commit failed", *run.key[:2])
-    except BaseException as error:
-        if ends_process(error):
-            raise
-        log_error(log, error, "%s, tenant %r: a hook after the commit was given up", *run.key[:2])
+        raise failed.to_raise
+    finally:
+        # The error has this frame, which would keep the error and its page until the next collection of garbage.
+        del failed
 
 
-def _call_or_keep(
-    run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: list[Hook], first_event_ms: int | None
-) -> dict[str, str]:
-    """Call the handler and return what it rejected; where it raises, keep what it was done with."""
-    try:
-        return _call(run, page, batch, transaction, hooks)
-    except HandlerFailed as failed:
-        try:
-            rest = _keep_handled(run, page, batch, transaction, first_event_ms, returned=failed.returned)
-        except ComesAgain as error:
-            raise HandlerFailed(page, error) from failed.error
-        if rest is not page and failed.returned:
-            _after_commit(run, hooks)
-        raise HandlerFailed(rest, failed.error, progressed=rest is not page, waited=failed.waited) from failed.error
-    except BaseException:
-        # The process was told to end, and its batch comes again elsewhere.
-        with suppress(Exception):
-            _keep_handled(run, page, batch, transaction, first_event_ms)
-        raise
+def _cause(page: Page, transaction: Transaction, failed: HandlerFailed | None, error: Exception) -> BaseException:
+    """Return what a batch that cannot be committed fails with."""
+    if failed is not None and failed.ends_process:
+        return failed.error
+    # What the handler wrote may violate a constraint at the commit, or its transaction may be aborted.
+    is_handlers = transaction.used or isinstance(error, ComesAgain | HandlerMistake)
+    if isinstance(error, CursorLost) or not is_handlers:
+        return error
+    return HandlerFailed(page, error, waited=has_waited(transaction, error))
 
 
-def _keep_handled(
-    run: Run,
-    page: Page,
-    batch: Batch,
-    transaction: Transaction,
-    first_event_ms: int | None,
-    *,
-    returned: bool = False,
-) -> Page:
-    """Move the cursor past the first records that the handler is done with, although it raised; return the others.
+class _Committing:
+    """The commit of one page, or of its first records where the handler did not handle all."""
 
-    What it wrote through the batch's connection cannot be told apart by records, so then none is, unless it `returned`.
+    def __init__(self, run: Run, page: Page) -> None:
+        self.hooks: list[Hook] = []
+        self._run = run
+        self._page = page
+        self._first_event_ms = _first_event_ms(run, page)
+        run.first_event_ms = run.first_event_ms or self._first_event_ms
+        self._committed: Page | None = None
+        self._rejected = 0
+        self._first_success = False
+        self._row: HistoryRow | None = None
 
-    Raises:
-        HandlerFailed: it wrote for records that it handled out of their order.
-        CursorLost: the cursor is another run's.
-    """
-    if transaction.used and not returned:
-        return page
-    try:
-        count = done_first(batch, page.records, page.undecodable, wrote=transaction.used)
-    except HandlerMistake as mistake:
-        raise HandlerFailed(page, mistake) from None
-    if not count:
-        return page
-    part = page.first(count)
-    bisection = page.bisection.handled(count, run.pipeline.batch_size)
-    rejected = {record.external_id for record in part.records} & batch.rejected.keys()
-    reasons = {**part.undecodable, **{name: batch.rejected[name] for name in rejected}}
-    quarantined = Quarantined(reasons, "rejected") if reasons else None
-    asked = transaction.advance(part, bisection=bisection, to_quarantine=quarantined, first_event_ms=first_event_ms)
-    handled = count - len(reasons)
-    if asked and handled:
-        run.cursors.note_success(run.key)
-    run.took += count
-    run.handled += handled
-    return page.after(count, bisection)
+    def commit(self, transaction: Transaction, batch: Batch, failed: HandlerFailed | None) -> Move | None:
+        """Move the cursor past what was handled, with what the handler wrote; or return how it is to move."""
+        page = self._page if failed is None else _first_handled(self._page, batch, transaction, failed)
+        if page is None:
+            return None
+        size = len(page.records)
+        bisection = page.bisection.handled(size, self._run.pipeline.batch_size) if size else page.bisection
+        keys = {record.external_id for record in page.records}
+        rejected = {key: reason for key, reason in batch.rejected.items() if key in keys}
+        reasons = {**page.undecodable, **rejected}
+        if not (failed or transaction.used or reasons or page.leaving or self.hooks):
+            row = row_after(self._run, page, 0)
+            return transaction.move(page, bisection=bisection, first_event_ms=self._first_event_ms, row=row)
+        self._row = None if failed else row_after(self._run, page, len(reasons))
+        self._first_success = transaction.advance(
+            page,
+            bisection=bisection,
+            to_quarantine=Quarantined(reasons, "rejected") if reasons else None,
+            first_event_ms=self._first_event_ms,
+            row=self._row,
+        )
+        self._committed, self._rejected = page, len(reasons)
+        if failed is not None:
+            failed.progressed, failed.page = True, self._page.after(size, bisection)
+        return None
+
+    def count(self, failed: HandlerFailed | None) -> None:
+        """Count what was committed, and call the hooks for after the commit."""
+        if self._committed is None:
+            return
+        self._run.count(self._committed, self._rejected, first_success=self._first_success, row=self._row)
+        if failed is None or failed.returned:
+            call_hooks(self._run, self.hooks)
 
 
-def done_first(batch: Batch, records: Sequence[Record], undecodable: Container[str] = (), *, wrote: bool) -> int:
-    """Return how many of the first records a handler was done with that did not handle all; 0: nothing is kept.
+def _first_handled(page: Page, batch: Batch, transaction: Transaction, failed: HandlerFailed) -> Page | None:
+    """Return the first records that a handler which failed is done with; None: nothing is kept.
+
+    What it wrote through the batch's connection cannot be told apart by records, so then none is, unless it returned.
 
     Raises:
         HandlerMistake: it wrote for records that it handled out of their order.
     """
-    done = batch.done
-    count = sum(1 for _ in takewhile(lambda one: one.external_id in done or one.external_id in undecodable, records))
-    marked = done - batch.rejected.keys()
-    # A handler that marks nothing is all or nothing, its rejections too.
-    if not count or not marked:
-        return 0
-    if wrote and not marked <= {record.external_id for record in records[:count]}:
-        raise HandlerMistake(OUT_OF_ORDER)
-    return count
+    if transaction.used and not failed.returned:
+        return None
+    count = done_first(batch, page.records, page.undecodable, wrote=transaction.used)
+    return page.first(count) if count else None
 
 
 def try_alone(run: Run, page: Page, record: Record) -> bool:
@@ -458,15 +313,27 @@ def try_alone(run: Run, page: Page, record: Record) -> bool:
     Raises:
         HandlerFailed: the handler raised.
     """
-    run.begins_with(page, (record,))
+    if run.trace is not None:
+        run.trace.take((record,), page.traceparents)
     with run.cursors.transaction(run.key) as transaction:
-        rejected = _call(run, page, _batch(run, (record,), transaction), transaction, [])
-    if not rejected:
+        batch = _batch(run, (record,), transaction)
+        failed = call(run, page, batch, transaction, [])
+    if failed is not None:
+        raise failed.to_raise
+    if not batch.rejected:
         run.cursors.note_success(run.key, trial=True)
-    return not rejected
+    return not batch.rejected
 
 
-def _batch(run: Run, records: tuple[Record, ...], transaction: Transaction) -> Batch:
+def _first_event_ms(run: Run, page: Page) -> int | None:
+    """Return how long a burst's first event took; None: this is not the first page, or a run before acted on it."""
+    if run.begun.age_ms is None or run.took or not page.records:
+        return None
+    # An event may be older than the column holds, where all workers stood still.
+    return min(LONGEST_MS, run.begun.age_ms + round((time.monotonic() - run.started) * 1000))
+
+
+def _batch(run: Run, records: Sequence[Record], transaction: Transaction) -> Batch:
     limit = run.pipeline.soft_time_limit
     return Batch(
         *run.key,
@@ -476,84 +343,3 @@ def _batch(run: Run, records: tuple[Record, ...], transaction: Transaction) -> B
         owned=lambda: run.ownership.owned,
         until=math.inf if limit is None else time.monotonic() + limit,
     )
-
-
-def _call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: list[Hook]) -> dict[str, str]:
-    """Call the handler, note its pace, and return what it rejected; `hooks` gets the hooks for after the commit.
-
-    What the handler sets in context variables, decimal's context among them, ends with the call and its hooks.
-    """
-    started, returned = time.monotonic(), None
-
-    def after_commit(hook: Hook) -> None:
-        hooks.append(partial(copy_context().run, hook))
-
-    def call() -> Any:
-        # The time limit is inside, so that its error cannot interrupt what is around the call.
-        with localcontext(), _traced(run, batch), around(batch, after_commit), _limited(run):
-            returned = _finish(run, run.pipeline.handler(batch), batch)
-            transaction.flush()
-        return returned
-
-    try:
-        returned = copy_context().run(call)
-        if isinstance(returned, RetryAfter):
-            raise returned
-    except BaseException as error:
-        if ends_process(error):
-            raise
-        run.runtime.paces[run.pipeline.name].note_failed(time.monotonic() - started)
-        waited = _has_waited(transaction, error)
-        raise HandlerFailed(page, error, waited=waited, returned=error is returned) from error
-    finally:
-        batch.end_call()
-    run.runtime.paces[run.pipeline.name].note(len(batch), time.monotonic() - started)
-    return dict(batch.rejected)
-
-
-def _traced(run: Run, batch: Batch) -> AbstractContextManager[None]:
-    return nullcontext() if run.trace is None else run.trace.call(len(batch))
-
-
-def _has_waited(transaction: Transaction, error: BaseException) -> bool:
-    # The session of a stream that is open has not answered either, whatever the handler raises.
-    return transaction.waits and is_caused_by(error, (SoftTimeLimitExceeded, psycopg.OperationalError))
-
-
-@contextmanager
-def _limited(run: Run) -> Iterator[None]:
-    """Let the block take as long as one call of the handler may."""
-    limit = run.pipeline.soft_time_limit
-    run.ownership.ends_at = math.inf if limit is None else time.monotonic() + longest_call(limit)
-    try:
-        with soft_time_limit(limit):
-            yield
-    finally:
-        run.ownership.ends_at = math.inf
-
-
-def _finish(run: Run, returned: Any, batch: Batch) -> Any:
-    """Run to its end what the handler returned, if that is a coroutine or another awaitable; return what that does."""
-    if inspect.isawaitable(returned):
-        limit = None if math.isinf(batch.seconds_left) else max(0.0, batch.seconds_left)
-        if limit is not None:
-            disarm()
-        try:
-            return run.runtime.event_loop.run(returned, limit)
-        except NotBegun as error:
-            log.warning("%s, tenant %r: the handler did not begin: %s", run.pipeline.name, run.tenant, error)
-            raise HeldUp from error
-    check_returned(returned)
-    return returned
-
-
-def check_returned(returned: Any) -> None:
-    """See that a handler has run when it returns.
-
-    Raises:
-        HandlerMistake: it returned what was still to be run.
-    """
-    if isinstance(returned, Iterator | AsyncIterator):
-        raise HandlerMistake(
-            f"the handler returned an iterator ({type(returned).__name__}), of which nothing has run: return nothing"
-        )

@@ -25,15 +25,16 @@ from taskbridge.declaring.batch import Record, RetryAfter
 from taskbridge.declaring.failures import LONGEST_OUTAGE_BACKOFF, Bisection, asked_to_wait, backoff, is_downstream
 from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Blame, Outcome
-from taskbridge.running.delivery import Ending, HandlerFailed, Run, Steps, charge, deliver, permitted, try_alone
+from taskbridge.running.delivery import Run, RunResult, charge, permitted, try_alone
+from taskbridge.running.handler import HandlerFailed
+from taskbridge.running.history import fail, row_of
 from taskbridge.store import ComesAgain, Evidence, Page, Quarantined, Unread, is_without_session
 
-__all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_no_search", "after_unread", "probe"]
+__all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_unread", "probe"]
 
 log = logging.getLogger(__name__)
 
-PAUSED: Final = Ending(Outcome.RETRY, retry_ms=60_000)
-"""A paused tenant is looked at again after a minute, in case `resume` could not start it."""
+PAUSED: Final = RunResult(Outcome.PAUSED)
 LEAST_WAIT_MS: Final = 200
 """The least wait of a handler that asks to wait; it may ask for 0, as with a date that is past."""
 MOST_IN_A_ROW: Final = 2
@@ -49,20 +50,20 @@ DIED: Final = (
 )
 
 
-def after_failure(run: Run, failed: HandlerFailed) -> Ending:
+def after_failure(run: Run, failed: HandlerFailed) -> RunResult:
     """Decide what follows the handler's error, and store it.
 
     Raises:
         CursorLost: the cursor is another run's.
     """
     error, page = failed.error, failed.page
-    if (told := asked_to_wait(error)) is not None:
+    if (retry_after := asked_to_wait(error)) is not None:
         # One that says how far it came needs no smaller batches, and of what comes again nothing is known.
         keeps = failed.progressed or isinstance(error, ComesAgain)
         bisection = page.bisection if keeps else page.bisection.told_to_wait(len(page.records))
         if bisection != page.bisection:
             run.cursors.limit(run.key, bisection)
-        return _as_told(run, told)
+        return _wait(run, retry_after)
     if not page.records:
         return after_lost_server(run, failed.exception)
     text = error_text(error)
@@ -70,22 +71,22 @@ def after_failure(run: Run, failed: HandlerFailed) -> Ending:
     downstream = failed.waited or is_downstream(error, run.pipeline.downstream_errors)
     blame = Blame.DOWNSTREAM if downstream else Blame.RECORD
     if run.begun.probe is not None:
-        run.cursors.fail(run.key, text, note=run.note())
-        return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), blame, error=failed.exception)
+        fail(run, text)
+        return RunResult(Outcome.RETRY, _milliseconds(run.begun.failures), blame, error=failed.exception)
 
     bisection = page.bisection.failed(len(page.records), page.records[0].revision, downstream=downstream)
     enough = _has_failed_enough(run, bisection, downstream=downstream)
-    ending, _ = _judged(run, page, bisection, text, enough=enough, downstream=downstream, waited=failed.waited)
-    if ending is not None:
-        return ending
+    result, _ = _judged(run, page, bisection, text, enough=enough, downstream=downstream, waited=failed.waited)
+    if result is not None:
+        return result
     if enough and not downstream:
         blame = Blame.PIPELINE
     failures = max(bisection.tries - 1, run.begun.failures if downstream else 0)
     longest = LONGEST_OUTAGE_BACKOFF if blame is not Blame.RECORD else None
-    return Ending(Outcome.RETRY, _milliseconds(failures, longest), blame, error=failed.exception)
+    return RunResult(Outcome.RETRY, _milliseconds(failures, longest), blame, error=failed.exception)
 
 
-def after_death(run: Run, page: Page) -> Ending | None:
+def after_death(run: Run, page: Page) -> RunResult | None:
     """Count the death of the run before this one as a failure of `page`, before any of its documents is read again.
 
     Returns how this run ends; None: it goes on at once, after the first failure in a row.
@@ -97,11 +98,11 @@ def after_death(run: Run, page: Page) -> Ending | None:
     text = _death(run)
     # Errors do not count: a kill from outside must not complete `max_attempts`.
     enough = bisection.is_alone and bisection.deaths >= max(run.pipeline.max_attempts, LEAST_DEATHS)
-    ending, failures = _judged(run, page, bisection, text, enough=enough, died=True)
-    if ending is None and failures > 1:
+    result, failures = _judged(run, page, bisection, text, enough=enough, died=True)
+    if result is None and failures > 1:
         wait_ms = _milliseconds(max(0, bisection.tries - 1))
-        return Ending(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(text))
-    return ending
+        return RunResult(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(text))
+    return result
 
 
 def _death(run: Run) -> str:
@@ -115,7 +116,7 @@ def _death(run: Run) -> str:
     return text
 
 
-def after_unread(run: Run, unread: Unread) -> Ending:
+def after_unread(run: Run, unread: Unread) -> RunResult:
     """Store that a batch could not be read, and let the next one be smaller.
 
     A record whose document cannot be read alone goes to quarantine like one whose handler fails. If records cannot be
@@ -129,77 +130,64 @@ def after_unread(run: Run, unread: Unread) -> Ending:
     try:
         page = run.cursors.read(run.key, unread.limit, bisecting=unread.bisecting, documents=False)
     except Unread:
-        run.cursors.fail(run.key, text, unread=unread.limit, note=run.note())
-        return Ending(Outcome.RETRY, wait_ms, error=error)
+        fail(run, text, unread=unread.limit)
+        return RunResult(Outcome.RETRY, wait_ms, error=error)
     if page.paused:
         return PAUSED
     if run.begun.probe is not None or not page.records:
-        run.cursors.fail(run.key, text, note=run.note())
-        return Ending(Outcome.RETRY, wait_ms, error=error)
+        fail(run, text)
+        return RunResult(Outcome.RETRY, wait_ms, error=error)
     bisection = page.bisection.unread(len(page.records), page.records[0].revision)
     enough = _has_failed_enough(run, bisection)
-    ending, _ = _judged(run, page, bisection, text, enough=enough)
-    return ending or Ending(Outcome.RETRY, _milliseconds(max(0, bisection.tries - 1)), error=error)
+    result, _ = _judged(run, page, bisection, text, enough=enough)
+    return result or RunResult(Outcome.RETRY, _milliseconds(max(0, bisection.tries - 1)), error=error)
 
 
-def after_lost_server(run: Run, error: Exception) -> Ending:
+def after_lost_server(run: Run, error: Exception) -> RunResult:
     """Store an error of Postgres or of this program, and wait for the back-off. No record is at fault.
 
     If this process only lacks a session of Postgres, the tenant does not wait: another slot may have one.
     """
     if is_without_session(error):
-        return Ending(Outcome.STOPPED, error=error)
+        return RunResult(Outcome.STOPPED, error=error)
     try:
-        run.cursors.fail(run.key, error_text(error), note=run.note())
+        fail(run, error_text(error))
     except Exception as second:
         # Postgres may be what failed. The tenant waits for its back-off all the same.
         log.warning("the failure of tenant %r could not be stored: %s", run.tenant, error_text(second))
-    return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), error=error)
+    return RunResult(Outcome.RETRY, _milliseconds(run.begun.failures), error=error)
 
 
-def after_no_search(run: Run, error: Exception) -> Ending:
-    """Wait for the back-off, where there is no time to store a failure and to look for a bad record.
+def probe(run: Run, page: Page) -> Page | RunResult:
+    """Choose the record that a run tries while the circuit is open. If it is handled, the circuit closes.
 
-    A handler that asks to wait gets what it asks for.
-    """
-    if (told := asked_to_wait(error)) is not None:
-        return _as_told(run, told)
-    return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD, error=error)
-
-
-def probe(run: Run) -> Steps[Ending]:
-    """Try one record while the circuit is open. If it is handled, the circuit closes.
-
-    The tenant's first record is delivered as usual. Where the first ones may be at fault, a later record is tried; the
-    cursor does not move past it.
+    Returns the tenant's first record, to be delivered as usual. Where the first ones may be at fault, a later record is
+    tried here, and the cursor does not move past it.
 
     Raises:
         HandlerFailed: the handler raised.
-        CursorLost, StaleToken: the cursor is another run's.
+        CursorLost: the cursor is another run's.
     """
-    page = yield run.claim((run.begun.probe or 0) + 1, bisecting=False)
     if page.paused:
         return PAUSED
+    failed = RunResult(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD)
     if run.begun.died and page.records:
-        # Which record the run before tried is not known, so the next probe tries another.
+        # It is not known which record the run before tried, so the next probe tries another.
         text = _death(run)
-        run.cursors.fail(run.key, text, note=run.note_of_dead())
+        fail(run, text, died=True)
         run.counted_death = True
-        return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD, error=HandlerMistake(text))
+        return failed._replace(error=HandlerMistake(text))
     _, wait_ms = permitted(run, page.first(1))
     if wait_ms:
-        return Ending(Outcome.RETRY, retry_ms=wait_ms)
+        return RunResult(Outcome.RETRY, retry_ms=wait_ms)
     others = [record for record in page.records[1:] if record.external_id not in page.undecodable]
-    if run.begun.probe and others:
-        if not try_alone(run, page, others[-1]):
-            # A rejection says nothing about the downstream, so the next probe tries another.
-            return Ending(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD)
-        run.handled = 1
-        return Ending(Outcome.MORE)
-    page = page.first(1)
-    if run.advances_past(page):
-        yield from deliver(run, page)
-    return Ending(Outcome.DONE if page.finished and not page.resumed else Outcome.MORE)
+    if not (run.begun.probe and others):
+        return page.first(1)
+    if not try_alone(run, page, others[-1]):
+        # A rejection says nothing about the downstream, so the next probe tries another.
+        return failed
+    run.handled = 1
+    return RunResult(Outcome.MORE)
 
 
 def _has_failed_enough(run: Run, bisection: Bisection, *, downstream: bool = False) -> bool:
@@ -218,7 +206,7 @@ def _judged(
     died: bool = False,
     downstream: bool = False,
     waited: bool = False,
-) -> tuple[Ending | None, int]:
+) -> tuple[RunResult | None, int]:
     """Store a failure and, if a record failed alone often `enough`, decide whose fault it is. `died`: it is a death.
 
     Returns how the run ends, if that is known by now, and the failures in a row.
@@ -228,17 +216,17 @@ def _judged(
     """
     evidence = run.cursors.evidence(run.key) if enough else None
     # Stored before another record is tried: that one may end the process, and the search must not start anew then.
-    failures = run.cursors.fail(run.key, text, bisection, note=run.note_of_dead() if died else run.note())
+    failures = fail(run, text, bisection, died=died)
     run.counted_death = run.counted_death or died
     if evidence is None:
         return None, failures
     try:
         if not _is_the_records_fault(run, page, bisection, evidence, downstream=downstream, waited=waited):
             return None, failures
-    except RetryAfter as told:
-        return _as_told(run, told), failures
+    except RetryAfter as retry_after:
+        return _wait(run, retry_after), failures
     _quarantine(run, page, bisection, text)
-    return Ending(Outcome.MORE), failures
+    return RunResult(Outcome.MORE), failures
 
 
 def _is_the_records_fault(
@@ -306,26 +294,28 @@ def _try(run: Run, page: Page, record: Record) -> Trial:
     except Unread:
         return Trial.UNREAD
     except HandlerFailed as failed:
-        if (told := asked_to_wait(failed.error)) is not None:
-            raise told from None
+        if (retry_after := asked_to_wait(failed.error)) is not None:
+            raise retry_after from None
         return Trial.FAILED
 
 
-def _as_told(run: Run, told: RetryAfter) -> Ending:
-    log.info("run of %s for tenant %r: the handler asks to %s", run.pipeline.name, run.tenant, told)
+def _wait(run: Run, retry_after: RetryAfter) -> RunResult:
+    """Return the result of a run whose handler asks to wait."""
+    log.info("run of %s for tenant %r: the handler asks to %s", run.pipeline.name, run.tenant, retry_after)
     if run.runtime.waits is not None:
-        run.runtime.waits[run.pipeline.name, run.tenant] = told
-    wait_ms = max(LEAST_WAIT_MS, math.ceil(told.seconds * 1000))
-    return Ending(Outcome.RETRY, retry_ms=wait_ms, all_wait=told.scope == "pipeline")
+        run.runtime.waits[run.pipeline.name, run.tenant] = retry_after
+    wait_ms = max(LEAST_WAIT_MS, math.ceil(retry_after.seconds * 1000))
+    return RunResult(Outcome.RETRY, retry_ms=wait_ms, all_wait=retry_after.scope == "pipeline")
 
 
 def _quarantine(run: Run, page: Page, bisection: Bisection, error: str) -> None:
     (record,) = page.records
-    with run.cursors.transaction(run.key, run.note()) as transaction:
+    with run.cursors.transaction(run.key) as transaction:
         transaction.advance(
             page,
             bisection=bisection.handled(1, run.pipeline.batch_size),
             to_quarantine=Quarantined({record.external_id: error}, "failed", bisection.tries),
+            row=row_of(run, "handled", records=1, sweeps=page.sweeps + 1),
         )
     log.error(
         "%s: record %r of tenant %r goes to quarantine after %d attempts alone: %s",

@@ -1,12 +1,10 @@
 """One worker slot: it does the run of a message, and for a while takes more runs straight from the queues.
 
 Celery's main process needs longer for a message than a short run takes. So a run that ends within its slice is followed
-by the next ones of the queues, several at a time. What they ask of Redis and of Postgres goes in one exchange, their
-advances in one commit. While the system is idle a message is one run.
+by the next ones of the queues, several at a time (`group.py`). While the system is idle a message is one run.
 
 Nobody waits longer than a slice and one call behind other tenants' handlers: only runs whose handlers are known to be
-quick are taken, as many as are done within the slice, and the others are put back. Where a handler was slower than
-expected, or never ends, those that have begun and wait behind it are given back.
+quick are taken, as many as are done within the slice, and the others are put back.
 """
 
 from __future__ import annotations
@@ -14,45 +12,29 @@ from __future__ import annotations
 import logging
 import math
 import random
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.seldom import Seldom
 from taskbridge.common.texts import error_text, log_error, short_traceback, storable
 from taskbridge.errors import RunFailed
-from taskbridge.gate import Answer
 from taskbridge.gate.message import PROBE
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
-from taskbridge.running.delivery import SLICE, Advance, GivenBack, Settle, Steps
-from taskbridge.running.runner import run_steps
-from taskbridge.store import (
-    CLAIMED_WITHIN,
-    Claim,
-    CursorLost,
-    Cursors,
-    NoAnswer,
-    advance,
-    advance_together,
-    is_without_session,
-)
+from taskbridge.running.delivery import SLICE
+from taskbridge.running.group import do_group
+from taskbridge.running.run import do_run
+from taskbridge.store import is_without_session
 
 __all__ = ["run_tenant", "run_together", "work"]
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 MOST_AT_ONCE: Final = 16
 """Runs that begin together."""
-ADVANCED_WITHIN: Final = 0.01
-"""Seconds after which what handlers have done is advanced before another handler is called."""
 REST: Final = 1.0
 """Seconds for which a slot without a session of Postgres takes no run, at the most."""
 LONGEST_FAILURE: Final = 1_000
@@ -104,6 +86,15 @@ def run_tenant(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None
     (error,) = run_together(runtime, [RunKey(pipeline, tenant, token)])
     if error is not None:
         raise error
+
+
+def run_together(runtime: Runtime, keys: Sequence[RunKey], seconds: float = math.inf) -> list[Exception | None]:
+    """Do one run each of several tenants; return for each what its handler raised.
+
+    Those that wait for more than `seconds` while others' handlers are called are returned to the queue.
+    """
+    results = do_group(runtime, keys, seconds) if len(keys) > 1 else [do_run(runtime, key) for key in keys]
+    return [None if result is None else result.error for result in results]
 
 
 def _rest(error: Exception) -> None:
@@ -176,257 +167,3 @@ def _done_within(runtime: Runtime, pipelines: Sequence[str], seconds: float) -> 
     """Return how many runs of these pipelines, one after the other, are done in `seconds`."""
     calls = accumulate(runtime.paces[pipeline].small_call or math.inf for pipeline in pipelines)
     return sum(1 for ends in calls if ends < seconds)
-
-
-class _Running:
-    """A run that is on, with what it asks for (None: it has ended) and the error that it ended with."""
-
-    def __init__(self, steps: Steps[None]) -> None:
-        self.steps = steps
-        self.request: Any = None
-        self.error: Exception | None = None
-        self.go_on(None)
-
-    def go_on(self, told: Any) -> None:
-        """Tell it what came of what it asked for, an error too, and let it work until it asks for something else."""
-        try:
-            self.request = self.steps.throw(told) if isinstance(told, Exception) else self.steps.send(told)
-        except StopIteration:
-            self.request = None
-        except Exception as error:
-            self.request, self.error = None, error
-
-
-def run_together(runtime: Runtime, keys: Sequence[RunKey], seconds: float = math.inf) -> list[Exception | None]:
-    """Do one run each of several tenants; return for each what its handler raised.
-
-    Those that wait for more than `seconds` while others' handlers are called are given back: other slots take them.
-    """
-    if not keys:
-        return []
-    asked = time.monotonic()
-    pipelines = [runtime.pipelines[key.pipeline] for key in keys]
-    asking = [(key, one.max_runs) for key, one in zip(keys, pipelines, strict=True)]
-    begun = runtime.gate.begin_many(asking, runtime.worker)
-    running: dict[int, _Running] = {}
-    for at, (key, pipeline, answer) in enumerate(zip(keys, pipelines, begun, strict=True)):
-        if isinstance(answer, Answer):
-            what = "it is in the wait queue" if answer is Answer.POSTPONED else "late or doubled message, nothing to do"
-            log.info("run of %s for tenant %r: %s", key.pipeline, key.tenant, what)
-        else:
-            steps = run_steps(runtime, pipeline, key, answer, asked=asked, began_together=len(keys))
-            running[at] = _Running(steps)
-    turn = _Turn(runtime, [*running.values()])
-    try:
-        turn.work(seconds)
-    finally:
-        # Where the process was told to end: what handlers have done is done, and the others come again elsewhere.
-        turn.finish([one for one in running.values() if isinstance(one.request, Advance | Settle)])
-        for one in running.values():
-            with suppress(Exception):
-                one.steps.close()
-    return [running[at].error if at in running else None for at in range(len(keys))]
-
-
-class _Turn:
-    """What is left of runs that began together. Two threads may take from it, and never the same run.
-
-    Nobody waits for what may take long for another, as a lock or a silent server: who needs that comes after all
-    others, and waits as long as a run that is alone.
-    """
-
-    def __init__(self, runtime: Runtime, running: Sequence[_Running]) -> None:
-        self._runtime = runtime
-        self._running = running
-        self._waiting: deque[tuple[_Running, Any]] = deque()
-        """Runs whose handlers are to be called, with what came of their claims."""
-        self._done: deque[_Running] = deque()
-        """Runs whose handlers were called."""
-        self._last: deque[tuple[_Running, Any]] = deque()
-        """Runs that come after the others, with what they are to be told (`_ASK`: what comes of what they ask for)."""
-
-    def work(self, seconds: float) -> None:
-        """Claim all cursors, call one handler after another, and finish all runs."""
-        if len(self._running) == 1:
-            self._last.append((self._running[0], _ASK))
-            self._do_the_last()
-            return
-        claiming = [one for one in self._running if isinstance(one.request, Claim)]
-        self._done.extend(one for one in self._running if one not in claiming)
-        for one, page in self._answered(claiming):
-            self._waiting.append((one, page))
-        with self._relieved(seconds):
-            self._call()
-            self._finish_done()
-            self._do_the_last()
-        self._do_the_last()
-
-    def _call(self) -> None:
-        advanced = time.monotonic()
-        while found := _first_of(self._waiting):
-            if time.monotonic() - advanced > ADVANCED_WITHIN:
-                self._finish_done()
-                advanced = time.monotonic()
-            one, page = found
-            one.go_on(page)
-            self._done.append(one)
-
-    def _do_the_last(self) -> None:
-        while found := _first_of(self._last):
-            one, told = found
-            one.go_on(_alone(self._runtime, one.request) if told is _ASK else told)
-            while one.request is not None:
-                one.go_on(_alone(self._runtime, one.request))
-
-    def _finish_done(self) -> None:
-        self.finish([*_all_of(self._done)])
-
-    def finish(self, running: Sequence[_Running]) -> None:
-        """Do what runs ask for until they have ended, what is of one kind at once; what may take long comes last."""
-        asking = list(running)
-        while asking := [one for one in asking if one.request is not None]:
-            kind = type(asking[0].request)
-            same = [one for one in asking if isinstance(one.request, kind)]
-            asking = [one for one in asking if one not in same]
-            for one, told in self._answered(same):
-                one.go_on(told)
-                asking.append(one)
-
-    def _answered(self, running: Sequence[_Running]) -> list[tuple[_Running, Any]]:
-        """Do what runs ask for, in one exchange; return what to tell them, but for those that come last."""
-        found: list[tuple[_Running, Any]] = []
-        for one, told in zip(running, _together(self._runtime, [one.request for one in running]), strict=True):
-            takes_long = isinstance(told, Exception) and not isinstance(told, GivenBack | CursorLost)
-            if told is _ASK or (takes_long and not isinstance(one.request, Settle)):
-                self._last.append((one, told))
-            else:
-                found.append((one, told))
-        return found
-
-    @contextmanager
-    def _relieved(self, seconds: float) -> Iterator[None]:
-        """After `seconds` of the block let another thread finish those that are done, and give back those that wait.
-
-        A handler may go on for ever, and others must not wait for it. Those that come last wait for the time budget of
-        a run, since what they found out is lost when they are given back.
-        """
-        over, ended = threading.Event(), threading.Event()
-
-        def relieve() -> None:
-            try:
-                self._relieve(over, seconds)
-            finally:
-                ended.set()
-
-        threading.Thread(target=relieve, name="taskbridge-relief", daemon=True).start()
-        try:
-            yield
-        finally:
-            over.set()
-            _wait_for(ended)
-
-    def _relieve(self, over: threading.Event, seconds: float) -> None:
-        if over.wait(min(seconds, threading.TIMEOUT_MAX)):
-            return
-        self._give_back([one for one, _ in _all_of(self._waiting)])
-        self._finish_done()
-        if not over.wait(self._runtime.settings.run_budget):
-            self._give_back([one for one, _ in _all_of(self._last)])
-
-    def _give_back(self, running: Sequence[_Running]) -> None:
-        for one in running:
-            one.go_on(GivenBack())
-        # Each goes to the front of its queue, so the first one last.
-        self.finish(running[::-1])
-
-
-_ASK: Final = object()
-"""In place of an answer: it may take long to get one."""
-
-
-def _wait_for(ended: threading.Event) -> None:
-    """Wait for a thread, also where this one is told to end meanwhile: they would work on the same runs."""
-    told: BaseException | None = None
-    while not ended.is_set():
-        try:
-            # Not `join`: one that is interrupted takes the thread for ended.
-            ended.wait()
-        except BaseException as error:
-            told = told or error
-    if told is not None:
-        raise told
-
-
-def _first_of(waiting: deque[T]) -> T | None:
-    """Take the first out; None: there is none."""
-    try:
-        return waiting.popleft()
-    except IndexError:
-        return None
-
-
-def _all_of(waiting: deque[T]) -> Iterator[T]:
-    """Take out one after another."""
-    while (one := _first_of(waiting)) is not None:
-        yield one
-
-
-def _alone(runtime: Runtime, request: Any) -> Any:
-    """Do what a run asks for, however long that takes; return what came of it, an error too."""
-    try:
-        if isinstance(request, Claim):
-            return runtime.cursors_of(request.key.pipeline).claim(request)
-        if isinstance(request, Advance):
-            return advance(runtime.database, request.move)
-        if isinstance(request, Settle):
-            return _settle(runtime, [request])[0]
-    except Exception as error:
-        return error
-    return None
-
-
-def _together(runtime: Runtime, requests: Sequence[Any]) -> Sequence[Any]:
-    """Do what requests of one kind ask for, in one exchange; return what came of each, errors too, or `_ASK`."""
-    if not requests:
-        return []
-    try:
-        if isinstance(requests[0], Claim):
-            return _claim(runtime, requests)
-        if isinstance(requests[0], Advance):
-            found = advance_together(runtime.database, [one.move for one in requests])
-            return [_ASK if moved is None else moved for moved in found]
-        if isinstance(requests[0], Settle):
-            return _settle(runtime, requests)
-    except Exception as error:
-        if isinstance(requests[0], Settle):
-            return [error] * len(requests)
-        # One run does what is to be done about it.
-        return [error, *(GivenBack() for _ in requests[1:])]
-    return [_ASK] * len(requests)
-
-
-def _settle(runtime: Runtime, settles: Sequence[Settle]) -> list[Answer]:
-    return runtime.gate.settle_many([one.run.end(one.ending) for one in settles], most_handed=runtime.most_handed)
-
-
-def _claim(runtime: Runtime, claims: Sequence[Claim]) -> list[Any]:
-    """Claim cursors, those over one source in one exchange; after `CLAIMED_WITHIN` the rest is given back."""
-    by_source: dict[Cursors, list[int]] = {}
-    for at, claim in enumerate(claims):
-        by_source.setdefault(runtime.cursors_of(claim.key.pipeline), []).append(at)
-    found: dict[int, Any] = {at: GivenBack() for at in range(len(claims))}
-    ends = time.monotonic() + CLAIMED_WITHIN
-    for cursors, places in by_source.items():
-        if time.monotonic() > ends:
-            break
-        try:
-            pages = cursors.claim_together([claims[at] for at in places])
-        except NoAnswer:
-            # Which of them took so long, nobody knows.
-            found[places[0]] = _ASK
-            break
-        except Exception as error:
-            found[places[0]] = error
-            break
-        found |= zip(places, [_ASK if page is None else page for page in pages], strict=True)
-    return [found[at] for at in range(len(claims))]

@@ -1,7 +1,7 @@
 """The spans of a run: its own, from its first records on, and below it one for each call of its handler.
 
 A run's span begins a trace of its own, whatever span is current in the worker: that of another tenant's message, say,
-where this run was taken along. It links to the spans of its records, and to that of the event that started the runner.
+in whose slot this run is done. It links to the spans of its records, and to that of the event that started the runner.
 None has a document, a key, or the text of an error, which may quote either.
 """
 
@@ -17,38 +17,24 @@ from taskbridge.common import tracing
 
 if TYPE_CHECKING:
     from taskbridge.declaring.batch import Record
-    from taskbridge.running.delivery import Ending, Run
+    from taskbridge.running.delivery import Run, RunResult
 
-__all__ = ["RunTrace", "of_run"]
+__all__ = ["RunTrace", "trace_of"]
 
 LOST: Final = "lost"
-"""The outcome of a run that was replaced, or of which nobody knows."""
+"""The outcome of a run that was replaced, or whose end is unknown."""
 
 
-@contextmanager
-def of_run(run: Run) -> Iterator[RunTrace | None]:
-    """Give the trace of a run, which ends with the block; None: the program makes no spans."""
+def trace_of(run: Run) -> RunTrace | None:
+    """Return the trace of a run that has begun; None: the program makes no spans."""
     tracer = tracing.tracer()
-    if tracer is None:
-        yield None
-        return
-    trace = RunTrace(tracer, run)
-    try:
-        yield trace
-    except Exception as error:
-        trace.error = error
-        raise
-    finally:
-        trace.end()
+    return None if tracer is None else RunTrace(tracer, run)
 
 
 class RunTrace:
     """The trace of one run. It has no span until the run has records."""
 
     def __init__(self, tracer: Any, run: Run) -> None:
-        self.ending: Ending | None = None
-        """How the run ends, once that is known."""
-        self.error: Exception | None = None
         self._tracer = tracer
         self._run = run
         self._started = time.time_ns()
@@ -59,18 +45,18 @@ class RunTrace:
         """Spans of calls that are over, and when they ended, in nanoseconds of the Unix epoch."""
 
     def take(self, records: Sequence[Record], traceparents: Mapping[str, str]) -> None:
-        """Note records that the run is about to deliver; the others say by external id which have a span."""
+        """Note records that the run is about to deliver; `traceparents` has the spans of some, by external id."""
         self._end_calls()
         if not records:
             return
         try:
-            found = (traceparents.get(one.external_id) for one in records)
-            self._taken.update((one.revision, one.external_id) for one in records)
+            parents = (traceparents.get(record.external_id) for record in records)
+            self._taken.update((record.revision, record.external_id) for record in records)
             if self._span is None:
                 burst = self._links([self._run.begun.traceparent], "burst")
-                self._span = self._begun([*burst, *self._links(found, "record")])
+                self._span = self._begun([*burst, *self._links(parents, "record")])
             elif self._span.is_recording():
-                for link in self._links(found, "record"):
+                for link in self._links(parents, "record"):
                     self._span.add_link(link.context, link.attributes)
         except Exception as error:
             tracing.report(error)
@@ -118,7 +104,7 @@ class RunTrace:
         finally:
             if span is not None:
                 sys.modules["opentelemetry.context"].detach(attached)
-                # The transaction is still open, and to end a span may take as long as who exports it.
+                # The transaction is still open, and ending a span may take as long as its exporter.
                 self._called.append((span, time.time_ns()))
 
     def _begin_call(self, records: int) -> tuple[Any, Any]:
@@ -141,25 +127,26 @@ class RunTrace:
             span, ended = self._called.pop(0)
             tracing.end(span, ended)
 
-    def end(self) -> None:
-        """End the run's span, if it has one."""
-        span, ending = self._span, self.ending
+    def end(self, result: RunResult | None) -> None:
+        """End the run's span, if it has one; `result`: how the run ended, if that is known."""
         self._end_calls()
+        span, self._span = self._span, None
         if span is None:
             return
+        outcome = result.outcome if result is not None else None
         try:
             attributes = {
                 "messaging.batch.message_count": len(self._taken),
                 "taskbridge.handled": self._run.handled,
                 "taskbridge.revision.first": min(self._taken)[0],
                 "taskbridge.revision.last": max(self._taken)[0],
-                "taskbridge.outcome": LOST if ending is None else ending.outcome.value,
+                "taskbridge.outcome": LOST if outcome is None else outcome.value,
             }
             span.set_attributes(attributes)
         except Exception as error:
             tracing.report(error)
-        if (failure := self.error or (ending.error if ending is not None else None)) is not None:
-            tracing.fail(span, failure)
+        if result is not None and result.error is not None:
+            tracing.fail(span, result.error)
         tracing.end(span)
 
 

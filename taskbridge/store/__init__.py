@@ -51,8 +51,8 @@ if TYPE_CHECKING:
         read_backlogs,
         read_counters,
     )
-    from taskbridge.store.history import NOT_NOTED, RunNote, is_noted, keep_runs, sum_runs
-    from taskbridge.store.looks import MOST_UNDECLARED, Looks, PausedCount
+    from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
+    from taskbridge.store.looks import MOST_UNDECLARED, Looks, PausedCount, document_of, where_is
     from taskbridge.store.page import Page
     from taskbridge.store.past import Past
     from taskbridge.store.pauses import Pause, Paused, Pauses
@@ -72,19 +72,14 @@ if TYPE_CHECKING:
         Records,
         Row,
         Statement,
-        Writing,
-        awritten,
-        fetching,
+        execute,
         json_text,
-        matching_alone,
         message_statement,
         record,
         record_invoice,
         record_many,
-        with_reason,
-        writing,
-        writing_message,
-        written,
+        record_statements,
+        refused,
     )
     from taskbridge.store.schema import check_schema, migrate
     from taskbridge.store.tail import Found, Kind, Tails
@@ -105,7 +100,6 @@ if TYPE_CHECKING:
         read_unmatched,
         unmatched_sources,
     )
-    from taskbridge.store.where import document_of, where_is
 
 if not TYPE_CHECKING:
     # A process loads the modules that it uses.
@@ -124,8 +118,8 @@ if not TYPE_CHECKING:
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "db": "OLDEST_POSTGRES NoAnswer check_version connect driver_error is_without_session",
             "figures": "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters read_ages read_backlogs read_counters",
-            "history": "NOT_NOTED RunNote is_noted keep_runs sum_runs",
-            "looks": "MOST_UNDECLARED Looks PausedCount",
+            "history": "HistoryRow keep_runs sum_runs write_runs",
+            "looks": "MOST_UNDECLARED Looks PausedCount document_of where_is",
             "page": "Page",
             "past": "Past",
             "pauses": "Pause Paused Pauses",
@@ -135,14 +129,13 @@ if not TYPE_CHECKING:
             "rebasing": "Rebased rebase",
             "receiving": "Incoming Stored forget_received prepare_receiving receive",
             "records": (
-                "Records Row Statement Writing awritten fetching json_text matching_alone message_statement record "
-                "record_invoice record_many with_reason writing writing_message written"
+                "Records Row Statement execute json_text message_statement record record_invoice record_many "
+                "record_statements refused"
             ),
             "schema": "check_schema migrate",
             "tail": "Found Kind Tails",
             "tenants": "Tenants WaitingRecords",
             "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
-            "where": "document_of where_is",
         },
     )

@@ -47,7 +47,7 @@ from taskbridge.store.db import (
     within,
 )
 from taskbridge.store.documents import decoded
-from taskbridge.store.history import NOT_NOTED, RunNote, blame, is_noted
+from taskbridge.store.history import HistoryRow, with_history
 from taskbridge.store.page import Page, Standing, columns_of, page_of
 from taskbridge.store.queries import LOCAL, queries, query, schema_of, setting
 from taskbridge.store.transaction import NO_BISECTION, CursorLost, Transaction
@@ -93,8 +93,7 @@ class Claim(NamedTuple):
 
     `events` of the burst so far, and its `runs` with this one. `burst`: the token of the first of them; empty: it is
     this one. `bisecting` is as in `Cursors.read`. `died`: the run before this one died, or its process is frozen. Its
-    batch comes without documents, for they may be why. `keeps_history`: the cursor keeps the events for the next row of
-    the run history.
+    batch comes without documents, for they may be why.
     """
 
     key: RunKey
@@ -104,7 +103,6 @@ class Claim(NamedTuple):
     burst: str = ""
     bisecting: bool = True
     died: bool = False
-    keeps_history: bool = True
 
     @property
     def batch(self) -> _Batch:
@@ -269,7 +267,6 @@ class Cursors:
             "burst": claim.burst or claim.key.token,
             "burst_runs": claim.runs,
             "burst_events": claim.events,
-            "keeps_history": claim.keeps_history,
             "session": session_name(claim.key),
         }
 
@@ -451,9 +448,9 @@ class Cursors:
             return connection.exec_driver_sql(self._query("owner"), key._asdict()).scalar()
 
     @contextmanager
-    def transaction(self, key: RunKey, note: RunNote = NOT_NOTED) -> Iterator[Transaction]:
+    def transaction(self, key: RunKey) -> Iterator[Transaction]:
         """Open the transaction of one batch: what is written through it commits with the cursor or not at all."""
-        transaction = Transaction(self._engine, key, self._source, self._idle_timeout, self._transaction_timeout, note)
+        transaction = Transaction(self._engine, key, self._source, self._idle_timeout, self._transaction_timeout)
         try:
             yield transaction
         finally:
@@ -469,40 +466,27 @@ class Cursors:
         error: str,
         bisection: Bisection | None = None,
         unread: int | None = None,
-        note: RunNote = NOT_NOTED,
+        row: HistoryRow | None = None,
     ) -> int:
         """Keep the text of a failure, and how far the search for a bad record got; return the failures in a row.
 
-        Where a batch of up to `unread` records could not be read, the next one has half as many at the most.
+        Where a batch of up to `unread` records could not be read, the next one has half as many at the most. `row` is
+        inserted into the run history after it.
 
         Raises:
             CursorLost: the token does not own the cursor.
         """
-        columns = columns_of(bisection or NO_BISECTION)
-        with self._autocommit.connect() as connection:
-            values = {
-                **key._asdict(),
-                **columns,
-                **note._asdict(),
-                "bisecting": bisection is not None,
-                "unread": unread,
-                "error": storable(error),
-            }
-            failures = connection.exec_driver_sql(self._query("fail"), values).scalar()
-        if failures is None:
+        values = {
+            **key._asdict(),
+            **columns_of(bisection or NO_BISECTION),
+            "bisecting": bisection is not None,
+            "unread": unread,
+            "error": storable(error),
+        }
+        found = with_history(self._engine, self._query("fail"), values, [row] if row else [])
+        if not found:
             raise CursorLost
-        if is_noted(self._engine, note.reason):
-            self._note_failure(values)
-        return int(failures)
-
-    def _note_failure(self, values: dict[str, Any]) -> None:
-        try:
-            with driving(self._engine) as driver:
-                # Nobody waits for the disk: what counts was stored before.
-                settings = {"lock_timeout": SHORT_WAIT, "synchronous_commit": "off"}
-                in_one_message(driver, self._query("note_failure"), values, **settings)
-        except (DBAPIError, psycopg.Error) as error:
-            blame(self._engine, error)
+        return int(found[0][0] or 0)
 
     def limit(self, key: RunKey, bisection: Bisection) -> None:
         """Keep how many records the next batch may have.

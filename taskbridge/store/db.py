@@ -24,15 +24,16 @@ from urllib.parse import parse_qs, unquote
 import psycopg
 from psycopg import generators
 from psycopg.abc import PQGen
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import DeadlockDetected, LockNotAvailable, QueryCanceled, TooManyConnections, error_from_result
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import dict_row, scalar_row
-from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event
-from sqlalchemy.exc import DisconnectionError
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DisconnectionError
 
 from taskbridge.common.names import DEFAULT_SCHEMA
+from taskbridge.common.server_errors import wrapped_error
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.store.queries import LOCAL, SCHEMA_OPTION, query, setting
 
@@ -59,6 +60,7 @@ __all__ = [
     "in_one_trip",
     "is_busy",
     "is_without_session",
+    "local_settings",
     "parameters_of",
     "pooler_of",
     "rows",
@@ -122,10 +124,9 @@ _UNREADABLE: Final = (
 )
 # More lenient than libpq, which takes no slash in a password.
 _URL: Final = re.compile(
-    r"[\w+]+://(?:(?P<user>[^:/]*)(?::(?P<password>[^@]*))?@)?(?P<hosts>[^/?]*)(?:/(?P<dbname>[^?]*))?(?:\?(?P<query>.*))?"
+    r"[\w+]+://(?:(?P<user>[^:/]*)(?::(?P<password>[^@]*))?@)?(?P<where>[^?]*)(?:\?(?P<options>.*))?"
 )
-_HOST: Final = re.compile(r"(?:\[(?P<ipv6>[^]]+)\]|(?P<name>[^:]*))(?::(?P<port>\d*))?")
-_HOST_OF_QUERY: Final = re.compile(r"([\w.-]*):(\d*)")
+_HOST_OF_OPTIONS: Final = re.compile(r"([\w.-]*):(\d*)")
 _NEVER: Final = "none"
 
 
@@ -138,30 +139,30 @@ def parameters_of(url: str) -> dict[str, Any]:
         ConfigurationError: the URL cannot be read.
     """
     found = _URL.fullmatch(url)
-    hosts = [] if found is None else [_HOST.fullmatch(one) for one in found["hosts"].split(",")]
-    if found is None or not all(hosts):
+    if found is None:
         raise ConfigurationError(*_UNREADABLE)
-    values = {name: unquote(found[name] or "") for name in ("user", "password", "dbname")}
-    values["host"] = ",".join(unquote(one["ipv6"] or one["name"] or "") for one in hosts if one)
-    ports = [one["port"] or "" for one in hosts if one]
-    values["port"] = ",".join(ports) if any(ports) else ""
-    options = parse_qs(found["query"] or "")
+    try:
+        values: dict[str, Any] = conninfo_to_dict(f"postgresql://{found['where']}")
+        int(values.get("port", "").replace(",", "") or 0)
+    except (psycopg.ProgrammingError, ValueError):
+        raise ConfigurationError(*_UNREADABLE) from None
+    options = parse_qs(found["options"] or "")
     threshold = options.pop("prepare_threshold", None)
-    named = [_HOST_OF_QUERY.fullmatch(one) for one in options.get("host", ())]
+    named = [_HOST_OF_OPTIONS.fullmatch(host) for host in options.get("host", ())]
     if any(named):
         options["port"] = [one[2] if one else "" for one in named]
         options["host"] = [one[1] if one else name for one, name in zip(named, options["host"], strict=True)]
+    values |= {name: unquote(found[name] or "") for name in ("user", "password")}
     values |= {name: ",".join(several) for name, several in options.items()}
-    given: dict[str, Any] = {name: value for name, value in values.items() if value}
+    given = {name: value for name, value in values.items() if value.strip(",")}
     try:
         make_conninfo(**given)
         int(float(given.get("connect_timeout", 0)))
         if threshold:
             given["prepare_threshold"] = None if threshold[-1].lower() == _NEVER else int(threshold[-1])
     except (psycopg.ProgrammingError, ValueError, OverflowError):
-        text = found["query"] or ""
         # A password that is not percent-encoded may look like parameters.
-        names = f" ({', '.join(options)})" if not re.search("@|password", text) else ""
+        names = f" ({', '.join(options)})" if not re.search("@|password", found["options"] or "") else ""
         raise ConfigurationError(
             f"TASKBRIDGE_POSTGRES_URL has a parameter behind its `?` that libpq does not take{names}",
             "correct it, or leave it out: https://www.postgresql.org/docs/current/libpq-connect.html names them all",
@@ -169,22 +170,12 @@ def parameters_of(url: str) -> dict[str, Any]:
     return given
 
 
-def _described(parameters: Mapping[str, Any]) -> URL:
-    """Return SQLAlchemy's form of a URL, which cannot hold several hosts in one place. It only describes an engine."""
-    rest = {name: str(value) for name, value in parameters.items()}
-    names = {name: rest.pop(name, None) for name in ("user", "password", "dbname")}
-    port = rest.get("port", "")
-    if not all(part.isdecimal() or not part for part in port.split(",")):
-        # libpq says so where it connects. SQLAlchemy would raise here.
-        del rest["port"]
-    where: dict[str, Any] = {}
-    if "," not in rest.get("host", "") and port.isdecimal():
-        where = {"host": rest.pop("host", None), "port": int(rest.pop("port"))}
-    elif "port" not in rest and not re.search("[,/:]", rest.get("host", "")):
-        where = {"host": rest.pop("host", None)}
-    return URL.create(
-        "postgresql+psycopg", names["user"], names["password"], database=names["dbname"], query=rest, **where
-    )
+def _described(url: str) -> URL:
+    """Return SQLAlchemy's form of a URL, which describes an engine. It cannot hold several hosts, or any port."""
+    try:
+        return make_url(url).set(drivername="postgresql+psycopg").difference_update_query(["port"])
+    except (ArgumentError, ValueError):
+        return URL.create("postgresql+psycopg")
 
 
 # A session.
@@ -441,7 +432,7 @@ def connect(
     """
     parameters = parameters_of(url)
     engine = create_engine(
-        _described(parameters),
+        _described(url),
         creator=lambda: open_session(statement_timeout, parameters),
         # As many connections as there are threads that work, however many the pool of the worker has.
         max_overflow=-1,
@@ -678,7 +669,7 @@ def scalar(driver: psycopg.Connection[Any], statement: str, values: Mapping[str,
 
 def driver_error(error: BaseException | None) -> psycopg.Error | None:
     """Return psycopg's error: the one that SQLAlchemy's holds, or the given one. None: it is neither."""
-    said = getattr(error, "orig", error)
+    said = wrapped_error(error) or error
     return said if isinstance(said, psycopg.Error) else None
 
 

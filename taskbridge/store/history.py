@@ -1,108 +1,143 @@
 """The run history: one row for each run that took records, had events or failed, and sums for each minute.
 
-The row is written in the statement that moves the run's cursor. So it costs no round trip and no commit, and it is
-there exactly if what it says took effect. A failure is noted after it was stored. A run that was told to wait has no
-row: the cursor keeps its events for the next one.
-
-The history may keep nobody from work. Where it cannot be written, because of a lock or of a right that lacks, the
-cursor is moved without it, and for a while nothing is noted.
+A run's row is inserted after the transaction that advances its cursor, or that stores its failure, as a transaction of
+its own in the same message to Postgres. So it costs no round trip, and it is never there without its advance. It may be
+missing: an insert that fails is logged now and then, and changes nothing for the run. It waits for no lock longer than
+50 ms, and for no disk.
 """
 
 from __future__ import annotations
 
 import logging
-from time import monotonic
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg.errors import LockNotAvailable, QueryCanceled
-from sqlalchemy import Engine
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus
 
 from taskbridge.common.histogram import BOUNDS_MS
-from taskbridge.common.texts import error_line
-from taskbridge.store.db import SHORT_WAIT, driver_error, driving, in_one_message, within
-from taskbridge.store.queries import queries
+from taskbridge.common.seldom import Seldom
+from taskbridge.common.texts import error_line, storable
+from taskbridge.store.db import SHORT_WAIT, driving, local_settings, within
+from taskbridge.store.lent import exchange
+from taskbridge.store.queries import Queries, queries
 
 if TYPE_CHECKING:
-    from taskbridge.store.db import Database
+    from psycopg.pq.abc import PGresult
 
-__all__ = ["NOT_NOTED", "RunNote", "blame", "is_noted", "keep_runs", "sum_runs"]
+    from taskbridge.store.db import Bounded, Database
+
+__all__ = [
+    "HistoryRow",
+    "insert_statements",
+    "keep_runs",
+    "report_failed_insert",
+    "sum_runs",
+    "with_history",
+    "write_runs",
+]
 
 log = logging.getLogger(__name__)
 
-RESTS: Final = 300.0
-"""Seconds for which a process notes nothing after the history could not be written."""
 LONG_LOOK: Final = 5.0
 """Seconds for a statement over the history: the base rounds wait for it."""
+LONGEST_ERROR: Final = 1_000
+"""Characters of an error in a row."""
+_seldom: Final = Seldom()
 
 
-class RunNote(NamedTuple):
-    """What the history says of a run beside what moves its cursor; the columns of `runs` say what each is.
+class HistoryRow(NamedTuple):
+    """What the run history says of one run; the columns of `runs` say what each value is.
 
-    `reason` None: no history is kept. `dead`: the token of the run before, where it is that one, which did not end;
-    then `own_events` came after it. `again`: the history may have a row of the run already. Else it is not asked,
-    which is cheaper, and where it has one the statement is tried once more.
+    `owner`: the token that owns the cursor. It differs from `token` where a run reports that the one before it died.
+    `seconds`: how long ago the run began. `sweeps`: how often the cursor has been advanced if the advance that goes
+    before took effect; without it there is no row. None: the row depends on no advance.
     """
 
-    reason: str | None
-    worker: str = ""
-    burst_run: int = 0
-    dead: str = ""
-    own_events: int = 0
-    again: bool = True
+    pipeline: str
+    tenant: str
+    token: str
+    owner: str
+    reason: str
+    worker: str
+    seconds: float
+    events: int
+    burst_run: int
+    records: int
+    rejected: int
+    outcome: str
+    error: str | None = None
+    first_event_ms: int | None = None
+    sweeps: int | None = None
 
 
-NOT_NOTED: Final = RunNote(None)
+def with_history(
+    database: Database, statement: str, values: Mapping[str, Any], rows: Sequence[HistoryRow], **settings: str
+) -> list[tuple[str | None, ...]]:
+    """Do a statement under these settings of Postgres as a transaction of its own, then insert rows of history.
 
-
-_rests_until: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
-
-
-def is_noted(engine: Engine, reason: str | None) -> bool:
-    """Whether a run that began for this reason is noted now."""
-    return reason is not None and monotonic() >= _rests_until.get(engine, 0.0)
-
-
-def blame(engine: Engine, error: Exception) -> None:
-    """Note nothing for a while, if the history is to blame for the error of a statement.
-
-    The statement went well without the history, or is about nothing else. What may have another reason (a lock, a time
-    limit, a server that is away) proves nothing, unless the history is found locked.
+    All of it is one message, so a process that freezes keeps nothing locked. Returns the statement's rows, as texts.
     """
-    cause = driver_error(error)
-    timed_out = isinstance(cause, (LockNotAvailable, QueryCanceled))
-    if _is_held(engine) if timed_out else not isinstance(cause, psycopg.OperationalError):
-        _rests_until[engine] = monotonic() + RESTS
-        log.error("the run history cannot be written, and is not for %.0f s: %s", RESTS, error_line(error))
-    else:
-        log.warning("a run is not in the run history: %s", error_line(error))
+    query = queries(database)
+    with driving(database) as driver:
+        first = [query("begin"), *local_settings({**driver.limits, **settings})]
+        needed = [*first, psycopg.ClientCursor(driver).mogrify(statement, values), query("commit")]
+        results = exchange(driver, [*needed, *insert_statements(driver, query, rows)], len(needed))
+    report_failed_insert(results)
+    found = results[len(first)]
+    return [tuple(_text(found, row, column) for column in range(found.nfields)) for row in range(found.ntuples)]
 
 
-def _is_held(engine: Engine) -> bool:
+def write_runs(database: Database, rows: Sequence[HistoryRow]) -> None:
+    """Insert rows of history where no statement is sent that they could follow. An error is only logged."""
     try:
-        with driving(engine) as driver:
-            in_one_message(driver, queries(engine)("hold_history"), {}, lock_timeout=SHORT_WAIT)
-    except LockNotAvailable:
-        return True
-    except psycopg.Error:
-        return False
-    return False
+        with driving(database) as driver:
+            report_failed_insert(exchange(driver, insert_statements(driver, queries(database), rows), 0))
+    except Exception as error:
+        _report(error)
+
+
+def insert_statements(driver: Bounded, query: Queries, rows: Sequence[HistoryRow]) -> list[str]:
+    """Return the statements that insert rows, for the end of a message. Without rows there are none."""
+    if not rows:
+        return []
+    values = {name: list(column) for name, column in zip(HistoryRow._fields, zip(*rows, strict=True), strict=True)}
+    values["error"] = [error and storable(error, LONGEST_ERROR) for error in values["error"]]
+    return [
+        *local_settings({**driver.limits, "lock_timeout": SHORT_WAIT, "synchronous_commit": "off"}),
+        psycopg.ClientCursor(driver).mogrify(query("write_runs"), values),
+    ]
+
+
+def report_failed_insert(results: Sequence[PGresult]) -> None:
+    """Log now and then that the last of these results is an error: rows of the history are missing."""
+    if results and results[-1].status == ExecStatus.FATAL_ERROR:
+        _report(error_from_result(results[-1]))
+
+
+def _report(error: Exception) -> None:
+    if count := _seldom.counted("history"):
+        log.error("the run history cannot be written (%d times since the last report): %s", count, error_line(error))
+
+
+def _text(result: PGresult, row: int, column: int) -> str | None:
+    value = result.get_value(row, column)
+    return None if value is None else value.decode()
 
 
 def keep_runs(database: Database, days: int) -> None:
-    """Make the history's partitions of the next days, and drop what is older than `days`.
+    """Make the history's partitions of the next days, and drop those that are older than `days`.
 
-    What somebody has a lock on is left to the next call.
+    No run waits for it: where somebody has a lock that it needs, it leaves that to the next call.
     """
-    _do(database, "keep_runs", {"days": days})
+    with driving(database) as driver, within(driver, LONG_LOOK):
+        driver.execute(queries(database)("keep_runs"), {"days": days})
 
 
 def sum_runs(database: Database, pipeline: str) -> None:
-    """Sum a pipeline's runs of each minute that is over and has no sums yet, and of the last minutes again."""
-    _do(database, "sum_runs", {"pipeline": pipeline, "bounds": [*BOUNDS_MS]})
-
-
-def _do(database: Database, name: str, values: dict[str, Any]) -> None:
+    """Sum a pipeline's runs for each minute that is over and has no sums yet; after a long time a part of them."""
+    counts = ", ".join(f"count(*) FILTER (WHERE bucket = {number})" for number in range(len(BOUNDS_MS) + 1))
     with driving(database) as driver, within(driver, LONG_LOOK):
-        driver.execute(queries(database)(name), values)
+        text = queries(database)("sum_runs").replace("{counts}", counts)
+        driver.execute(text, {"pipeline": pipeline, "bounds": [*BOUNDS_MS]})

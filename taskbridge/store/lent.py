@@ -21,7 +21,7 @@ from taskbridge.errors import HandlerMistake
 from taskbridge.store.db import Bounded
 from taskbridge.store.queries import filled, query, quoted
 
-__all__ = ["BATCH_IS_OVER", "Lent", "View", "end_lent"]
+__all__ = ["BATCH_IS_OVER", "Lent", "View", "end_lent", "exchange"]
 
 T = TypeVar("T")
 
@@ -189,39 +189,46 @@ class _Turn:
         self.release()
 
 
-def end_lent(session: Bounded, *ends: str) -> bool:
+def end_lent(session: Bounded, ends: Sequence[str], last: Sequence[str] = ()) -> tuple[bool, list[PGresult]]:
     """End the transaction of a session that was lent, and make the session as it was opened, in one message.
 
-    `ends`: the statements that end the transaction. What the handler prepared costs another message.
+    `ends`: the statements that end the transaction. `last`: what follows in a transaction of its own, whose failure
+    changes nothing of the rest. What the handler prepared costs another message.
 
-    Returns whether the session may be used again. If not, and after an error, it has to be closed.
+    Returns whether the session may be used again, and what came of the statements. If not, and after an error, it has
+    to be closed.
 
     Raises:
         psycopg.Error: the transaction did not end as it should, or nothing is known of it.
     """
-    # Behind a pooler the next message may go to another session, and only what SQL prepared is known to be a client's.
-    last = [query("forget_prepared"), session.settings] if session.pooled else [session.settings, query("prepared")]
-    results = _exchange(session, [*ends, query("reset_session"), *last], len(ends))
-    if results[-1].status != ExecStatus.TUPLES_OK or session.pooled:
-        return results[-1].status == ExecStatus.TUPLES_OK
-    there = {_text(results[-1], row) for row in range(results[-1].ntuples)}
+    # Behind a pooler the next message may go to another session, and nothing is prepared but by the handler.
+    last_of_reset = query("forget_prepared" if session.pooled else "prepared")
+    reset = [query("begin"), *query("reset_session").split(";"), session.settings, last_of_reset, query("commit")]
+    before = [*ends, *reset]
+    results = exchange(session, [*before, *last], len(ends))
+    if len(results) < len(before) or results[len(before) - 1].status != ExecStatus.COMMAND_OK:
+        return False, []
+    if session.pooled:
+        return True, results
+    prepared = results[len(before) - 2]
+    there = {_text(prepared, row) for row in range(prepared.ntuples)}
     known = {name.decode() for name in session._prepared._names.values()}
     if not known <= there:
         # psycopg would execute what the handler has deallocated.
-        return False
+        return False, results
     try:
         if foreign := [filled("deallocate", "", {"name": quoted(name)}) for name in sorted(there - known)]:
-            _exchange(session, foreign, len(foreign))
+            exchange(session, foreign, len(foreign))
     except psycopg.Error:
-        return False
-    return True
+        return False, results
+    return True, results
 
 
 def _text(result: PGresult, row: int) -> str:
     return (result.get_value(row, 0) or b"").decode()
 
 
-def _exchange(session: Bounded, statements: Sequence[str], needed: int) -> list[PGresult]:
+def exchange(session: Bounded, statements: Sequence[str], needed: int) -> list[PGresult]:
     """Send statements as one message; return what came of each, up to the first that failed.
 
     Raises:

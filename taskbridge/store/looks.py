@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.names import key_spellings
-from taskbridge.store.db import rows, scalar
+from taskbridge.store.db import driving, rows, scalar, within
 from taskbridge.store.figures import limited
 from taskbridge.store.pauses import Pause
 from taskbridge.store.queries import queries
@@ -15,10 +15,12 @@ from taskbridge.store.queries import queries
 if TYPE_CHECKING:
     from taskbridge.store.db import Database
 
-__all__ = ["MOST_UNDECLARED", "Looks", "PausedCount"]
+__all__ = ["MOST_UNDECLARED", "Looks", "PausedCount", "document_of", "where_is"]
 
 MOST_UNDECLARED: Final = 1_000
 """So many tenants of a pipeline that nobody declares here are counted."""
+MOST_FOUND: Final = 100
+"""So many records with a key are found at the most, where all are looked through."""
 MOST_ACTIONS: Final = 10_000
 """Of so many last actions those about one record are found."""
 _BEYOND: Final = "\U0010ffff"
@@ -31,6 +33,30 @@ class PausedCount(NamedTuple):
     tenants: int
     first: str | None
     whole: bool
+
+
+def where_is(
+    database: Database, key: str, source: str | None = None, tenant: str | None = None
+) -> list[dict[str, Any]]:
+    """Return the records with a key, up to 100, as `Looks.records` does, however long it takes.
+
+    A key that is a JSON array is found however it is spelled.
+    """
+    sources, tenants = ([one] if one is not None else None for one in (source, tenant))
+    values = {"keys": key_spellings(key), "sources": sources, "tenants": tenants, "limit": MOST_FOUND}
+    with driving(database) as driver, within(driver, None):
+        return rows(driver, queries(database)("look_records"), values)
+
+
+def document_of(database: Database, source: str, tenant: str, key: str, longest: int) -> tuple[str | None, bool]:
+    """Return a record's document as text of up to `longest` characters, and whether it is longer.
+
+    None where there is none: the row of an adopted table has it, or the record is gone.
+    """
+    values = {"source": source, "tenant": tenant, "key": key, "longest": longest}
+    with driving(database) as driver:
+        row = driver.execute(queries(database)("record_document"), values).fetchone()
+    return (row[0], bool(row[1])) if row else (None, False)
 
 
 class Looks:
@@ -62,14 +88,13 @@ class Looks:
             return bool(scalar(driver, self._query("look_key_index")))
 
     def records(
-        self, key: str, sources: Collection[str], tenants: Collection[str] | None, limit: int
+        self, key: str, sources: list[str] | None, tenants: list[str] | None, limit: int
     ) -> list[dict[str, Any]]:
         """Return up to `limit` records with a key, each once for each pipeline that reads it.
 
-        `tenants` None: of all sources and tenants, which takes an index on the key.
+        None: of all sources, or of all tenants, which takes an index on the key.
         """
-        names = None if tenants is None else list(tenants)
-        return self._rows("look_records", keys=key_spellings(key), sources=list(sources), tenants=names, limit=limit)
+        return self._rows("look_records", keys=key_spellings(key), sources=sources, tenants=tenants, limit=limit)
 
     def record(self, pipeline: str, source: str, tenant: str, key: str) -> dict[str, Any] | None:
         """Return one record and how it stands in a pipeline; None: there is none."""

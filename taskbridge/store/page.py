@@ -24,7 +24,6 @@ class Page:
     committed since are not part of it. `paused`: a pause holds the tenant or the pipeline, and nothing was read. The
     first `retried` records come out of quarantine; `positions` has the place of each of the others, as (xid, id).
     `quarantined` has the external ids of those of which quarantine has a row, be it of an earlier revision.
-    `unnoted`: events came that the run history has not yet.
     `undecodable` says by external id why a record's document cannot be decoded, and `traceparents` in which span those
     were written that have one; empty where the program makes no spans.
     """
@@ -40,7 +39,6 @@ class Page:
     quarantined: frozenset[str]
     bisection: Bisection
     failing_since: datetime | None
-    unnoted: bool = False
     undecodable: Mapping[str, str] = field(default_factory=dict)
     traceparents: Mapping[str, str] = field(default_factory=dict)
 
@@ -115,7 +113,6 @@ class Standing(NamedTuple):
     target: str
     resumed: bool
     adopted: str | None
-    unnoted: bool
 
 
 def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Page:
@@ -156,7 +153,6 @@ def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Pag
             cursor.outages,
         ),
         failing_since=cursor.failing_since,
-        unnoted=cursor.unnoted,
     )
 
 

@@ -1,8 +1,8 @@
-"""What operators ask of the run history. Each look is bounded, and one that takes long all the same is given up."""
+"""What operators ask of the run history. Each question is bounded, and one that takes long all the same is given up."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -17,8 +17,8 @@ __all__ = ["Before", "Past"]
 
 MOST_OF_A_TENANT: Final = 2_000
 """So many of a tenant's last runs are looked through for those that failed."""
-MOST_OF_A_TIME: Final = 50_000
-"""So many runs of a span of time are looked at."""
+MOST_LATELY: Final = 50_000
+"""So many runs of the last seconds are counted, of each pipeline."""
 MOST_DRAWN: Final = 10_000
 """So many runs are looked at for who is noisy; of more a part is drawn by chance."""
 MOST_READERS: Final = 20_000
@@ -30,14 +30,14 @@ MOST_FAILED: Final = 100
 
 
 class Before(NamedTuple):
-    """What runs are wanted before: those that began at `at` only with a token below this one."""
+    """What runs are wanted before: those that ended at `at` only with a token below this one."""
 
     at: datetime
     token: str = ""
 
 
 class Past:
-    """Looks at the run history. Rows have the columns of the query's file.
+    """Questions to the run history. Rows have the columns of the query.
 
     Raises, in every call:
         psycopg.errors.QueryCanceled: it took longer than 3 s.
@@ -52,36 +52,25 @@ class Past:
         """Whether the history has any run: none is written where it is switched off."""
         return bool(self._one("past_any"))
 
-    def ended_within(self, seconds: float) -> bool | None:
-        """Whether any run ended within the last seconds; None: there is no history."""
-        found: bool | None = self._one("past_lately", seconds=seconds)
+    def ended_within(self, pipelines: Sequence[str], seconds: float) -> bool | None:
+        """Whether any run of these pipelines ended within the last seconds; None: there is no history."""
+        found: bool | None = self._one("past_lately", pipelines=list(pipelines), seconds=seconds)
         return found
 
-    def summed(self, pipeline: str | None) -> dict[str, datetime | None]:
-        """Return the last minute of each pipeline, or of one, that a worker has summed; None: it has none."""
-        return {row["pipeline"]: row["minute"] for row in self._rows("past_summed", pipeline=pipeline)}
-
     def of_tenant(
-        self, pipeline: str, tenant: str, *, failed: bool, before: datetime | None, limit: int
+        self, pipeline: str, tenant: str, *, failed: bool, before: datetime | None, token: str = "", limit: int
     ) -> list[dict[str, Any]]:
-        """Return the last runs of a tenant; those that failed of its last 2,000."""
+        """Return the last runs of a tenant that began before a time, or before a run; those that failed of 2,000."""
         size = MOST_OF_A_TENANT if failed else limit
-        values = {"pipeline": pipeline, "tenant": tenant, "failed": failed, "before": before}
+        values = {"pipeline": pipeline, "tenant": tenant, "failed": failed, "before": before, "token": token}
         return self._rows("past_of_tenant", **values, size=size, limit=limit)
 
-    def between(
-        self, pipeline: str | None, since: datetime, before: Before, *, failed: bool, limit: int
+    def of_all(
+        self, pipelines: Sequence[str], since: datetime, before: Before, *, failed: bool, limit: int
     ) -> list[dict[str, Any]]:
-        """Return the last runs that began between two times, of up to 50,000."""
-        values = {"pipeline": pipeline, "since": since, "before": before.at, "token": before.token, "failed": failed}
-        return self._rows("past_between", **values, size=MOST_OF_A_TIME, limit=limit)
-
-    def minutes(
-        self, pipeline: str | None, since: datetime, before: datetime, *, failed: bool, limit: int
-    ) -> list[tuple[datetime, int]]:
-        """Return the last minutes in which runs began, or failed, with how many."""
-        values = {"pipeline": pipeline, "since": since, "before": before, "failed": failed}
-        return [(row["minute"], row["runs"]) for row in self._rows("past_minutes", **values, limit=limit)]
+        """Return the last runs of some pipelines that ended between two times, or those that failed."""
+        values = {"pipelines": list(pipelines), "since": since, "before": before.at, "token": before.token}
+        return self._rows("past_failed" if failed else "past_of_all", **values, limit=limit)
 
     def sums(
         self, pipeline: str | None, since: datetime, width: timedelta, until: datetime | None = None
@@ -92,7 +81,7 @@ class Past:
             return rows(driver, text, {"pipeline": pipeline, "since": since, "until": until, "width": width})
 
     def count(self, pipeline: str | None, since: datetime, *, failed: bool) -> int:
-        """Return how many runs began since a time, or how many of them failed, but for those of the last minute."""
+        """Return how many runs ended since a time, or how many of them failed, but for those of the last minute."""
         return int(self._one("past_count", pipeline=pipeline, since=since, failed=failed))
 
     def noisy(
@@ -123,9 +112,10 @@ class Past:
         found = self._rows("past_first", **values, size=MOST_OF_A_TENANT)
         return found[0] if found else None
 
-    def rates(self, since: datetime) -> dict[str, dict[str, Any]]:
-        """Return events, runs and records of each pipeline since a time, of up to 50,000 runs."""
-        return {row["pipeline"]: row for row in self._rows("past_rates", since=since, size=MOST_OF_A_TIME)}
+    def rates(self, pipelines: Sequence[str], since: datetime) -> dict[str, dict[str, Any]]:
+        """Return events, runs and records of each of these pipelines since a time, of up to 50,000 runs."""
+        found = self._rows("past_rates", pipelines=list(pipelines), since=since, size=MOST_LATELY)
+        return {row["pipeline"]: row for row in found}
 
     def _rows(self, name: str, **values: Any) -> list[dict[str, Any]]:
         with limited(self._database) as driver:

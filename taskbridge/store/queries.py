@@ -2,8 +2,6 @@
 
 `{schema}` in a text is the Postgres schema of TaskBridge's tables. The places of `_FRAGMENT` are the texts of the
 blocks of these names, so that each is written once.
-`{noted}` is what writes the run history, and `{noted_again}` what it does where the run has a row there. Both are left
-out unless they are asked for.
 `{document}` is where a record's document comes from: the text of `recorded_document`, unless another one is given.
 Other places are filled by `filled`, with what no parameter can be: names, parts of SQL, values of statements without
 parameters.
@@ -51,7 +49,7 @@ Queries = Callable[[str], str]
 _SQL: Final = Path(__file__).parent / "sql"
 _PLACE: Final = re.compile(r"\{(\w+)\}")
 _FRAGMENT: Final = re.compile(
-    r"\{(after_cursor|pending|its_record|pipeline_start|moves_cursor|new_events|same_burst|adoption_version|columns_called|batch_settings"
+    r"\{(after_cursor|pending|its_record|pipeline_start|same_burst|adoption_version|columns_called|batch_settings"
     r"|readers_key|lacks|backfill_state)\}"
 )
 _INDENT: Final = re.compile(r"\n\s+")
@@ -63,21 +61,9 @@ def queries(where: Database | Connection) -> Queries:
 
 
 @cache
-def query(
-    name: str,
-    schema: str = DEFAULT_SCHEMA,
-    document: str | None = None,
-    *,
-    noted: bool = False,
-    again: bool = False,
-) -> str:
-    """Return the text of the block `name` for a schema, with psycopg's `%(name)s` placeholders.
-
-    `noted`: an advance that writes the run history too, `again`: where the run may have a row there.
-    """
-    text = _FRAGMENT.sub(lambda found: query(found[1], schema, noted=noted, again=again), statement(_SQL, name))
-    text = text.replace("{noted}", query("noted", schema, again=again) if noted and "{noted}" in text else "")
-    text = text.replace("{noted_again}", query("noted_again", schema) if again and "{noted_again}" in text else "")
+def query(name: str, schema: str = DEFAULT_SCHEMA, document: str | None = None) -> str:
+    """Return the text of the block `name` for a schema, with psycopg's `%(name)s` placeholders."""
+    text = _FRAGMENT.sub(lambda found: query(found[1], schema), statement(_SQL, name))
     text = text.replace("{schema}", quoted(schema))
     if "{document}" in text:
         # What is put in stays as it is: it has the names of somebody's columns.

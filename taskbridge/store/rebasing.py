@@ -82,7 +82,7 @@ def _refuse_company(connection: Connection) -> None:
     if pids:
         raise Unavailable(
             f"other processes of TaskBridge are connected to the database (pg_stat_activity has their pids: "
-            f"{', '.join(pids)}): stop workers, producers and `taskbridge up`, and run `taskbridge rebase` again"
+            f"{', '.join(pids)}): stop workers, producers and `taskbridge up`, and run it again"
         )
 
 
@@ -100,7 +100,7 @@ def _lock(connection: Connection, lock_seconds: float) -> None:
             if time.monotonic() > until:
                 raise Unavailable(
                     "somebody writes to TaskBridge's tables (pg_locks shows who), so nothing was rebased: end that "
-                    "transaction and run `taskbridge rebase` again"
+                    "transaction and run `taskbridge migrate --rebase` again"
                 ) from error
             time.sleep(PAUSE)
         else:

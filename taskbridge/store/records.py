@@ -7,9 +7,9 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError, OperationalError
@@ -22,27 +22,21 @@ from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.store.db import SHORT_WAIT, is_busy, within
 from taskbridge.store.documents import unreadable
 from taskbridge.store.queries import LOCAL, Queries, queries, setting
-from taskbridge.store.unmatched import PAGE, UnmatchedRecord, read_unmatched
+from taskbridge.store.unmatched import UnmatchedRecord, read_unmatched
 
 __all__ = [
     "Matcher",
     "Records",
     "Row",
     "Statement",
-    "Writing",
-    "awritten",
-    "fetching",
+    "execute",
     "json_text",
-    "matching_alone",
     "message_statement",
     "record",
     "record_invoice",
     "record_many",
+    "record_statements",
     "refused",
-    "with_reason",
-    "writing",
-    "writing_message",
-    "written",
 ]
 
 log = logging.getLogger(__name__)
@@ -78,15 +72,6 @@ class Statement(NamedTuple):
     values: Mapping[str, Any]
 
 
-R = TypeVar("R")
-
-Writing = Generator[Statement, list[Any], R]
-"""Gives statements, is sent the first column of each one's rows, and returns what was written.
-
-So all that is checked is the same, whoever runs the statements, and whether or not that is a coroutine.
-"""
-
-
 def record(
     engine: Engine,
     source: str,
@@ -120,30 +105,21 @@ def record_many(engine: Engine, source: str, rows: Iterable[Row], connection: Co
 
     Raises: as `record`. What earlier statements wrote is committed by then, unless a connection was given.
     """
-    return written(writing(source, rows), fetching(engine, connection))
+    changed: Counter[str] = Counter()
+    for statement in record_statements(source, rows):
+        changed.update(execute(engine, statement, connection))
+    return changed
 
 
-def writing(
-    source: str, rows: Iterable[Row], after_each: Callable[[Iterable[str]], None] | None = None
-) -> Writing[Counter[str]]:
-    """Write or update records as `record_many`. `after_each` is called with the tenants that a statement changed."""
+def record_statements(source: str, rows: Iterable[Row]) -> Iterator[Statement]:
+    """Yield the statements that write or update records as `record_many`; each returns a tenant for each change."""
     check_source_name(source)
     if _is_text(rows):
         raise InvalidInput(
             f"the rows are {type(rows).__name__}: pass a list with (tenant, key, document) for each record"
         )
-    changed: Counter[str] = Counter()
     for some in _statements(_checked_row(number, row) for number, row in enumerate(rows, 1)):
-        tenants = yield _statement(source, some)
-        changed.update(tenants)
-        if after_each is not None and tenants:
-            after_each(tenants)
-    return changed
-
-
-def writing_message(source: str, message_id: str, payload: str, found: Match | Unmatched) -> Writing[bool]:
-    """Write one message, `payload` as JSON text; whether it is new. One that was recorded before stays as it is."""
-    return bool((yield message_statement(source, message_id, payload, found)))
+        yield _statement(source, some)
 
 
 def message_statement(
@@ -154,40 +130,10 @@ def message_statement(
     return Statement("record_event", values | {"traceparent": traceparent or tracing.current()})
 
 
-def written(steps: Writing[R], fetch: Callable[[Statement], list[Any]]) -> R:
-    """Run the statements of `steps` and return what these do."""
-    try:
-        statement = next(steps)
-        while True:
-            with refused():
-                rows = fetch(statement)
-            statement = steps.send(rows)
-    except StopIteration as end:
-        result: R = end.value
-        return result
-
-
-async def awritten(steps: Writing[R], fetch: Callable[[Statement], Awaitable[list[Any]]]) -> R:
-    """Run the statements of `steps` and return what these do."""
-    try:
-        statement = next(steps)
-        while True:
-            with refused():
-                rows = await fetch(statement)
-            statement = steps.send(rows)
-    except StopIteration as end:
-        result: R = end.value
-        return result
-
-
-def fetching(engine: Engine, connection: Connection | None = None) -> Callable[[Statement], list[Any]]:
-    """Return what runs a statement, in the transaction of `connection` or in one of its own."""
-
-    def fetch(statement: Statement) -> list[Any]:
-        with _lent(engine, connection) as lent:
-            return list(lent.exec_driver_sql(queries(engine)(statement.query), statement.values).scalars())
-
-    return fetch
+def execute(engine: Engine, statement: Statement, connection: Connection | None = None) -> list[Any]:
+    """Return the first column of a statement's rows."""
+    with refused(), _lent(engine, connection) as lent:
+        return list(lent.exec_driver_sql(queries(engine)(statement.query), statement.values).scalars())
 
 
 def _checked_row(number: int, row: Row) -> tuple[str, str, str]:
@@ -320,7 +266,7 @@ class Records:
 
         Returns whether it is new; a message that was recorded before stays as it is.
         """
-        return written(writing_message(self._source, message_id, payload, found), fetching(self._engine))
+        return bool(execute(self._engine, message_statement(self._source, message_id, payload, found)))
 
     def discard(
         self, message_ids: Sequence[str] | None, reason: str | None = None, timeout: float = DISCARD_TIMEOUT
@@ -356,40 +302,21 @@ class Records:
             keys = held
         return given_up
 
-    def match_again(
-        self, match: Matcher, reason: str | None = None, under: Sequence[str] = (), page_size: int = PAGE
-    ) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
-        """Match unmatched records again, each in a transaction of its own; yield each with what was found.
+    def match_again(self, match: Matcher) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
+        """Match unmatched records again, each in a transaction of its own; yield each with what `match` found."""
+        for one in read_unmatched(self._engine, self._source, thin=False):
+            found = match(one.payload)
+            if found == Unmatched(one.reason) or self._settle(one.message_id, found):
+                yield one, found
 
-        Args:
-            match: says of a document which criterion matches.
-            reason: only those that were stored with it.
-            under: the sources in which they are now, if that is not this one; those that are decided move to this one.
-            page_size: how many of them are in memory at once.
-        """
-        for source in under or (self._source,):
-            for one in read_unmatched(self._engine, source, reason, page_size, thin=False):
-                found = match(one.payload)
-                if isinstance(found, Unmatched) and found.reason == one.reason:
-                    yield one, found
-                    continue
-                if self._settle(source, one.message_id, found):
-                    yield one, found
-
-    def _settle(self, under: str, message_id: str, found: Match | Unmatched) -> bool:
-        """Write down what became of a message that lay `under` a source; return whether anything did.
-
-        One that its sender has repeated meanwhile is given up here: its record is there already.
-        """
-        values = {"source": self._source, "under": under, "key": message_id, **_columns(found)}
+    def _settle(self, message_id: str, found: Match | Unmatched) -> bool:
+        """Store what became of a message; return whether anything did."""
+        values = {"source": self._source, "key": message_id, **_columns(found)}
         try:
             with self._engine.begin() as connection:
                 # Nobody may wait for the message while this waits for the record, which is another row.
                 connection.exec_driver_sql(setting("lock_timeout", SHORT_WAIT, LOCAL))
-                moved = under == self._source or connection.exec_driver_sql(self._query("move_message"), values).first()
-                if moved:
-                    return connection.exec_driver_sql(self._query("match_again"), values).first() is not None
-            Records(self._engine, under).discard([message_id])
+                return connection.exec_driver_sql(self._query("match_again"), values).first() is not None
         except IntegrityError:
             # Somebody else wrote it at this moment, or a record of the same key is no message. The others go on.
             log.warning("source %s: message %r is not matched: its key is taken", self._source, message_id)
@@ -400,21 +327,6 @@ class Records:
                 "source %s: message %r is not matched: others write it, match it again", self._source, message_id
             )
         return False
-
-
-def with_reason(engine: Engine, sources: Sequence[str], reason: str) -> dict[str, int]:
-    """Return those of `sources` that have unmatched records with this reason, each with the oldest one's id."""
-    values = {"sources": list(sources), "reason": reason}
-    with _autocommit(engine) as connection:
-        rows = connection.exec_driver_sql(queries(engine)("unmatched_with_reason"), values)
-        return {row.name: row.oldest for row in rows}
-
-
-@contextmanager
-def matching_alone(engine: Engine) -> Iterator[bool]:
-    """Tell the block whether no other process is in such a block: two would match the same records."""
-    with engine.begin() as connection:
-        yield bool(connection.exec_driver_sql(queries(engine)("matching_alone")).scalars().first())
 
 
 def _columns(found: Match | Unmatched) -> Mapping[str, object]:

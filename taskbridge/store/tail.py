@@ -78,6 +78,7 @@ class _Round(NamedTuple):
     smallest: int
     has_delays: bool
     every: bool
+    with_paused: bool = False
 
 
 class _Stands(NamedTuple):
@@ -146,7 +147,9 @@ class Tails:
         return page
 
     def pending(self, pipeline: str, source: str) -> Iterator[str]:
-        """Return the tenants with pending records or some to be tried again, whoever has seen them. It stores nothing.
+        """Return the tenants with pending records or some to be tried again, whoever has seen them, also paused ones.
+
+        It stores nothing.
 
         Raises: as `look`.
         """
@@ -157,8 +160,8 @@ class Tails:
             yield from found
 
     def _all_pending(self, pipeline: str, source: str) -> Iterator[list[Waiting]]:
-        yield from self.retries(pipeline, source, 0)
-        of, page = _Round(Kind.BASE.value, pipeline, source, 0, has_delays=True, every=True), None
+        yield from self._retries(pipeline, source, 0, has_delays=True, with_paused=True)
+        of, page = _Round(Kind.BASE.value, pipeline, source, 0, has_delays=True, every=True, with_paused=True), None
         while page is None or page.until is not None:
             page = self._page_of(of, page, self._seconds_of(Kind.BASE))
             yield page.waiting
@@ -168,7 +171,18 @@ class Tails:
 
         Args: as of `look`.
         """
-        values = {"pipeline": pipeline, "source": source, "smallest": smallest, "has_delays": has_delays}
+        return self._retries(pipeline, source, smallest, has_delays=has_delays, with_paused=False)
+
+    def _retries(
+        self, pipeline: str, source: str, smallest: int, *, has_delays: bool, with_paused: bool
+    ) -> Iterator[list[Waiting]]:
+        values = {
+            "pipeline": pipeline,
+            "source": source,
+            "smallest": smallest,
+            "has_delays": has_delays,
+            "with_paused": with_paused,
+        }
         tenant = key = ""
         while True:
             with self._limited(self._seconds_of(Kind.BASE)) as connection:

@@ -9,7 +9,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import psycopg
-from psycopg.errors import InvalidSqlStatementName, LockNotAvailable, QueryCanceled, UniqueViolation
+from psycopg.errors import InvalidSqlStatementName
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DBAPIError
@@ -29,17 +29,15 @@ from taskbridge.store.db import (
     NoAnswer,
     distrust,
     driver_of,
-    driving,
-    in_one_message,
     is_without_session,
     local_settings,
     session_name,
     successor_of,
 )
-from taskbridge.store.history import NOT_NOTED, RunNote, blame, is_noted
-from taskbridge.store.lent import BATCH_IS_OVER, Lent, end_lent
+from taskbridge.store.history import HistoryRow, insert_statements, report_failed_insert, with_history
+from taskbridge.store.lent import BATCH_IS_OVER, Lent, end_lent, exchange
 from taskbridge.store.page import Page, columns_of
-from taskbridge.store.queries import LOCAL, compact, queries, query, schema_of, setting
+from taskbridge.store.queries import LOCAL, compact, queries, setting
 
 if TYPE_CHECKING:
     from taskbridge.store.orm import BatchSession
@@ -59,16 +57,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 NO_BISECTION: Final = Bisection()
-_MAY_BE_THE_HISTORY: Final = (
-    LockNotAvailable,
-    QueryCanceled,
-    psycopg.ProgrammingError,
-    psycopg.IntegrityError,
-    psycopg.DataError,
-    psycopg.NotSupportedError,
-)
-"""How an advance ends where the history is locked, is gone, or may not be written. Some of it may have other reasons:
-then the advance without the history ends in the same way."""
 _AT_WORK: Final = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
 ENDED_TRANSACTION: Final = (
     "the handler committed, rolled back or closed `batch.connection`, so what it wrote did not commit with the cursor: "
@@ -119,46 +107,38 @@ Advanced: TypeAlias = "bool | Exception | None"
 class _Moved(NamedTuple):
     """A cursor that moved in a transaction that is open. `asked`: whether to call `note_success`.
 
-    `commits`: the handler's own `synchronous_commit`, where the commit is to have it. `without_history`: why the run
-    history has no row of it.
+    `commits`: the handler's own `synchronous_commit`, where the commit is to have it.
     """
 
     asked: bool
     commits: str
-    without_history: Exception | None
 
 
 class Move(NamedTuple):
-    """The advance of one cursor, as the values of `advance`. It needs no transaction where nothing goes with it."""
+    """The advance of one cursor, as the values of `advance`. It needs no transaction where nothing goes with it.
+
+    `row`: what the run history says of the run, if it ends with this advance.
+    """
 
     key: RunKey
     values: dict[str, Any]
+    row: HistoryRow | None = None
 
 
 class Transaction:
     """One batch's transaction, opened when it is first needed.
 
     `idle_timeout`: how long the session may be idle between the advance and the commit, such as `5000ms`. `timeout`:
-    seconds that the session may be idle before the advance, or wait for one answer of Postgres. `note`: what the run
-    history says of the run.
+    seconds that the session may be idle before the advance, or wait for one answer of Postgres.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        key: RunKey,
-        source: str,
-        idle_timeout: str,
-        timeout: float,
-        note: RunNote = NOT_NOTED,
-    ) -> None:
+    def __init__(self, engine: Engine, key: RunKey, source: str, idle_timeout: str, timeout: float) -> None:
         self._engine = engine
         self._source = source
         self._query = queries(engine)
         self._key = key
         self._idle_timeout = idle_timeout
         self._timeout = timeout
-        self._note = note
         self._connection: Connection | None = None
         self._own: Bounded | None = None
         self._lent: Lent | None = None
@@ -200,11 +180,11 @@ class Transaction:
             self._lent = _hand_out(connection, own, self._timeout)
         return connection
 
-    def _open(self, *, for_handler: bool = True) -> tuple[Connection, Bounded]:
+    def _open(self) -> tuple[Connection, Bounded]:
         """Return SQLAlchemy's connection and psycopg's, in the batch's transaction."""
         if self._connection is None:
             try:
-                self._begin(for_handler=for_handler)
+                self._begin()
             except NoAnswer:
                 raise
             except DBAPIError as error:
@@ -214,7 +194,7 @@ class Transaction:
             except psycopg.OperationalError:
                 # A server that restarted broke every connection that lies in the pool.
                 distrust(self._engine)
-                self._begin(for_handler=for_handler)
+                self._begin()
         assert self._connection is not None  # noqa: S101 - for the type: `_begin` sets it or raises
         assert self._own is not None  # noqa: S101 - the same
         return self._connection, self._own
@@ -237,7 +217,7 @@ class Transaction:
         if self._session is not None:
             self._session.commit()
 
-    def _begin(self, *, for_handler: bool) -> None:
+    def _begin(self) -> None:
         self._began = False
         # So that the advance sees which pipelines there are then, whatever the database's default is.
         connection = self._engine.connect().execution_options(isolation_level="READ COMMITTED")
@@ -255,8 +235,6 @@ class Transaction:
                 announced = driver.execute(
                     self._query("announce"), {**whose, "session": session_name(self._key), "idle": idle}
                 )
-                if not for_handler:
-                    driver.execute(self._query("save_point"))
             *_, muted = announced.fetchone() or ("",)
             self._muted = muted != ""
         except BaseException:
@@ -265,9 +243,16 @@ class Transaction:
             raise
         self._connection, self._own, self._transaction, self._began = connection, driver, transaction, True
 
-    def move(self, page: Page, *, bisection: Bisection = NO_BISECTION, first_event_ms: int | None = None) -> Move:
-        """Return the statement that moves the cursor past `page`."""
-        return Move(self._key, self._moving(page, bisection, first_event_ms, 0))
+    def move(
+        self,
+        page: Page,
+        *,
+        bisection: Bisection = NO_BISECTION,
+        first_event_ms: int | None = None,
+        row: HistoryRow | None = None,
+    ) -> Move:
+        """Return the advance of the cursor past `page`, after which `row` is inserted into the run history."""
+        return Move(self._key, self._moving(page, bisection, first_event_ms), row)
 
     def advance(
         self,
@@ -276,11 +261,13 @@ class Transaction:
         bisection: Bisection = NO_BISECTION,
         to_quarantine: Quarantined | None = None,
         first_event_ms: int | None = None,
+        row: HistoryRow | None = None,
     ) -> bool:
         """Move the cursor past `page` and commit, together with all that was written through `connect`.
 
         Records in `to_quarantine` are put into quarantine, and rows of quarantine whose records were handled are
-        deleted. Returns whether to call `note_success`: something of the pipeline failed before.
+        deleted. `row` is inserted into the run history after the commit. Returns whether to call `note_success`:
+        something of the pipeline failed before.
 
         Raises:
             CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
@@ -289,11 +276,10 @@ class Transaction:
         """
         reasons = to_quarantine.reasons if to_quarantine else {}
         leaving = [external_id for external_id in page.leaving if external_id not in reasons]
-        rejected = len(reasons) if to_quarantine is not None and to_quarantine.cause == "rejected" else 0
-        move = Move(self._key, self._moving(page, bisection, first_event_ms, rejected))
+        move = self.move(page, bisection=bisection, first_event_ms=first_event_ms, row=row)
         if not self.used and not leaving and not reasons:
             return advance(self._engine, move)
-        connection, own = self._open(for_handler=False)
+        connection, own = self._open()
         if connection.closed or connection.get_transaction() is not self._transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
         self._take_back(connection, own)
@@ -305,9 +291,7 @@ class Transaction:
             own.execute(self._query("leave_quarantine"), {**self._key._asdict(), "external_ids": leaving})
         if to_quarantine is not None and reasons:
             self._quarantine(own, page, to_quarantine)
-        self._commit(connection, own, moved)
-        if moved.without_history is not None:
-            blame(self._engine, moved.without_history)
+        self._commit(connection, own, moved, row)
         return moved.asked
 
     def _take_back(self, connection: Connection, own: Bounded) -> None:
@@ -330,24 +314,17 @@ class Transaction:
 
     def _advance(self, own: Bounded, move: Move) -> _Moved:
         """Move the cursor, under our own role and settings."""
-        noted = is_noted(self._engine, self._note.reason)
         commits, usual = self._take_over(own)
-        failed: psycopg.Error | None = None
-        try:
-            # Not in the pipeline before: psycopg ends one with a Flush message, at which the server stops its timer for
-            # idle transactions. A process that froze before its commit would then keep the cursor locked for ever.
-            advanced = own.execute(*_advancing(self._engine, move, noted=noted))
-        except _MAY_BE_THE_HISTORY as error:
-            if not noted:
-                raise
-            advanced, failed = self._advance_again(own, move, error)
-        row = advanced.fetchone()
+        values = {**_columns([move]), "idle_timeout": self._idle_timeout}
+        # Not in the pipeline before: psycopg ends one with a Flush message, at which the server stops its timer for
+        # idle transactions. A process that froze before its commit would then keep the cursor locked for ever.
+        row = own.execute(compact(self._query("advance")), values).fetchone()
         if row is None:
             raise CursorLost
-        return _Moved(bool(row[0]), commits if move.values["records"] and commits != usual else "", failed)
+        return _Moved(bool(row[0]), commits if move.values["records"] and commits != usual else "")
 
     def _take_over(self, own: Bounded) -> tuple[str, str]:
-        """Let our own role and settings hold, if the session was lent, and set the savepoint before the advance.
+        """Let our own role and settings hold, if the session was lent.
 
         Returns the `synchronous_commit` that the handler left, and the usual one.
 
@@ -361,7 +338,6 @@ class Transaction:
         with own.pipeline():
             if self._lent is not None:
                 left, found = self._reset(own)
-                own.execute(self._query("save_point"))
             if self._muted:
                 readers = self._look_for_readers(own)
         token, commits = _row(left) or (self._key.token, "")
@@ -372,16 +348,6 @@ class Transaction:
             raise OtherReader
         *_, usual = _row(found) or ("",)
         return str(commits), str(usual)
-
-    def _advance_again(
-        self, own: Bounded, move: Move, failed: psycopg.Error
-    ) -> tuple[psycopg.Cursor[Any], psycopg.Error | None]:
-        """Move the cursor as the run history lets it, after an advance that failed; return what kept it out."""
-        own.execute(self._query("undo_advance"))
-        if _has_row(move, failed):
-            move = move._replace(values={**move.values, "again": True})
-            return own.execute(*_advancing(self._engine, move, noted=True)), None
-        return own.execute(*_advancing(self._engine, move, noted=False)), failed
 
     def _reset(self, own: Bounded) -> tuple[psycopg.Cursor[Any], psycopg.Cursor[Any]]:
         """Let what the handler deferred run under its role and settings, and what follows under ours.
@@ -397,7 +363,8 @@ class Transaction:
         own.execute(setting("session_authorization", None))
         own.execute(setting("role", None))
         own.execute(self._query("reset_settings"))
-        own.execute(own.settings)
+        for statement in (own.settings, *local_settings(own.limits)):
+            own.execute(statement)
         values = {"session": session_name(self._key), "limit": limit}
         return left, own.execute(self._query("announce_again"), values)
 
@@ -407,25 +374,26 @@ class Transaction:
         own.execute(self._query("hold_readers"), values)
         return own.execute(self._query("other_readers"), values)
 
-    def _commit(self, connection: Connection, own: Bounded, moved: _Moved) -> None:
+    def _commit(self, connection: Connection, own: Bounded, moved: _Moved, row: HistoryRow | None) -> None:
+        insert = insert_statements(own, self._query, [row] if row else [])
         if self._lent is None:
-            connection.commit()
+            report_failed_insert(exchange(own, [self._query("commit"), *insert], 1))
             return
         waits = [setting("synchronous_commit", moved.commits, LOCAL)] if moved.commits else []
-        self._end(connection, own, *waits, self._query("commit"))
+        self._end(connection, own, [*waits, self._query("commit")], insert)
 
-    def _end(self, connection: Connection, own: Bounded, *ends: str) -> None:
+    def _end(self, connection: Connection, own: Bounded, ends: Sequence[str], last: Sequence[str] = ()) -> None:
         """End the transaction of a session that was lent, which is new afterwards or closed."""
-        again = end_lent(own, *ends)
+        again, results = end_lent(own, ends, last)
         self._ended = True
+        report_failed_insert(results)
         if not again:
             connection.invalidate()
 
-    def _moving(self, page: Page, bisection: Bisection, first_event_ms: int | None, rejected: int) -> dict[str, Any]:
+    def _moving(self, page: Page, bisection: Bisection, first_event_ms: int | None) -> dict[str, Any]:
         at_xid, at_id = page.position
         return {
             **self._key._asdict(),
-            **self._note._asdict(),
             **_first_event(first_event_ms),
             **columns_of(bisection),
             "sweeps": page.sweeps,
@@ -434,8 +402,6 @@ class Transaction:
             "at_xid": at_xid,
             "at_id": at_id,
             "records": len(page.records),
-            "rejected": rejected,
-            "idle_timeout": self._idle_timeout,
         }
 
     def _quarantine(self, own: Bounded, page: Page, quarantined: Quarantined) -> None:
@@ -474,7 +440,7 @@ class Transaction:
                 self._session.end()
         with suppress(Exception):
             if self._lent is not None and self._lent.is_over and not self._ended:
-                self._end(connection, own, self._query("rollback"))
+                self._end(connection, own, [self._query("rollback")])
         with suppress(Exception):
             if self._lent is not None and not self._ended:
                 connection.invalidate()
@@ -509,49 +475,13 @@ def _row(cursor: psycopg.Cursor[Any] | None) -> tuple[Any, ...] | None:
 def advance(engine: Engine, move: Move) -> bool:
     """Move a cursor past a batch with which nothing else has to commit; return whether to call `note_success`.
 
-    It is one statement that is its own transaction, in one round trip.
-
     Raises:
         CursorLost: the cursor is not ours, or not where the batch was read.
     """
-    noted = is_noted(engine, move.values["reason"])
-    try:
-        return _advance(engine, move, noted=noted)
-    except _MAY_BE_THE_HISTORY as error:
-        if not noted:
-            raise
-        if _has_row(move, error):
-            return advance(engine, move._replace(values={**move.values, "again": True}))
-        asked = _advance(engine, move, noted=False)
-        blame(engine, error)
-        return asked
-
-
-def _advance(engine: Engine, move: Move, *, noted: bool) -> bool:
-    with driving(engine) as driver:
-        moved = driver.execute(*_advancing(engine, move, noted=noted)).fetchone()
-    if moved is None:
-        raise CursorLost
-    return bool(moved[0])
-
-
-def _has_row(move: Move, error: BaseException | None) -> bool:
-    """Whether an advance failed since the history has a row of the token that `again` did not expect."""
-    return isinstance(error, UniqueViolation) and not move.values["again"]
-
-
-def _advancing(engine: Engine, move: Move, *, noted: bool) -> tuple[str, dict[str, Any]]:
-    return _text(engine, "advance", [move], noted=noted), _values(move, noted=noted)
-
-
-def _text(engine: Engine, name: str, moves: Sequence[Move], *, noted: bool) -> str:
-    again = noted and any(move.values["again"] for move in moves)
-    return compact(query(name, schema_of(engine), noted=noted, again=again))
-
-
-def _values(move: Move, *, noted: bool) -> dict[str, Any]:
-    """Return the values of an advance. Where no row is written, the cursor keeps its events for the next one."""
-    return move.values if noted else {**move.values, "reason": None}
+    (moved,) = _advance_at_once(engine, [move])
+    if isinstance(moved, Exception):
+        raise moved
+    return bool(moved)
 
 
 def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
@@ -564,7 +494,7 @@ def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
         psycopg.Error: Postgres did not answer, or the connection broke; nothing is known of any.
     """
     try:
-        return _advance_at_once(engine, moves)
+        return _advance_at_once(engine, moves, lock_timeout=SHORT_WAIT)
     except (Broken, NoAnswer):
         raise
     except psycopg.Error:
@@ -572,7 +502,7 @@ def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
         found: list[Advanced] = [None] * len(moves)
     for at, move in enumerate(moves):
         try:
-            (found[at],) = _advance_at_once(engine, [move])
+            (found[at],) = _advance_at_once(engine, [move], lock_timeout=SHORT_WAIT)
         except SILENT as error:
             # What came of those before it is known.
             found[at] = error
@@ -582,15 +512,17 @@ def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
     return found
 
 
-def _advance_at_once(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
-    noted = is_noted(engine, moves[0].values["reason"])
-    rows = [_values(move, noted=noted) for move in moves]
-    values = {name: [row[name] for row in rows] for name in rows[0]}
-    statement = _text(engine, "advance_together", moves, noted=noted)
-    with driving(engine) as driver:
-        found = in_one_message(driver, statement, values, lock_timeout=SHORT_WAIT)
-    moved = {(pipeline, tenant): bool(asked) for asked, pipeline, tenant in found}
+def _advance_at_once(engine: Engine, moves: Sequence[Move], **settings: str) -> list[Advanced]:
+    values = {**_columns(moves), "idle_timeout": None}
+    rows = [move.row for move in moves if move.row]
+    found = with_history(engine, compact(queries(engine)("advance")), values, rows, **settings)
+    moved = {(pipeline, tenant): asked == "t" for asked, pipeline, tenant, _ in found}
     return [moved.get((move.key.pipeline, move.key.tenant), CursorLost()) for move in moves]
+
+
+def _columns(moves: Sequence[Move]) -> dict[str, list[Any]]:
+    """Return the values of several advances, as arrays."""
+    return {name: [move.values[name] for move in moves] for name in moves[0].values}
 
 
 def _is_at_work(connection: Connection) -> bool:

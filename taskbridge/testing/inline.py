@@ -11,7 +11,7 @@ from taskbridge.common.names import check_tenant
 from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError
-from taskbridge.gate import State
+from taskbridge.gate import Hold, State
 from taskbridge.integration.app import app as package_app
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.running import slot
@@ -22,6 +22,7 @@ __all__ = ["assert_notified", "drain", "drain_all", "notified"]
 log = logging.getLogger(__name__)
 
 MOST_RUNS: Final = 1_000
+_SENT_WITHIN: Final = 10.0
 
 
 def drain(
@@ -76,7 +77,8 @@ def drain(
         if status.deadline_ms is not None:
             gate.pass_to(status.deadline_ms)
         # Expired early, a runner that only lingers would get a run.
-        gate.expire(pipeline, [tenant], early=status.waits_for_turn or status.deadline_ms is None)
+        early = status.waits_for_turn or status.hold is Hold.PAUSED or status.deadline_ms is None
+        gate.expire(pipeline, [tenant], early=early)
 
 
 def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app: Celery = package_app) -> int:
@@ -133,6 +135,8 @@ def _of_a_test(app: Celery) -> Runtime:
             'let it use the fixture `taskbridge_settings` of "taskbridge.testing.plugin", as by '
             '`@pytest.mark.usefixtures("taskbridge_settings")`; in a TransactionTestCase of Django use `deployed`',
         )
+    # What a commit in a coroutine sends may still be on its way.
+    runtime.event_threads.wait(_SENT_WITHIN)
     return runtime
 
 

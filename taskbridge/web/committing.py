@@ -21,13 +21,12 @@ from celery import Celery
 
 from taskbridge.common.seldom import Seldom
 from taskbridge.common.server_errors import translated_errors
-from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, TaskBridgeError, Unavailable
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producing.intake import Message, give_up
-from taskbridge.producing.notify import Event, Events, anotify_quietly, merged
+from taskbridge.producing.notify import Event, Events, asend, logged, merge
 from taskbridge.producing.recording import Prepared
-from taskbridge.store import Incoming, Stored, forget_received, message_statement, prepare_receiving, receive
+from taskbridge.store import Incoming, Stored, forget_received, prepare_receiving, receive
 from taskbridge.web.webhook import Unfit
 
 __all__ = ["Brought", "GroupCommit", "Overloaded"]
@@ -287,15 +286,12 @@ class GroupCommit:
 
     def _received(self, group: Sequence[Brought]) -> Stored:
         records = [one for brought in group for one in brought.records]
-        messages = [message_statement(*self._columns(one)) for brought in group for one in brought.messages]
+        messages = [one.statement(self._runtime) for brought in group for one in brought.messages]
         try:
             return receive(self._runtime.engine, records, messages)
         except psycopg.errors.DeadlockDetected:
             # With somebody who writes the same records in another order.
             return receive(self._runtime.engine, records, messages)
-
-    def _columns(self, message: Prepared) -> tuple[str, str, str, Match | Unmatched, str | None]:
-        return self._runtime.source_of(message.pipeline), *message[1:]
 
     def _forget(self) -> None:
         try:
@@ -323,7 +319,8 @@ class GroupCommit:
                 if not self._has_pipelines:
                     await asyncio.to_thread(self._import_pipelines)
                 if events := self._events(changed, matched):
-                    await anotify_quietly(self._app, events, self._failures)
+                    with logged(self._runtime, events, self._failures):
+                        await asend(self._runtime, [*events.items()])
         except Exception as error:
             if self._failures.counted(type(error)):
                 log.exception("no events for the records that came; workers find them all the same")
@@ -352,16 +349,14 @@ def _matched(group: Sequence[Brought], stored: Stored) -> dict[Event, int | None
     messages = [one for brought in group for one in brought.messages]
     found: dict[Event, int | None] = {}
     for at in stored.messages:
-        pipeline, said = messages[at].pipeline, messages[at].found
-        if isinstance(said, Match):
-            event = pipeline, said.tenant
-            found[event] = merged(found[event], said.delay_ms) if event in found else said.delay_ms
+        merge(found, dict(messages[at].events))
     return found
 
 
 def _merged(events: Events, others: Events) -> dict[Event, int | None]:
-    both = {event: merged(events[event], others[event]) for event in events.keys() & others.keys()}
-    return {**events, **others, **both}
+    both = dict(events)
+    merge(both, others)
+    return both
 
 
 def _first_comings(group: Sequence[Brought], stored: Stored) -> list[Result]:

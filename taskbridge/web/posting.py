@@ -27,7 +27,7 @@ from taskbridge.common.texts import error_line, shown
 from taskbridge.declaring.criteria import Unmatched
 from taskbridge.errors import ConfigurationError, InvalidInput, Unavailable, UsageError
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.producing.notify import Event, anotify
+from taskbridge.producing.notify import Event, asend
 from taskbridge.producing.recording import Prepared, prepare, readers_of
 from taskbridge.settings import Settings, check_token
 from taskbridge.store import Incoming, json_text
@@ -184,14 +184,12 @@ class _Events(Endpoint[_Found]):
         stored = len(brought.records) + len(brought.messages)
         try:
             if brought.events:
-                app = self._commits.app
-                await anotify(app, brought.events, runtime_of(app).settings.notify_timeout)
-        except (Unavailable, TimeoutError) as error:
+                await asend(runtime_of(self._commits.app), [*brought.events.items()])
+        except Unavailable as error:
             said = "the events are not taken now: send them again"
             if stored:
                 said = f"what is to be stored is stored, but {said}"
-            why = error_line(error) if str(error) else "Redis, or Postgres where it is asked for a delay, is too slow"
-            return Refusal(503, said, COME_AGAIN, why=why)
+            return Refusal(503, said, COME_AGAIN, why=error_line(error))
         except Exception as error:
             return self.failed(error)
         return JSONResponse({"records": stored, "events": len(brought.events), "unmatched": brought.unmatched})

@@ -45,7 +45,7 @@ def receiver(*webhooks: Webhook, app: Celery | None = None, longest_body: int = 
     commits = Commits(app)
     routes = [Route(one.route, _OfWebhook(one, commits, longest_body), methods=["POST"]) for one in webhooks]
     made = mountable(routes, commits.lifespan)
-    # For `taskbridge webhook`, which signs as they say.
+    # For tests and tools that sign requests as the webhooks say.
     made.state.webhooks = webhooks
     return made
 

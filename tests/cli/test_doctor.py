@@ -76,7 +76,7 @@ def test_a_pipeline_that_no_round_looks_at_is_named(taskbridge: Program, engine:
     assert text.startswith("problem: invoices: no worker has looked for records for 10")
     shown = taskbridge("doctor").stdout
     assert "-> start a worker that declares the pipeline; if one runs, read its log" in shown
-    assert "\ninvoices: no worker has looked for records for 10" in taskbridge("status").stdout
+    assert "no worker has looked for records for 10" in taskbridge("status").stdout
 
 
 def test_a_missing_schema_comes_with_its_remedy(taskbridge: Program) -> None:

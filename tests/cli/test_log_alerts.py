@@ -47,12 +47,13 @@ def test_a_service_s_first_alert_comes_at_once_and_the_next_after_its_delay(
         assert again["matched"] == 9
         waiting = tenants(taskbridge)
         assert all(one["state"] == "waiting" and one["due_at"] for one in waiting.values()), waiting
-        assert all(one["criterion"] == '$.level = "ERROR"' for one in waiting.values())
-        assert sum(one["records_waiting"] for one in waiting.values()) == 9
+        delays = [taskbridge("inspect", name, "--json").json["pipelines"]["log-alerts"]["delay"] for name in waiting]
+        assert {one["criterion"] for one in delays} == {'$.level = "ERROR"'}
+        assert sum(one["records"] for one in delays) == 9
         wait_until(lambda: count(engine, DELIVERIES) == 18, "the next alerts")
         wait_until(lambda: all(one["state"] == "idle" for one in tenants(taskbridge).values()), "all is quiet")
         assert count(engine, "SELECT count(DISTINCT token) FROM taskbridge.deliveries WHERE tenant = 'billing'") <= 3
-        assert taskbridge("unmatched", "list", "log-alerts", "--json").json["unmatched"] == 6
+        assert taskbridge("quarantine", "list", "--unmatched", "--json").json["unmatched"] == {"log-alerts": 6}
     log = (taskbridge.directory / ".taskbridge" / "worker-1.log").read_text(encoding="utf-8")
     assert "alert: billing has 3 errors and 1 warnings" in log
 
@@ -71,7 +72,7 @@ def test_up_is_not_idle_while_a_tenant_waits_for_its_delay_and_says_so_in_the_en
         ended = running.end()
     assert ended.status == 1, ended.stderr
     assert "not idle after 0.5 s" in ended.stderr
-    assert "alerts: 1 runner, 1 pending, 0 in quarantine, 0 tenants failing" in ended.stderr
+    assert "alerts: 1 runner, 1 pending, 0 in quarantine, 0 failing" in ended.stderr
     assert count(engine, "SELECT count(*) FROM taskbridge.deliveries") == 0
 
 
@@ -98,5 +99,5 @@ def test_its_messages_are_of_three_services_and_three_levels(root: Path) -> None
 def test_the_commands_of_its_docstring_are_there(root: Path) -> None:
     text = (root / "examples" / "log_alerts.py").read_text(encoding="utf-8")
     named = re.findall(r"^    .*?\btaskbridge ([a-z]+)", text, re.MULTILINE)
-    assert named == ["up", "record", "status", "unmatched"]
+    assert named == ["up", "record", "status", "quarantine"]
     assert set(named) <= set(COMMANDS)

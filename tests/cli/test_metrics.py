@@ -12,8 +12,6 @@ from taskbridge.gate import Keys
 from taskbridge.observing.metrics import METRICS
 from taskbridge.store import Kind, Tails, record_invoice
 from tests.cli.alerts import alert, declare, write
-from tests.cli.files import line
-from tests.cli.files import write as write_invoices
 from tests.cli.held import open_circuit
 from tests.cli.program import Program
 from tests.cli.rounds import stood
@@ -76,8 +74,9 @@ def test_nobody_looks_for_new_records_and_no_worker_is_there_to_tell(taskbridge:
 
 def test_what_waits_is_counted_and_no_tenant_is_named(taskbridge: Program, engine: Engine) -> None:
     # given three records of two tenants with runners, one of them changed, and one that nobody was told of
-    file = write_invoices(taskbridge.directory / "invoices.csv", [line("1"), line("2"), line("3", "Malta")])
-    assert taskbridge("import", file).status == 0
+    for tenant, number in (("France", "1"), ("France", "2"), ("Malta", "3")):
+        record_invoice(engine, tenant, number, {})
+        assert taskbridge("notify", tenant).status == 0
     record_invoice(engine, "Malta", "3", {"changed": True})
     record_invoice(engine, "Peru", "4", {})
     ended = taskbridge("metrics")

@@ -34,9 +34,8 @@ def test_an_event_for_invoices_is_refused(exporting: Program) -> None:
     assert exporting("notify", "France").status == 0
 
 
-@pytest.mark.parametrize("command", ["import", "up --exit-when-idle --import"])
-def test_an_import_is_refused_before_it_writes(command: str, exporting: Program, a_day: Path, engine: Engine) -> None:
-    assert_one_clear_line(exporting(*command.split(), a_day), NO_INVOICES, status=2)
+def test_an_import_is_refused_before_it_writes(exporting: Program, a_day: Path, engine: Engine) -> None:
+    assert_one_clear_line(exporting("up", "--exit-when-idle", "--import", a_day), NO_INVOICES, status=2)
     assert count(engine) == 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from tests.cli.files import line, write
+from taskbridge.store import record
 from tests.cli.program import Program
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -20,10 +20,10 @@ def names(value: Any) -> Any:
     return [(name, names(one)) for name, one in value.items()] if isinstance(value, dict) else None
 
 
-def test_the_answer_of_status_is_shown_with_its_names_in_their_order(taskbridge: Program) -> None:
+def test_the_answer_of_status_is_shown_with_its_names_in_their_order(taskbridge: Program, engine: Engine) -> None:
     page = (DOCS / "how-to" / "operate.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^<!-- status -->\n```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert taskbridge("import", write(taskbridge.directory / "invoices.csv", [line("1"), line("2")])).status == 0
+    record(engine, "invoices", "France", "1", {})
     assert names(json.loads(shown)) == names(taskbridge("status", "--json").json)
 
 

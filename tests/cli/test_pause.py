@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -18,8 +16,6 @@ from taskbridge.gate import Keys, Queue, State
 from taskbridge.store import Claim, Cursors, Pauses, record_invoice
 from tests.cli.alerts import alert, declare, write
 from tests.cli.counts import events
-from tests.cli.files import line
-from tests.cli.files import write as write_invoices
 from tests.cli.held import hold_back
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
@@ -98,36 +94,15 @@ def test_a_tenant_is_paused_and_resumed_once(invoices: Program, engine: Engine) 
     assert paused(engine) == set()
 
 
-def test_status_shows_what_is_paused_and_how_it_goes_on(invoices: Program) -> None:
-    invoices("pause", "France", "--reason", "wrong \x1b[2Jprices")
-    found = standing(invoices)
-    assert found["paused"] is False
-    assert {name: one["paused"] for name, one in found["tenants"].items()} == {"France": True, "Malta": False}
-    shown = invoices("status").stdout.splitlines()
-    assert shown[1].split()[:2] == ["France", "paused"]
-    assert shown[2].split()[:4] == ["Malta", "not", "seen", "yet"]
-    by = rf"France: paused \d+s ago by {pwd.getpwuid(os.getuid()).pw_name} \(wrong \\x1b\[2Jprices\)"
-    said = rf"{by}; `taskbridge resume France` lets it go on"
-    assert re.fullmatch(said, shown[4])
-    invoices("resume", "France")
-    invoices("pause")
-    found = standing(invoices)
-    assert found["paused"] is True
-    assert all(one["paused"] for one in found["tenants"].values())
-    assert len(re.findall(r"paused \d+s ago", invoices("status").stdout)) == 1
-
-
 def test_a_tenant_without_records_can_be_paused_ahead_and_is_shown(taskbridge: Program, engine: Engine) -> None:
     ended = taskbridge("pause", "Müller & Söhne")
     assert ended.status == 0
-    assert "is it spelled right?" in ended.stderr
+    assert "check its spelling" in ended.stderr
     assert paused(engine) == {"Müller & Söhne"}
-    shown = taskbridge("status", "Müller & Söhne")
-    assert shown.status == 0
-    assert "`taskbridge resume 'Müller & Söhne'`" in shown.stdout
     assert taskbridge("pause", "Müller & Söhne").stderr == ""
-    assert set(standing(taskbridge)["tenants"]) == {"Müller & Söhne"}
-    assert taskbridge("status", "Müller").status == 1
+    assert "Müller & Söhne: paused" in taskbridge("status").stdout
+    assert taskbridge("inspect", "Müller & Söhne").status == 0
+    assert taskbridge("inspect", "Müller").status == 1
 
 
 def test_resume_starts_what_is_pending_and_nobody_else(
@@ -153,7 +128,7 @@ def test_a_pipeline_and_its_tenants_are_resumed_apart(
     invoices("pause", "France")
     of_pipeline = invoices("resume", "--json")
     assert of_pipeline.json == {"pipeline": "invoices", "tenant": None, "paused": False, "resumed": True, "started": 1}
-    assert "still paused, one by one: 1" in of_pipeline.stderr
+    assert "1 tenants are still paused one by one" in of_pipeline.stderr
     assert gate_redis.llen(keys.queue(Queue.FIRST)) == 1
     assert paused(engine) == {"France"}
 
@@ -174,7 +149,7 @@ def test_what_was_resumed_while_redis_is_away_is_said_to_be_kept(
     invoices("pause")
     gate_redis.acl_setuser("importer", enabled=True, categories=["-@scripting"])
     ended = invoices("resume", TASKBRIDGE_REDIS_URL=refusable)
-    assert_one_clear_line(ended, "Redis refuses", "It is written down all the same", status=1)
+    assert_one_clear_line(ended, "Redis refuses", "The change is stored", status=1)
     assert paused(engine) == set()
 
 
@@ -193,7 +168,7 @@ def test_drain_waits_for_what_was_committed_before_it_and_for_nothing_else(
 ) -> None:
     record_invoice(engine, "France", "uncommitted", {}, other)
     with invoices.started("drain", "--json") as running:
-        wait_until(lambda: "waiting for pending records: 3" in running.stderr, "drain waits")
+        wait_until(lambda: "waiting for 3 pending records" in running.stderr, "drain waits")
         handle(engine, "France")
         other.commit()
         record_invoice(engine, "France", "later", {})
@@ -216,9 +191,9 @@ def test_drain_that_is_not_done_in_time_says_what_is_left_and_pauses_nothing(
     ended = invoices("drain", "--timeout", "1.5", *(["--json"] if as_json else []))
     assert ended.status == 1
     waiting, *each, last = ended.stderr.splitlines()
-    assert waiting == "invoices: waiting for pending records: 3"
+    assert waiting == "invoices: waiting for 3 pending records"
     assert each == ["France: 2 records are left", "Malta: 1 record is left"]
-    assert last.startswith("taskbridge: invoices: not drained, and nothing was paused; pending records: 3; ")
+    assert last.startswith("taskbridge: invoices: not drained and not paused, 3 records are pending: ")
     assert "--timeout" in last
     if as_json:
         left = {"France": 2, "Malta": 1}
@@ -244,7 +219,7 @@ def test_drain_does_not_wait_for_what_is_paused(invoices: Program, engine: Engin
 
 def test_drain_that_is_interrupted_pauses_nothing(invoices: Program, engine: Engine) -> None:
     with invoices.started("drain") as running:
-        wait_until(lambda: "waiting for pending records: 3" in running.stderr, "drain waits")
+        wait_until(lambda: "waiting for 3 pending records" in running.stderr, "drain waits")
         running.process.terminate()
         ended = running.end()
     assert ended.status == 128 + 15
@@ -260,7 +235,7 @@ def test_pipelines_with_criteria_are_paused_and_drained_too(taskbridge: Program,
     found = standing(taskbridge, "alerts")
     assert (found["paused"], found["tenants"]["billing"]["paused"]) == (True, True)
     assert standing(taskbridge)["paused"] is False
-    assert "`taskbridge resume --pipeline alerts`" in taskbridge("status").stdout
+    assert "alerts: paused" in taskbridge("status").stdout
     assert taskbridge("resume", "--pipeline", "alerts", "--json").json["started"] == 1
     assert paused(engine, "alerts") == set()
 
@@ -284,60 +259,16 @@ def test_what_cannot_be_meant_pauses_nothing(
     assert paused(engine) == set()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("pause", "--reason", ""),
-        ("pause", "--reason", "\udcff"),
-        ("drain", "--timeout", "-1"),
-        ("drain", "--timeout", "nan"),
-        ("drain", "--timeout", "soon"),
-    ],
-)
-def test_options_that_cannot_be_meant_pause_nothing(
-    arguments: tuple[str, ...], taskbridge: Program, engine: Engine
-) -> None:
-    assert_one_clear_line(taskbridge(*arguments), arguments[1], status=2)
-    assert paused(engine) == set()
-
-
 @pytest.mark.slow
 def test_it_works_on_the_servers_that_up_serves_in_the_data_directory(bare: Program) -> None:
     with bare.started_afresh("up") as up:
         wait_until(lambda: "in another shell" in up.stderr, "`taskbridge up` is ready", 60)
         assert bare("pause", "France").stdout == "tenant 'France' of invoices: paused\n"
-        assert bare("import", write_invoices(bare.directory / "invoices.csv", [line("1")])).status == 0
+        assert bare("notify", "France").status == 0
         assert bare("status", "--json").json["pipelines"]["invoices"]["tenants"]["France"]["paused"] is True
-        resumed = bare("resume", "France")
-        assert resumed.stdout == "tenant 'France' of invoices: resumed, tenants with pending records: 1\n"
-        assert bare("quarantine", "list").stdout == "invoices: no record is in quarantine\n"
+        assert bare("resume", "France").status == 0
         up.process.terminate()
         assert up.end().status == 0
     assert_one_clear_line(bare("status"), "TASKBRIDGE_POSTGRES_URL", "`taskbridge up`", status=1)
     # It may be what keeps `up` from starting.
-    assert bare("rebase").stdout == "the database is in its own cluster: nothing to do\n"
-
-
-def test_a_tenant_that_fails_shows_since_when_and_when_it_is_tried_again(
-    invoices: Program, engine: Engine, gate_redis: redis.Redis, keys: Keys
-) -> None:
-    gate = hold_back(gate_redis, keys, "France")
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error, failing_since) "
-            "VALUES ('invoices', 'France', 2, 'ValueError: no', now() - interval '2 hours')"
-        )
-    found = standing(invoices)["tenants"]["France"]
-    due = gate.look("invoices", ["France"])[0].deadline_ms
-    assert due is not None
-    assert datetime.fromisoformat(found["next_try_at"]).timestamp() == due / 1000
-    assert datetime.fromisoformat(found["failing_since"]).tzinfo is not None
-    line = "France: back-off: it failed 2 times in a row, for 2h; next try in "
-    assert line in invoices("status").stdout
-    invoices("pause", "France")
-    assert standing(invoices)["tenants"]["France"]["next_try_at"] is None
-
-
-def test_status_names_the_command_that_shows_the_quarantine(invoices: Program, engine: Engine) -> None:
-    put_in_quarantine(engine, "France", "1")
-    assert "invoices: 1 record is in quarantine; `taskbridge quarantine list` shows why" in invoices("status").stdout
+    assert bare("migrate", "--rebase").stdout == "the database is in its own cluster: nothing to do\n"

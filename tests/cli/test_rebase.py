@@ -1,4 +1,4 @@
-"""After a restore into another cluster nobody works before `taskbridge rebase`, and everybody is told so."""
+"""After a restore into another cluster nobody works before `taskbridge migrate --rebase`, and everybody is told so."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import sys
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from sqlalchemy import Engine
 
-from taskbridge.cli.main import cli
 from taskbridge.common.run_key import RunKey
 from taskbridge.store import Claim, Cursors, record_invoice
-from tests.cli.files import line, write
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
 from tests.deployment import worker_command
@@ -50,10 +47,9 @@ def foreign(taskbridge: Program, engine: Engine) -> Program:
 
 @pytest.mark.parametrize(
     "command",
-    [("status",), ("import", "invoices.csv"), ("up", "--exit-when-idle"), ("prune", "--older-than", "1d")],
+    [("status",), ("up", "--exit-when-idle"), ("prune", "--older-than", "1d")],
 )
 def test_commands_that_work_with_records_refuse(command: tuple[str, ...], foreign: Program, engine: Engine) -> None:
-    write(foreign.directory / "invoices.csv", [line("1")])
     assert_one_clear_line(foreign(*command), REFUSED, status=1)
     assert states(engine) == {"handled": "handled", "pending": "pending"}
 
@@ -105,61 +101,43 @@ def test_the_doctor_names_the_remedy(foreign: Program) -> None:
         "level": "problem",
         "check": "cluster",
         "text": "the database was restored into another cluster, where its transaction ids mean nothing",
-        "remedy": "stop all workers and run `taskbridge rebase`",
+        "remedy": "stop all workers and run `taskbridge migrate --rebase`",
     }
-
-
-def test_migrating_works_and_says_what_comes_next(foreign: Program) -> None:
-    ended = foreign("migrate")
-    assert ended.status == 0
-    assert ended.stdout.endswith(": nothing to do\n")
-    assert f"what comes next: the database was {REFUSED}" in ended.stderr
 
 
 def test_in_its_own_cluster_nothing_comes_next_and_nothing_is_done(taskbridge: Program) -> None:
     assert taskbridge("migrate").stderr == ""
-    assert taskbridge("rebase").stdout == "the database is in its own cluster: nothing to do\n"
-    assert taskbridge("rebase", "--json").json == {"rebased": False}
+    assert taskbridge("migrate", "--rebase").stdout == "the database is in its own cluster: nothing to do\n"
 
 
 def test_it_is_done_once_and_all_is_as_it_was(foreign: Program, engine: Engine) -> None:
     before = states(engine)
-    done = foreign("rebase", "--yes", "--json")
+    assert f"what comes next: the database was {REFUSED}" in foreign("migrate").stderr
+    done = foreign("migrate", "--rebase", "--yes")
     assert done.status == 0, done.stderr
-    assert done.json == {"rebased": True, "pending": {"invoices": 1}, "rows": 0, "cursors": 1}
-    assert foreign("rebase", "--yes", "--json").json == {"rebased": False}
+    assert done.stdout.splitlines() == [
+        "rebased 1 cursors and 0 rows",
+        "invoices: 1 pending records are tried first by the next sweeps",
+    ]
+    assert foreign("migrate", "--rebase", "--yes").stdout.endswith("nothing to do\n")
     assert states(engine) == before
     assert foreign("doctor", "--json").json["findings"][2]["level"] == "ok"
     counts = foreign("status", "--json").json["pipelines"]["invoices"]["tenants"]["acme"]
     assert (counts["handled"], counts["pending"]) == (1, 1)
 
 
-def test_people_are_told_what_was_done(foreign: Program) -> None:
-    shown = foreign("rebase", "--yes")
-    assert shown.stdout.splitlines() == [
-        "rebased 1 cursors and 0 rows",
-        "invoices: 1 pending records are tried first by the next sweeps",
-    ]
-    assert shown.stderr == "Workers and producers may start again.\n"
-
-
 def test_without_yes_nothing_is_done(foreign: Program, engine: Engine) -> None:
-    assert_one_clear_line(foreign("rebase"), "add --yes once workers and producers have stopped", status=2)
+    assert_one_clear_line(foreign("migrate", "--rebase"), "add --yes once workers and producers have stopped", status=2)
     assert rows(engine, "SELECT system_identifier FROM taskbridge.taskbridge_cluster") == [(1,)]
 
 
 def test_a_process_that_is_connected_is_named(foreign: Program, engine: Engine) -> None:
     with engine.connect() as connection:
         pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
-        assert_one_clear_line(foreign("rebase", "--yes"), f"their pids: {pid})", "stop workers", status=1)
+        assert_one_clear_line(foreign("migrate", "--rebase", "--yes"), f"their pids: {pid})", "stop workers", status=1)
     assert rows(engine, "SELECT system_identifier FROM taskbridge.taskbridge_cluster") == [(1,)]
 
 
 def test_an_older_schema_comes_first(foreign: Program) -> None:
     assert foreign("migrate", "--to", "base", "--yes").status == 0
-    assert_one_clear_line(foreign("rebase", "--yes"), "run `taskbridge migrate`", status=1)
-
-
-def test_the_help_names_the_command() -> None:
-    shown = CliRunner().invoke(cli, ["rebase", "--help"], prog_name="taskbridge")
-    assert "\n    taskbridge rebase --yes\n" in shown.output
+    assert_one_clear_line(foreign("migrate", "--rebase", "--yes"), "run `taskbridge migrate`", status=1)

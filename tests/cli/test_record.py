@@ -13,13 +13,10 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
-from taskbridge.cli import json_lines
-from taskbridge.errors import InvalidInput
 from tests.cli.alerts import alert, declare, write
 from tests.cli.counts import count, events
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
-from tests.cli.test_output import on_a_terminal
 from tests.waiting import wait_until
 
 RECORDS = "SELECT count(*) FROM taskbridge.records"
@@ -35,7 +32,8 @@ def alerts(taskbridge: Program) -> Program:
 def test_every_line_is_one_message_and_those_that_match_notify_their_tenant(
     alerts: Program, configured: dict[str, str], engine: Engine, gate_redis: redis.Redis
 ) -> None:
-    lines = [alert(), alert("WARNING", "search"), "", alert(), alert("INFO"), '"text"', "  ", "null"]
+    first = b"\xef\xbb\xbf" + alert().encode() + b"\r"
+    lines: list[str | bytes] = [first, alert("WARNING", "search"), "", alert(), alert("INFO"), '"text"', "  ", "null"]
     ended = alerts("record", "alerts", write(alerts.directory / "a.jsonl", lines), "--json")
     assert ended.status == 0, ended.stderr
     assert ended.stderr == ""
@@ -71,9 +69,9 @@ def test_a_message_that_is_known_by_its_id_changes_nothing(
 
 
 BAD_LINES: dict[str | bytes, str] = {
-    "{": "no JSON: Expecting property name",
-    "{} {}": "no JSON: Extra data at column 4",
-    b'{"id": "\xff"}': "not UTF-8: convert the file to UTF-8",
+    "{": "not JSON: Expecting property name",
+    "{} {}": "not JSON: Extra data at column 4",
+    b'{"id": "\xff"}': "not UTF-8: convert the file",
     '{"id": "a", "at": NaN}': "NaN is no JSON number",
     '{"id": "a", "at": -Infinity}': "-Infinity is no JSON number",
     '{"id": "a", "at": 1e999}': "the document is no JSON: Out of range",
@@ -81,11 +79,12 @@ BAD_LINES: dict[str | bytes, str] = {
     '{"id": "a", "text": "\\u0000"}': "the document holds a NUL character",
     '{"id": "a", "text": "\\ud800"}': "the document is no JSON",
     "[" * 100_000: "nested too deeply",
-    '"text"': "no JSON object, so it has no field 'id'",
-    "{}": "the field 'id' with the message id is missing",
-    '{"id": 7}': "the field 'id' holds no string",
+    '"text"': "there is no string in the field 'id'",
+    "{}": "there is no string in the field 'id'",
+    '{"id": 7}': "there is no string in the field 'id'",
     '{"id": ""}': "the message id '' is not allowed",
     '{"id": "%s"}' % ("x" * 201): "is not allowed: use a string of 1 to 200",
+    '{"id": "%s"}' % ("x" * 16_777_216): "longer than 16,777,216 bytes",
     '{"id": "\\u001b[2J[red]"}': "the message id '\\x1b[2J[red]' is not allowed",
 }
 
@@ -109,16 +108,6 @@ def test_lines_that_cannot_be_taken_are_named_with_what_is_wrong_and_the_others_
     assert "\\x1b[2J[red]" in ended.stderr
 
 
-def test_only_the_first_bad_lines_are_listed_and_all_are_counted(alerts: Program) -> None:
-    file = write(alerts.directory / "a.jsonl", ["nix"] * 25)
-    shown = alerts("record", "alerts", file)
-    assert shown.status == 1
-    assert len(shown.stderr.splitlines()) == 21
-    assert shown.stderr.endswith("... and 5 more (--json lists them)\n")
-    assert shown.stdout.splitlines()[-1].split() == ["problems", "25"]
-    assert len(alerts("record", "alerts", file, "--json").json["problem_lines"]) == 25
-
-
 def test_a_nesting_that_postgres_or_python_cannot_follow_is_a_bad_line(alerts: Program) -> None:
     lines = [f'{{"deep": {"[" * depth}{"]" * depth}}}' for depth in (500, 900, 980, 5_000, 50_000)]
     ended = alerts("record", "alerts", write(alerts.directory / "a.jsonl", [*lines, alert()]), "--json")
@@ -128,30 +117,13 @@ def test_a_nesting_that_postgres_or_python_cannot_follow_is_a_bad_line(alerts: P
     assert "Traceback" not in ended.stderr
 
 
-def test_a_line_is_not_read_whole_however_long_it_is(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_lines, "LONGEST_LINE", 10)
-    file = write(directory / "a.jsonl", ["123456789", "1234567890", "x" * 35, "2"])
-    with json_lines.messages(file) as lines:
-        found = list(lines)
-    assert [(line.number, line.payload) for line in found] == [(1, 123456789), (2, None), (3, None), (4, 2)]
-    assert all("longer than 10 bytes" in line.fault for line in found[1:3])
-    assert [line.end for line in found] == [10, 21, 57, 59]
-
-
-def test_a_byte_order_mark_and_other_line_ends_are_taken(directory: Path) -> None:
-    file = directory / "a.jsonl"
-    file.write_bytes(b"\xef\xbb\xbf1\r\n\r\n2")
-    with json_lines.messages(file) as lines:
-        assert [(line.number, line.payload, line.fault) for line in lines] == [(1, 1, ""), (3, 2, "")]
-
-
 def _missing(_: Path) -> str:
-    return "cannot be read (No such file"
+    return "cannot read a.jsonl (No such file"
 
 
 def _a_directory(path: Path) -> str:
     path.mkdir()
-    return "cannot be read (Is a directory"
+    return "cannot read a.jsonl (Is a directory"
 
 
 def _empty(path: Path) -> str:
@@ -159,17 +131,12 @@ def _empty(path: Path) -> str:
     return "is empty"
 
 
-def _blank(path: Path) -> str:
-    path.write_text("\n \n", encoding="utf-8")
-    return "is empty"
-
-
 def _packed(path: Path) -> str:
     path.write_bytes(gzip.compress(b"{}"))
-    return "is packed with gzip"
+    return "is compressed"
 
 
-@pytest.mark.parametrize("make", [_missing, _a_directory, _empty, _blank, _packed])
+@pytest.mark.parametrize("make", [_missing, _a_directory, _empty, _packed])
 def test_a_file_that_cannot_be_read_ends_it_before_any_server_is_started(
     make: Callable[[Path], str], bare: Program
 ) -> None:
@@ -178,21 +145,12 @@ def test_a_file_that_cannot_be_read_ends_it_before_any_server_is_started(
     assert not (bare.directory / ".taskbridge").exists()
 
 
-def test_a_file_that_fails_halfway_is_the_file_s_fault(directory: Path) -> None:
-    class Failing:
-        def readline(self, _: int) -> bytes:
-            raise OSError(5, "Input/output error")
-
-    with pytest.raises(InvalidInput, match=r"a\.jsonl cannot be read \(Input/output error\)"):
-        next(json_lines._lines(directory / "a.jsonl", Failing()))  # type: ignore[arg-type]
-
-
 def test_a_pipeline_of_invoices_and_an_unknown_one_take_no_messages(alerts: Program, engine: Engine) -> None:
     file = write(alerts.directory / "a.jsonl", [alert()])
     for name, expected in (("invoices", "has no criteria"), ("nix", "no pipeline is called 'nix'")):
         assert_one_clear_line(alerts("record", name, file), expected, "alerts", status=2)
-        assert_one_clear_line(alerts("unmatched", "list", name), expected, status=2)
-        assert_one_clear_line(alerts("unmatched", "match", name), expected, status=2)
+        again = ("quarantine", "retry", "--unmatched", "--all", "--pipeline", name)
+        assert_one_clear_line(alerts(*again), expected, status=2)
     plain = alerts("record", "invoices", file, TASKBRIDGE_PIPELINES="")
     assert_one_clear_line(plain, "DelaySinceLastRun", "TASKBRIDGE_PIPELINES", status=2)
     assert count(engine, RECORDS) == 0
@@ -211,7 +169,7 @@ def test_a_service_that_pipes_has_each_line_recorded_as_it_comes(alerts: Program
             wait_until(partial(recorded, number), f"line {number} is recorded")
         pipe.write(b"nix\n")
         pipe.flush()
-        wait_until(lambda: "-:4: no JSON" in running.stderr, "the bad line is named")
+        wait_until(lambda: "-:4: not JSON" in running.stderr, "the bad line is named")
         pipe.close()
         ended = running.end()
     assert ended.status == 1
@@ -249,7 +207,7 @@ def test_ctrl_c_leaves_nothing_recorded_without_its_event_and_says_how_far_it_go
     assert 5 <= recorded < 5_000
     assert ended.json | {"lines": recorded, "new": recorded, "complete": False} == ended.json
     assert events(gate_redis, configured["TASKBRIDGE_KEY_PREFIX"]) == recorded
-    assert f"{recorded} messages up to line {recorded} were read ({recorded} new" in ended.stderr
+    assert f"{recorded} messages up to line {recorded} were read" in ended.stderr
     assert next_step.format(next=recorded + 1) in ended.stderr
     assert "Traceback" not in ended.stderr
 
@@ -269,10 +227,3 @@ def test_redis_going_away_in_the_middle_leaves_honest_counts(
     assert ended.stderr.splitlines()[-1].startswith("taskbridge: Redis ")
     # The line that may be recorded is not recorded twice.
     assert f"tail -n +{recorded + 1} many.jsonl" in ended.stderr
-
-
-def test_a_terminal_shows_a_bar_and_the_bad_lines_and_reads_no_markup(alerts: Program) -> None:
-    write(alerts.directory / "[red]a.jsonl", ["[bold]", *(alert() for _ in range(300))])
-    terminal = on_a_terminal(alerts, "record", "alerts", "[red]a.jsonl", status=1)
-    assert "recording" in terminal
-    assert "[red]a.jsonl:1: no JSON" in terminal

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
 import pytest
 import redis
 from sqlalchemy import Engine
 
 from taskbridge.gate import Keys
 from taskbridge.store import record_invoice
-from tests.cli.held import hold_back, open_circuit
+from tests.cli.held import open_circuit
 from tests.cli.program import Program
 from tests.deployment import Deployment
 from tests.quarantined import put_in_quarantine
 from tests.waiting import wait_until
 
 FORGED = "boom\nFrance  idle  0 pending\r\x1b[2Jgone\u2028Spain"
-
-BACK_OFF = r"back-off: it failed 3 times in a row.*; next try in .*; last error: boom$"
 
 
 def fail(engine: Engine, error: str, tenant: str = "acme") -> None:
@@ -32,7 +27,7 @@ def fail(engine: Engine, error: str, tenant: str = "acme") -> None:
         )
 
 
-@pytest.mark.parametrize("command", [["status"], ["status", "acme"], ["doctor"], ["quarantine", "list"]])
+@pytest.mark.parametrize("command", [["status"], ["inspect", "acme"], ["doctor"], ["quarantine", "list"]])
 def test_an_error_text_forges_no_line_and_controls_no_terminal(
     taskbridge: Program, engine: Engine, command: list[str]
 ) -> None:
@@ -42,11 +37,6 @@ def test_an_error_text_forges_no_line_and_controls_no_terminal(
     assert not [line for line in ended.stdout.splitlines() if line.startswith(("France", "gone", "Spain"))]
     assert "\x1b" not in ended.stdout
     assert command == ["doctor"] or r"boom\nFrance" in ended.stdout or "boom France" in ended.stdout
-
-
-def test_a_reason_forges_no_line(taskbridge: Program) -> None:
-    assert taskbridge("pause", "acme", "--reason", FORGED).status == 0
-    assert not [line for line in taskbridge("status").stdout.splitlines() if line.startswith(("France", "gone"))]
 
 
 def test_doctor_warns_of_work_that_does_not_go_on_and_strict_fails(taskbridge: Program, engine: Engine) -> None:
@@ -66,11 +56,10 @@ def test_doctor_warns_of_work_that_does_not_go_on_and_strict_fails(taskbridge: P
         "invoices: 1 record is in quarantine",
         "elsewhere: 1 message matches no criterion",
     ]
-    assert taskbridge("status", "--json").json["unmatched_elsewhere"] == {"elsewhere": 1}
-    assert "elsewhere: 1 unmatched" in taskbridge("status").stdout
-    assert taskbridge("unmatched", "list", "--json").json == {"unmatched": {"elsewhere": 1}}
-    (record,) = taskbridge("unmatched", "list", "elsewhere", "--json").json["records"]
-    assert record["reason"] == "why"
+    assert "elsewhere: 1 message matches no criterion" in taskbridge("status").stdout
+    found = taskbridge("quarantine", "list", "--unmatched", "--json").json
+    assert found["unmatched"] == {"elsewhere": 1}
+    assert found["records"][0]["reason"] == "why"
 
 
 @pytest.mark.parametrize(
@@ -107,20 +96,20 @@ def test_a_shell_that_does_not_declare_the_pipelines_says_so_and_not_that_all_is
 
     said = "nothing is known here of orders (2 tenants): this process does not declare it"
     assert said in taskbridge("status").stdout
-    for command in (["quarantine", "list"], ["saved"], ["saved", "a"], ["top"]):
+    for command in (["quarantine", "list"], ["status", "--sort", "runs"], ["status", "--recent-failures"]):
         ended = taskbridge(*command)
         assert (ended.status, ended.stderr.count(said), ended.stdout.count(said)) == (0, 1, 0), command
         assert "TASKBRIDGE_PIPELINES" in ended.stderr
         ended = taskbridge(*command, "--pipeline", "invoices")
         assert said not in ended.stderr + ended.stdout, "what was asked for was looked at"
-    for command in (["status"], ["quarantine", "list"], ["saved"], ["top"]):
-        assert taskbridge(*command, "--json").json["undeclared"] == {"orders": 2}
+    assert said in [one["sentence"] for one in taskbridge("status", "--json").json["health"]["findings"]]
+    assert said in taskbridge("inspect", "a").stderr
     texts = [one["text"] for one in taskbridge("doctor", "--json").json["findings"] if one["level"] == "warning"]
     assert said in texts
     (taskbridge.directory / "handlers.py").write_text(
         "from taskbridge import pipeline\n@pipeline('orders')\ndef handle(batch): pass\n", encoding="utf-8"
     )
-    for command in (["status"], ["quarantine", "list"], ["saved"], ["top"]):
+    for command in (["status"], ["quarantine", "list"], ["status", "--sort", "runs"]):
         ended = taskbridge(*command, TASKBRIDGE_PIPELINES="handlers")
         assert "nothing is known here" not in ended.stdout + ended.stderr
 
@@ -137,86 +126,3 @@ def test_the_error_that_celery_logs_names_pipeline_and_tenant_and_doctor_is_stri
         assert program("doctor", "--strict").status == 1
         with deployment.engine.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE taskbridge.away RENAME TO deliveries")
-
-
-@pytest.mark.parametrize(
-    ("fields", "circuit", "says"),
-    [
-        ({"held": "turn"}, {}, "it waits for its turn; pipelines alternate, and tenants of one go in order of arrival"),
-        ({"held": 1, "permits": 3}, {}, "its rate limit is used up; it may go on in"),
-        ({"held": 1, "joined": 1}, {}, "it is in the wait queue for a free run slot"),
-        ({"held": 1, "joined": 1}, {"rest": 9_000_000_000_000}, "its handler asked the whole pipeline to wait"),
-        ({"held": 1, "joined": 1}, {"until": 1, "opened_at": 1}, "the circuit of invoices has been open for"),
-        ({"held": "asked"}, {"until": 1, "opened_at": 1}, "its handler asked to wait (RetryAfter); next try in"),
-        ({"held": 1}, {}, "its last run ended before it could store why"),
-        ({"held": "asked"}, {}, "its handler asked to wait (RetryAfter); next try in"),
-    ],
-)
-def test_status_says_why_a_tenant_is_held(
-    taskbridge: Program,
-    gate_redis: redis.Redis,
-    keys: Keys,
-    fields: dict[Any, Any],
-    circuit: dict[Any, Any],
-    says: str,
-) -> None:
-    hold_back(gate_redis, keys, "acme")
-    gate_redis.hset(keys.runner("invoices", "acme"), mapping=fields)
-    if circuit:
-        gate_redis.hset(keys.circuit("invoices"), mapping=circuit)
-    found = taskbridge("status", "--json").json["pipelines"]["invoices"]["tenants"]["acme"]
-    assert found["held_because"].startswith(says)
-    asked = taskbridge("why", "acme", "--json").json["pipelines"]["invoices"]
-    assert (asked["cause"], asked["sentence"][: len(says)]) == (found["held_cause"], says)
-
-
-def test_status_says_until_when_a_tenant_is_held_and_the_error_or_pause_that_holds_it(
-    taskbridge: Program, gate_redis: redis.Redis, keys: Keys, engine: Engine
-) -> None:
-    def found() -> dict[str, Any]:
-        one: dict[str, Any] = taskbridge("status", "--json").json["pipelines"]["invoices"]["tenants"]["acme"]
-        return one
-
-    hold_back(gate_redis, keys, "acme")
-    assert found()["next_try_at"]
-    assert "acme: its last run ended before it could store why" in taskbridge("status").stdout
-    fail(engine, "boom")
-    assert re.search(BACK_OFF, found()["held_because"])
-    assert taskbridge("pause", "acme", "--reason", "a wrong price").status == 0
-    assert re.search(r"^paused by .* \(a wrong price\)$", found()["held_because"])
-
-
-def test_status_does_not_call_a_wait_that_the_handler_asked_for_a_back_off(
-    taskbridge: Program, gate_redis: redis.Redis, keys: Keys, engine: Engine
-) -> None:
-    tenants = ("acme", "beta", "coil", "dent")
-    for tenant in tenants:
-        hold_back(gate_redis, keys, tenant, failed=tenant == "acme")
-        fail(engine, "boom", tenant)
-
-    because = {
-        name: one["held_because"]
-        for name, one in taskbridge("status", "--json").json["pipelines"]["invoices"]["tenants"].items()
-    }
-    assert because.pop("acme").startswith("back-off: it failed 3 times in a row")
-    asked = "its handler asked to wait (RetryAfter); next try in"
-    assert all(text.startswith(asked) for text in because.values()), because
-    lines = taskbridge("status").stdout
-    assert re.search(f"acme: {BACK_OFF}", lines, re.MULTILINE), lines
-    assert re.search(r"3 tenants fail alike .*, which their handler asked for \(RetryAfter\), last: boom", lines), lines
-    alone = rf"beta: failed 3 times in a row.*, last: boom; now {re.escape(asked)}"
-    assert re.search(alone, taskbridge("status", "beta").stdout)
-
-
-def test_status_counts_messages_that_wait_to_be_recorded(
-    taskbridge: Program, gate_redis: redis.Redis, keys: Keys
-) -> None:
-    assert taskbridge("status", "--json").json["parked"] == 0
-    gate_redis.rpush(keys.parked, "{}")
-    assert taskbridge("status", "--json").json["parked"] == 1
-    assert "1 message waits to be recorded" in taskbridge("status").stdout
-    # and in a shell that took its variables from `taskbridge env`
-    same = {"TASKBRIDGE_BROKER_URL": taskbridge.environment["TASKBRIDGE_REDIS_URL"]}
-    assert taskbridge("status", "--json", **same).json["parked"] == 1
-    other = {"TASKBRIDGE_BROKER_URL": "amqp://elsewhere//"}
-    assert "parked" not in taskbridge("status", "--json", **other).json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskbridge.running import slot
+from taskbridge.running import group
 from tests.costs import table
 from tests.costs.meter import Meter, metered
 from tests.costs.paths import BATCH_SIZE, LONG, PATHS, Path, do_nothing
@@ -19,7 +19,7 @@ WARM_UP = 6
 
 @pytest.mark.parametrize("deployment", [UNHURRIED], indirect=True)
 def test_each_path_costs_what_the_table_says(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot, "ADVANCED_WITHIN", 3600.0)
+    monkeypatch.setattr(group, "ADVANCED_WITHIN", 3600.0)
     found: dict[str, Cost] = {}
     traces: list[str] = []
     with metered(deployment) as meter:

@@ -10,7 +10,7 @@ from django.apps import apps
 from django.db import connections
 
 from taskbridge.django import borrowing, configuration
-from taskbridge.running.around import AROUND
+from taskbridge.running.middleware import MIDDLEWARE
 from taskbridge.settings import GIVEN
 from tests.deployment import Deployment
 from tests.django import settled  # noqa: F401 - before any model is imported
@@ -35,13 +35,13 @@ def project(deployment: Deployment) -> Iterator[None]:
     for alias in ("default", "other"):
         connections[alias].settings_dict.update(database(deployment.engine.url))
     GIVEN.append(configuration.variables)
-    AROUND.append(borrowing.borrowing)
+    MIDDLEWARE.append(borrowing.borrowing)
     with connections["default"].schema_editor() as editor:
         for model in apps.get_app_config("shop").get_models():
             editor.create_model(model)
     yield
     GIVEN.clear()
-    AROUND.clear()
+    MIDDLEWARE.clear()
     connections.close_all()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import django
 from django.conf import settings
 
-from taskbridge.running.around import AROUND
+from taskbridge.running.middleware import MIDDLEWARE
 from taskbridge.settings import GIVEN
 
 _NOWHERE = {"ENGINE": "django.db.backends.postgresql", "NAME": "nowhere"}
@@ -20,4 +20,4 @@ settings.configure(
 )
 django.setup()
 GIVEN.clear()
-AROUND.clear()
+MIDDLEWARE.clear()

@@ -273,9 +273,9 @@ def test_text_of_users_that_reads_as_a_command_stays_as_it_is(
     said = capfd.readouterr().out
     assert "1 tenant fails, such as 'taskbridge doctor'" in said
     assert "-> manage.py taskbridge status --failing --pipeline orders" in said
-    console.tell("shop: failed, last: a `tick, then taskbridge import ended; `taskbridge why shop` says more")
+    console.tell("shop: failed, last: a `tick, then taskbridge pause ended; `taskbridge inspect shop` says more")
     assert capfd.readouterr().err == (
-        "shop: failed, last: a `tick, then taskbridge import ended; `manage.py taskbridge why shop` says more\n"
+        "shop: failed, last: a `tick, then taskbridge pause ended; `manage.py taskbridge inspect shop` says more\n"
     )
 
 

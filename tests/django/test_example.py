@@ -223,7 +223,7 @@ def test_the_shop_s_commands_and_what_its_migration_says(taskbridge_servers: Ser
         assert "was adopted before: nothing to do" in manage(environment, *ADOPT)
         assert "Adopt Order as the source orders" in manage(environment, "sqlmigrate", "orders", "0002")
         assert '"orders": {' in manage(environment, "taskbridge", "status", "--json")
-        assert "no tenant is called 'nobody'" in manage(environment, "taskbridge", "status", "nobody", status=1)
+        assert "is called 'nobody'" in manage(environment, "taskbridge", "inspect", "nobody", status=1)
 
 
 TRIGGERS = """

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.e2e
 
 TASKS = [
     "taskbridge.notify_event",
-    "taskbridge.record_again",
     "taskbridge.record_event",
     "taskbridge.run",
 ]

@@ -54,8 +54,8 @@ def started_since(before: set[int]) -> set[int]:
     return descendants(os.getpid()) - known
 
 
-def guards_of(pid: int) -> set[int]:
-    return {each for each in descendants(pid) if any(part.endswith("/guard.py") for part in command_line(each))}
+def watchers_of(pid: int) -> set[int]:
+    return {each for each in descendants(pid) if "taskbridge-watcher" in command_line(each)}
 
 
 @dataclass

@@ -47,7 +47,6 @@ def leave_stale_files(data_dir: Path, pid: int) -> None:
         lines = (data_dir / "postgres" / "postmaster.pid").read_text().splitlines(keepends=True)
         published = (data_dir / "servers.json").read_text()
     (data_dir / "postgres" / "postmaster.pid").write_text("".join([f"{pid}\n", *lines[1:]]))
-    (data_dir / "redis.pid").write_text(str(pid))
     (data_dir / "servers.json").write_text(published)
 
 
@@ -98,7 +97,7 @@ def test_a_server_that_does_not_end_by_itself_is_killed(data_dir: Path, monkeypa
     with serve(data_dir, durable=False):
         pass
     account = server_account(data_dir / "postgres")
-    monkeypatch.setattr("taskbridge.embedded.redis_server._STOP", ((signal.SIGTERM, 0.1),))
+    monkeypatch.setattr("taskbridge.embedded.launch.LEFTOVER_SECONDS", 0.5)
     with listen(RedisServer(data_dir, data_dir, account)) as (_, frozen):
         os.kill(frozen.pid, signal.SIGSTOP)
         with serve(data_dir, durable=False):

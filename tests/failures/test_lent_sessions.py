@@ -143,7 +143,10 @@ def look(connection: Connection) -> list[Any]:
     ]
 
 
-def test_nothing_that_is_left_in_a_session_reaches_the_next_tenant(drill: Drill) -> None:
+@pytest.mark.parametrize("parameter", [{}, {"prepare_threshold": "none"}], ids=["direct", "pooled"])
+def test_nothing_that_is_left_in_a_session_reaches_the_next_tenant(drill: Drill, parameter: dict[str, str]) -> None:
+    url = drill.deployment.engine.url.update_query_dict(parameter)
+    drill.runtime.engine = connect(url.render_as_string(hide_password=False), statement_timeout=10)
     seen: dict[str, list[Any]] = {}
     now = "at first"
 

@@ -21,7 +21,7 @@ import pytest
 from celery.exceptions import WorkerShutdown
 
 from taskbridge.declaring.batch import Batch, RetryAfter
-from taskbridge.errors import InvalidInput, RunFailed
+from taskbridge.errors import HandlerMistake, InvalidInput, RunFailed
 from taskbridge.handlers.journal import journal
 from taskbridge.running import slot
 from taskbridge.store import record_invoice
@@ -42,6 +42,28 @@ class Wordless(Exception):
 class Numb(Exception):
     def __str__(self) -> Any:
         return 7  # noqa: PLE0307 - on purpose
+
+
+class Causeless(Exception):
+    """An error whose class computes what Python's own classes store."""
+
+    @property
+    def __cause__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("no cause")
+
+
+class CauselessGroup(ExceptionGroup[ValueError]):
+    @property
+    def exceptions(self) -> Any:
+        raise RuntimeError("no errors")
+
+
+class Originless(Exception):
+    """As one of SQLAlchemy's, of which we ask the driver's error."""
+
+    @property
+    def orig(self) -> Any:
+        raise RuntimeError("no origin")
 
 
 class Unpicklable(Exception):
@@ -99,6 +121,17 @@ def breaks_its_session(batch: Batch) -> None:
         logging.getLogger(__name__).info("swallowed")
 
 
+def is_raised_from_one_without_a_cause(_: Batch) -> None:
+    raise ValueError("effect") from Causeless("cause")
+
+
+def asks_to_wait_and_fails_at_commit(batch: Batch) -> RetryAfter:
+    fails_at_commit(batch)
+    for record in batch:
+        batch.handled(record)
+    return RetryAfter(1)
+
+
 def a_generator(_: Batch) -> Any:
     return (number for number in range(3))
 
@@ -116,6 +149,14 @@ WAYS: dict[str, tuple[Callable[[Batch], Any], str]] = {
     "10 MB": (raising(ValueError("x" * 10_000_000)), "ValueError: xxx"),
     "a text that raises": (raising(Wordless()), "Wordless: (Wordless, whose text cannot be made: RuntimeError)"),
     "a text that is none": (raising(Numb()), "Numb: (Numb, whose text cannot be made: TypeError)"),
+    "a cause that raises": (raising(Causeless("x")), "Causeless: x"),
+    "a cause whose cause raises": (is_raised_from_one_without_a_cause, "ValueError: effect"),
+    "a group whose errors raise": (
+        raising(CauselessGroup("x", [ValueError("y")])),
+        "CauselessGroup: x (1 sub-exception)",
+    ),
+    "an origin that raises": (raising(Originless("x")), "Originless: x"),
+    "asks to wait and fails at commit": (asks_to_wait_and_fails_at_commit, "ForeignKeyViolation: "),
     "aborts its transaction": (aborts_its_transaction, "InFailedSqlTransaction: "),
     "fails at commit": (fails_at_commit, "ForeignKeyViolation: "),
     "commits": (commits, "HandlerMistake: the handler committed, rolled back or closed"),
@@ -260,6 +301,18 @@ def test_runs_that_began_together_do_not_wait_when_the_process_is_told_to_end(dr
     queued: Any = drill.deployment.redis.lrange("taskbridge.next", 0, -1)
     for tenant in tenants:
         assert any(tenant in str(json.loads(message)["headers"]["argsrepr"]) for message in queued), tenant
+
+
+def test_a_word_about_a_record_after_the_call_is_refused(drill: Drill) -> None:
+    batches: list[Batch] = []
+    drill.handle(batches.append)
+    drill.save("acme", "a")
+    drill.go_on()
+    (batch,) = batches
+    with pytest.raises(HandlerMistake, match="the batch is over: its handler has returned"):
+        batch.reject(batch[0], "too late")
+    with pytest.raises(HandlerMistake, match="the batch is over: its handler has returned"):
+        batch.handled(batch[0])
 
 
 def test_twenty_thousand_rejections_take_no_time(drill: Drill) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ import pytest
 from celery import Celery
 
 from taskbridge.embedded import Servers
-from taskbridge.producing.intake import UNDECLARED
 from taskbridge.store import connect, migrate
 from taskbridge.testing.servers import open_directory
 from tests.deployment import Deployment
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.e2e
 
 PIPELINE = "log-alerts"
 RECORD = "taskbridge.record_event"
-PARKED = "taskbridge.parked"
 
 
 def payload(number: int) -> dict[str, Any]:
@@ -70,56 +70,97 @@ def test_messages_that_come_while_postgres_is_away_are_recorded_once_it_is_back(
     fragile: Deployment, postgres: PostgresHere, pool: str
 ) -> None:
     wanted = {f"m-{number}": f"s-{number}" for number in range(40)}
-    with fragile.worker("-P", pool):
+    with fragile.worker("-P", pool) as worker:
         postgres.strike(signal.SIGQUIT)
         send(fragile, *((PIPELINE, payload(number), f"m-{number}") for number in range(40)))
-        # given each was taken and none could be stored, nobody holds one in memory
-        wait_until(lambda: fragile.redis.llen(PARKED) == 40, "parked")
-        wait_until(lambda: not fragile.redis.hlen("unacked"), "acknowledged")
+        wait_until(lambda: worker.text().count("retry: Retry in") >= 40, "each was tried", 30)
         postgres.start()
         fragile.engine.dispose()
-        wait_until(lambda: fragile.redis.llen(PARKED) == 0, "taken again", 40)
-        wait_until(lambda: stored(fragile) == wanted, "stored")
+        wait_until(lambda: stored(fragile) == wanted, "stored", 60)
         wait_until(lambda: len(fragile.deliveries()) == 40, "delivered", 30)
+        wait_until(lambda: not fragile.redis.hlen("unacked"), "acknowledged")
+        # one line says why, however many messages wait
+        assert worker.text().count("messages cannot be recorded yet and are retried") <= 4
 
 
-def test_parked_messages_outlive_the_worker_that_parked_them(fragile: Deployment, postgres: PostgresHere) -> None:
+def test_messages_that_wait_for_a_retry_outlive_their_worker(fragile: Deployment, postgres: PostgresHere) -> None:
     with fragile.worker() as worker:
         postgres.strike(signal.SIGQUIT)
         send(fragile, *((PIPELINE, payload(number), f"m-{number}") for number in range(5)))
-        wait_until(lambda: fragile.redis.llen(PARKED) == 5, "parked")
-        worker.kill()
+        wait_until(lambda: worker.text().count("retry: Retry in") >= 5, "each was tried", 30)
+        worker.stop()
+    # when it is stopped, they are back in their queue
+    assert fragile.redis.llen("taskbridge.first") == 5
     postgres.start()
     fragile.engine.dispose()
     with fragile.worker():
         wait_until(lambda: len(stored(fragile)) == 5, "stored", 30)
 
 
-def test_an_error_that_nobody_foresaw_loses_no_message_and_holds_up_no_other_work(deployment: Deployment) -> None:
-    with deployment.worker() as worker:
+def test_an_unexpected_error_loses_no_message_holds_up_no_other_work_and_shows_no_document(
+    deployment: Deployment,
+) -> None:
+    retried: list[dict[str, Any]] = []
+    with deployment.worker("-E") as worker, events_of(deployment, "task-retried", retried):
         with deployment.engine.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE taskbridge.records ADD CONSTRAINT broken CHECK (key <> 'm-1')")
-        send(deployment, *((PIPELINE, payload(number), f"m-{number}") for number in range(4)))
+        send(deployment, *((PIPELINE, payload(number) | {"note": "secret"}, f"m-{number}") for number in range(4)))
         wait_until(lambda: len(stored(deployment)) == 3, "the others are stored")
-        wait_until(lambda: "after 3 tries" in worker.text(), "tried again", 30)
+        wait_until(lambda: worker.text().count("retry: Retry in") >= 3 and len(retried) >= 3, "tried again", 30)
         deployment.save("acme", "1")
         wait_until(lambda: ("acme", "1") in deployment.deliveries(), "an invoice is delivered meanwhile")
         with deployment.engine.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE taskbridge.records DROP CONSTRAINT broken")
         wait_until(lambda: len(stored(deployment)) == 4, "stored", 40)
+        # Postgres quotes the whole row in the error's details
+        assert "violates check constraint" in worker.text()
+        assert "secret" not in worker.text()
+        assert "secret" not in str(retried)
 
 
-def test_messages_for_a_pipeline_of_the_next_deployment_are_matched_by_it(deployment: Deployment) -> None:
+@contextmanager
+def events_of(deployment: Deployment, kind: str, events: list[dict[str, Any]]) -> Iterator[None]:
+    """Collect events of workers, as Flower does."""
+    with deployment.app.connection_for_read() as connection:
+        receiver = deployment.app.events.Receiver(connection, handlers={kind: events.append})
+        thread = threading.Thread(target=receiver.capture, kwargs={"wakeup": False})
+        thread.start()
+        try:
+            yield
+        finally:
+            receiver.should_stop = True
+            thread.join()
+
+
+def test_messages_for_a_pipeline_of_the_next_deployment_are_recorded_by_it(deployment: Deployment) -> None:
     # given a worker from before the deployment takes them
-    with deployment.worker(TASKBRIDGE_PIPELINES="tests.pipelines_with_invoices_alone"):
+    with deployment.worker(TASKBRIDGE_PIPELINES="tests.pipelines_with_invoices_alone") as before:
         send(deployment, *((PIPELINE, payload(number), f"m-{number}") for number in range(5)))
-        wait_until(lambda: len(stored(deployment)) == 5, "stored")
-    assert set(reasons(deployment).values()) == {UNDECLARED}
+        wait_until(lambda: before.text().count("retry: Retry in") >= 5, "each was tried")
+        assert f"no pipeline is called '{PIPELINE}'" in before.text()
+    assert not stored(deployment)
     # when one from after it starts
     with deployment.worker():
-        wait_until(lambda: not reasons(deployment), "matched", 30)
         wait_until(lambda: len(deployment.deliveries()) == 5, "delivered", 30)
     assert stored(deployment) == {f"m-{number}": f"s-{number}" for number in range(5)}
+
+
+def test_a_message_whose_retry_the_broker_refuses_is_not_dropped(deployment: Deployment) -> None:
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE taskbridge.records ADD CONSTRAINT broken CHECK (key <> 'm-1')")
+    with deployment.worker() as worker, deployment.engine.connect() as locker:
+        locker.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
+        send(deployment, (PIPELINE, payload(1), "m-1"))
+        wait_until(lambda: deployment.redis.hlen("unacked") == 1, "in hand")
+        try:
+            deployment.redis.config_set("maxmemory", 1)
+            locker.rollback()
+            wait_until(lambda: "nor published again" in worker.text(), "refused", 30)
+        finally:
+            deployment.redis.config_set("maxmemory", 0)
+        with deployment.engine.begin() as connection:
+            connection.exec_driver_sql("ALTER TABLE taskbridge.records DROP CONSTRAINT broken")
+        wait_until(lambda: len(stored(deployment)) == 1, "stored", 30)
 
 
 NEVER: list[tuple[tuple[Any, ...], str]] = [
@@ -156,7 +197,6 @@ def test_messages_that_can_never_be_recorded_are_quarantined_with_the_reason(
     for _, text in NEVER:
         # each by a message of its own
         found.pop(next((one for one, reason in found.items() if text in reason), f"none says {text!r}"))
-    assert deployment.redis.llen(PARKED) == 0
 
 
 def test_a_worker_that_is_killed_with_a_message_in_hand_loses_none(deployment: Deployment) -> None:

@@ -49,7 +49,7 @@ from tests.model.reference import (
 from tests.model.transitions import TRANSITIONS, Condition
 from tests.runs import begin, settle
 
-TEXTS = ("state", "token", "held", "queue", "worker", "died", "burst")
+TEXTS = ("state", "token", "held", "queue", "worker", "died", "burst", "nonce", "reply")
 """The fields of a runner that are no numbers."""
 EXAMPLES = int(os.environ.get("TASKBRIDGE_TEST_EXAMPLES", "0"))
 SETTINGS = settings(
@@ -125,6 +125,15 @@ WALKS, STEPS = 40, 50
 """Then the rarest row of the table is taken by several of the walks."""
 
 
+class RepeatingGate(InjectedClock):
+    """Sends each call again while it has a nonce."""
+
+    nonce: str | None = None
+
+    def _nonce(self, size: int = 3) -> str:
+        return self.nonce or super()._nonce(size)
+
+
 class GateAndModel(RuleBasedStateMachine):
     """Events for several tenants of several pipelines. The clock moves forward only."""
 
@@ -139,7 +148,7 @@ class GateAndModel(RuleBasedStateMachine):
         self.rows = rows
         self.keys = keys
         self.published: list[Published] = []
-        self.gate = InjectedClock(client, keys, TIMING, publish=lambda *message: self.published.append(message))
+        self.gate = RepeatingGate(client, keys, TIMING, publish=lambda *message: self.published.append(message))
         # A whole second, so that an example is the same whenever it runs.
         self.gate.start_at(int(self.client.time()[0]) * 1_000_000 + DAY_US)
         self.model: dict[Subject, Tenant] = {subject: Tenant() for subject in self.everybody}
@@ -148,6 +157,7 @@ class GateAndModel(RuleBasedStateMachine):
         self._share()
         self.tokens: dict[Subject, list[str]] = defaultdict(list)
         self.holding: dict[Subject, set[str]] = defaultdict(set)
+        self.begun: dict[str, Begun] = {}
         self.damaged: set[Subject] = set()
 
     def _share(self) -> None:
@@ -178,7 +188,7 @@ class GateAndModel(RuleBasedStateMachine):
         subject = self.active[which]
         spacing = self._spacing(subject, delay)
         answer = self.gate.notify(*subject, spacing)
-        self._agree(subject, Notify(), answer, spacing)
+        self._agree(subject, Notify(self.gate.nonce), answer, spacing)
 
     @rule(which=subjects, delay=delays, ago=st.sampled_from(AGO), by_base=st.booleans())
     def remind(self, which: int, delay: int, ago: int | None, by_base: bool) -> None:
@@ -186,7 +196,7 @@ class GateAndModel(RuleBasedStateMachine):
         spacing = self._spacing(subject, delay)
         last = None if ago is None else self.gate.us // 1000 - ago
         (answer,) = self.gate.remind(subject[0], [Reminder(subject[1], spacing.delay, last)], by_base=by_base)
-        self._agree(subject, Remind(last, by_base), answer, spacing)
+        self._agree(subject, Remind(last, by_base, self.gate.nonce), answer, spacing)
 
     @rule(order=st.lists(subjects, min_size=2, max_size=4), delay=delays, by_base=st.booleans())
     def remind_many(self, order: list[int], delay: int, by_base: bool) -> None:
@@ -226,8 +236,12 @@ class GateAndModel(RuleBasedStateMachine):
         before, shared = self.model[subject], self.shared[subject[0]]
         begun = begin(self.gate, RunKey(*subject, token), most_runs=shared.most_runs)
         now_ms = self.gate.us // 1000
-        if isinstance(begun, Begun):
+        event = Begin(_number(token), self.gate.nonce)
+        if isinstance(begun, Begun) and event.call is not None and before.beginner == event.call:
+            assert begun == self.begun[token]
+        elif isinstance(begun, Begun):
             assert token not in self.holding[subject], "two runs hold one token"
+            self.begun[token] = begun
             self.holding[subject].add(token)
             assert begun._replace(died=None)[:-1] == (
                 before.told,
@@ -242,7 +256,7 @@ class GateAndModel(RuleBasedStateMachine):
             )
             assert _number(begun.burst) == (_number(token) if before.burst is None else before.burst)
             assert (begun.died is not None) is before.died
-        self._agree(subject, Begin(_number(token)), begun if isinstance(begun, Answer) else Answer.BEGUN)
+        self._agree(subject, event, begun if isinstance(begun, Answer) else Answer.BEGUN)
 
     @rule(which=subjects, age=token_ages)
     def decline(self, which: int, age: int | None) -> None:
@@ -297,7 +311,8 @@ class GateAndModel(RuleBasedStateMachine):
         )
         if answer is not Answer.LOST:
             self.holding[subject].discard(token)
-        event = Settle(_number(token), outcome, took, retry, owner, handled, failed, blame, all_wait, counted)
+        said = (outcome, took, retry, owner, handled, failed, blame, all_wait, counted)
+        event = Settle(_number(token), *said, self.gate.nonce)
         self._agree(subject, event, answer, spacing)
 
     @rule(
@@ -331,6 +346,40 @@ class GateAndModel(RuleBasedStateMachine):
                 self.settle(which, None, foreign, retry, 1)
             self.notify(which, 1_000)
 
+    @rule(which=subjects, ms=spans)
+    def replies_are_lost(self, which: int, ms: int) -> None:
+        """Each call is sent again after a while."""
+        for starts in ("remind", "notify"):
+            self._begin_a_run(which)
+            self.settle(which, 0, Outcome.DONE, 0, 1)
+            self.time_passes(BURSTS.delay)
+            self._lose_the_reply(which, starts, ms)
+        self._lose_the_reply(which, "begin", ms)
+        for outcome in Outcome:
+            self._begin_a_run(which)
+            self.notify(which, 0)
+            self.time_passes(BURSTS.delay)
+            self._lose_the_reply(which, "settle", ms, outcome)
+        self._lose_the_reply(which, "expire", ms)
+        self._lose_the_reply(which, "publish_turns", ms)
+
+    def _lose_the_reply(self, which: int, verb: str, ms: int, outcome: Outcome = Outcome.DONE) -> None:
+        subject = self.active[which]
+        token = self._token(subject, 0)
+        calls: dict[str, Callable[[], None]] = {
+            "notify": lambda: self.notify(which, 0),
+            "remind": lambda: self.remind(which, 0, None, by_base=False),
+            "begin": lambda: self.begin(which, self._age(subject, token)),
+            "settle": lambda: self.settle(which, self._age(subject, token), outcome, 0, 1),
+            "expire": lambda: self._expire(which, early=True),
+            "publish_turns": lambda: self.it_is_given_its_turn(which),
+        }
+        self.gate.nonce = os.urandom(8).hex()
+        calls[verb]()
+        self.time_passes(ms)
+        calls[verb]()
+        self.gate.nonce = None
+
     @rule(which=subjects, outcome=st.sampled_from((Outcome.DONE, Outcome.RETRY)), wait=st.sampled_from((0, 300)))
     def a_run_and_then_a_reminder(self, which: int, outcome: Outcome, wait: int) -> None:
         """While its tenant lingers, or is held."""
@@ -338,6 +387,14 @@ class GateAndModel(RuleBasedStateMachine):
         self.settle(which, 0, outcome, 30_000, 1)
         self.time_passes(wait)
         self.remind(which, 0, None, by_base=False)
+
+    @rule(which=subjects, by_base=st.booleans())
+    def a_paused_tenant_is_notified_and_then_reminded(self, which: int, by_base: bool) -> None:
+        """A reminder says that the pause is over."""
+        self._begin_a_run(which)
+        self.settle(which, 0, Outcome.PAUSED, 0, 1)
+        self.notify(which, 0)
+        self.remind(which, 0, None, by_base=by_base)
 
     @rule(which=subjects, by_base=st.booleans())
     def an_event_after_a_run_and_a_reminder_when_it_is_due(self, which: int, by_base: bool) -> None:
@@ -406,14 +463,15 @@ class GateAndModel(RuleBasedStateMachine):
     def _expire(self, which: int, *, early: bool) -> None:
         subject = self.active[which]
         (answer,) = self.gate.expire(subject[0], [subject[1]], early=early)
-        self._agree(subject, Deadline(early), answer)
+        self._agree(subject, Deadline(early, call=self.gate.nonce), answer)
 
     @rule(which=subjects)
     def it_is_given_its_turn(self, which: int) -> None:
         subject = self.active[which]
         self.gate.publish_turns([":".join(subject)])
         (us,), published = self._taken(1)
-        self._step(subject, Deadline(turn=True), None, SPACINGS[subject[0]], us, published)
+        event = Deadline(turn=True, call=self.gate.nonce)
+        self._step(subject, event, None, SPACINGS[subject[0]], us, published)
         assert published == []
         self._look()
 
@@ -502,9 +560,11 @@ class GateAndModel(RuleBasedStateMachine):
         called, turn = self.shared[subject[0]].called, self.shared[subject[0]].turn
         if called is not None:
             # A settle that keeps its slot for a tenant in the wait queue publishes that tenant's run as well.
-            self._step((subject[0], called), Deadline(), None, spacing, given[1], published)
+            event = Deadline(call=self.gate.nonce)
+            self._step((subject[0], called), event, None, spacing, given[1], published)
         elif turn is not None:
-            self._step(turn, Deadline(turn=True), None, SPACINGS[turn[0]], given[1], published)
+            event = Deadline(turn=True, call=self.gate.nonce)
+            self._step(turn, event, None, SPACINGS[turn[0]], given[1], published)
         else:
             assert len(given) == 1, "a second round trip, and nobody was called"
         assert published == []
@@ -672,6 +732,11 @@ class GateAndModel(RuleBasedStateMachine):
     def _spacing(self, subject: Subject, delay: int) -> Spacing:
         spacing = SPACINGS[subject[0]]
         return replace(spacing, delay=delay) if spacing is RULES else spacing
+
+    def _age(self, subject: Subject, token: str) -> int | None:
+        """Return the age by which `_token` returns the token."""
+        seen = self.tokens[subject]
+        return len(seen) - 1 - seen.index(token) if token in seen else None
 
     def _token(self, subject: Subject, age: int | None) -> str:
         seen = self.tokens[subject]

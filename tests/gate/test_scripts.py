@@ -566,7 +566,7 @@ def test_tenants_whose_names_run_together_keep_separate_runners(gate: Gate, run:
 def test_an_event_alone_that_is_sent_otherwise_than_one_of_many(
     redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, prefix: str, spacing: Spacing
 ) -> None:
-    monkeypatch.setattr("taskbridge.gate.gate._nonce", lambda: "5eed00")
+    monkeypatch.setattr(Gate, "_nonce", lambda *_: "5eed00")
     gate = Gate(redis_client, Keys(prefix), publish=lambda *_: None, queue_prefix="broker:")
     redis_client.script_load(gate._scripts["notify"].script)
 
@@ -579,10 +579,11 @@ def test_an_event_alone_that_is_sent_otherwise_than_one_of_many(
             assert alone == one_of_many, (pipeline, tenant)
 
 
-# A queue is the broker's, and its name has no colon; a probe has no tenant.
+# A queue is the broker's, and its name has no colon; a probe and the last messages that were taken have no tenant.
 KEYS_MADE = {name for name, value in vars(Keys).items() if inspect.isfunction(value) and name[0] != "_"} - {
     "queue",
     "probe",
+    "taken",
 }
 
 

@@ -73,6 +73,7 @@ TIME = frozenset({Condition.SPACING_OVER, Condition.LEASE_ALIVE})
 SPACING = frozenset({Condition.SPACING_OVER})
 MANY = frozenset({Condition.MANY})
 FOUND = frozenset({Condition.FOUND})
+REPEATED = frozenset({Condition.REPEATED})
 NOTHING: frozenset[Condition] = frozenset()
 
 PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answer.PUBLISHED, Answer.REPUBLISHED})
@@ -87,6 +88,7 @@ class Guards:
 
     # Tokens and the cursor
     begin_checks_token: bool = True
+    begin_knows_its_caller: bool = True
     token_per_run: bool = True
     claim_refuses_lower_tokens: bool = True
     advance_checks_owner: bool = True
@@ -104,6 +106,7 @@ class Guards:
     remind_counts_lingering: bool = True
     remind_counts_running: bool = True
     remind_adopts: bool = True
+    remind_ends_pause: bool = True
     # The tail
     tails: bool = True
     tail_reminds_first: bool = True
@@ -138,6 +141,7 @@ class Faults(NamedTuple):
     started_early: int = 0
     retried: int = 0
     reset: int = 0
+    paused: int = 0
 
 
 class Breach(Enum):
@@ -169,6 +173,8 @@ class At(IntEnum):
     SETTLE_RETRY = 5
     SETTLE_STALE = 6
     SETTLE_STOPPED = 7
+    BEGIN_AGAIN = 8
+    SETTLE_PAUSED = 9
 
 
 SETTLES = {
@@ -177,24 +183,27 @@ SETTLES = {
     At.SETTLE_RETRY: Verb.RETRY,
     At.SETTLE_STALE: Verb.STALE,
     At.SETTLE_STOPPED: Verb.STOPPED,
+    At.SETTLE_PAUSED: Verb.PAUSED,
 }
 
 
 class Gate(NamedTuple):
-    """What Redis knows. `new` stands for events > swept."""
+    """What Redis knows. `new` stands for events > swept; `paused` that a pause holds it, and `held` anything else."""
 
     state: State = State.IDLE
     token: int = NONE
     new: bool = False
     held: bool = False
     deadline: bool = False
+    paused: bool = False
 
 
 class Cursor(NamedTuple):
     """What Postgres knows: the highest token that claimed it, and records, one bit each.
 
     `target` is what a sweep of several batches was begun for: until it is done, what was committed later has to wait.
-    `looked` is what was committed when it was claimed last, `retry` what an operator took out of quarantine.
+    `looked` is what was committed when it was claimed last, `retry` what an operator took out of quarantine, `paused`
+    that the tenant is.
     """
 
     owner: int = NONE
@@ -202,6 +211,7 @@ class Cursor(NamedTuple):
     target: int = 0
     looked: int = 0
     retry: int = 0
+    paused: bool = False
 
 
 class Run(NamedTuple):
@@ -209,7 +219,7 @@ class Run(NamedTuple):
 
     `seen` is the cursor's position when it read and `target` what its sweep is for, `resumed` that an earlier batch
     began that sweep, `owner` the token that owned the cursor, and `ended` that its settle was done but the reply was
-    lost, so that it will settle again.
+    lost, so that it will settle again. `BEGIN_AGAIN`: the reply of its begin was lost.
     """
 
     at: At
@@ -303,7 +313,7 @@ def describe(world: World) -> str:
     parts = [f"gate {gate.state}"]
     if gate.token:
         parts.append(f"token {gate.token}")
-    parts += [name for name in ("new", "held", "deadline") if getattr(gate, name)]
+    parts += [name for name in ("new", "held", "paused", "deadline") if getattr(gate, name)]
     parts.append(f"| committed {world.committed:b}, T {world.tail:b}, B {world.base:b}")
     parts.append(f"| cursor owner {cursor.owner or '-'}, handled {cursor.handled:b}")
     if world.messages:
@@ -370,14 +380,18 @@ def _apply(world: World, row: Row, token: int, guards: Guards) -> World:
     if row.next is State.IDLE:
         return world._replace(gate=Gate())
     publishes, deadline = row.answer in PUBLISHING, True
-    held = row.next is not State.QUEUED and (row.answer in (Answer.HELD, Answer.POSTPONED) or world.gate.held)
+    pauses = row.verb is Verb.PAUSED and row.answer is Answer.HELD
+    held = row.next is not State.QUEUED and (
+        (row.answer in (Answer.HELD, Answer.POSTPONED) and not pauses) or world.gate.held
+    )
+    paused = row.next is State.WAITING and (pauses or (world.gate.paused and row.verb is Verb.NOTIFY))
     if row.answer is Answer.ABSORBED:
         deadline = world.gate.deadline
     elif row.next is State.QUEUED:
         deadline = guards.queued_has_deadline
     elif row.answer is Answer.POSTPONED:
         deadline = guards.postponed_has_deadline
-    gate = Gate(row.next, token, world.gate.new, held, deadline)
+    gate = Gate(row.next, token, world.gate.new, held, deadline, paused)
     messages = world.messages
     if publishes and messages.count(token) < MOST_COPIES:
         messages = (*messages, token)
@@ -396,7 +410,8 @@ def _issued(world: World, floor: int) -> Iterator[tuple[World, int]]:
 
 def _token_for(world: World, row: Row, floor: int, guards: Guards) -> Iterator[tuple[World, int]]:
     """Return the gate's token after `row`: a new one for a run that is published, not for one published again."""
-    new_run = row.answer in PUBLISHING and row.answer is not Answer.REPUBLISHED
+    again = row.answer is Answer.REPUBLISHED or Condition.REPEATED in row.when
+    new_run = row.answer in PUBLISHING and not again
     if new_run and (guards.token_per_run or row.answer is Answer.REISSUED or not world.gate.token):
         yield from _issued(world, floor)
     else:
@@ -404,7 +419,8 @@ def _token_for(world: World, row: Row, floor: int, guards: Guards) -> Iterator[t
 
 
 def _held(gate: Gate) -> frozenset[Condition]:
-    return frozenset({Condition.HELD}) if gate.held else NOTHING
+    conditions = ((Condition.HELD, gate.held), (Condition.PAUSED, gate.paused))
+    return frozenset(condition for condition, holds in conditions if holds)
 
 
 def _notify(world: World, guards: Guards) -> Iterator[tuple[Answer, World]]:
@@ -418,6 +434,9 @@ def _notify(world: World, guards: Guards) -> Iterator[tuple[Answer, World]]:
 
 def _remind(world: World, guards: Guards, *, of_base: bool) -> Iterator[tuple[Answer, World]]:
     gate = world.gate
+    if gate.paused and not guards.remind_ends_pause:
+        yield Answer.ABSORBED, world
+        return
     known, unknown = (_held(gate) | MANY, SPACING) if of_base else (_held(gate), SPACING | MANY)
     for row in _rows(gate.state, Verb.REMIND, known, unknown):
         counts = (
@@ -455,16 +474,30 @@ def _messages(world: World, guards: Guards) -> Iterator[Step]:
 def _begin(world: World, token: int, guards: Guards) -> Iterator[Step]:
     current = token == world.gate.token or not guards.begin_checks_token
     known = frozenset({Condition.CURRENT}) if current else NOTHING
+    if not guards.begin_knows_its_caller:
+        known |= REPEATED
     for row in _rows(world.gate.state, Verb.BEGIN, known, _no_room(world, Condition.NO_SLOT)):
         if row.answer is Answer.BEGUN:
             begun = _apply(world._replace(gate=world.gate._replace(new=False)), row, world.gate.token, guards)
             twice = any(run.token == token and not run.ended for run in world.runs)
             text = f"message {token} arrives: run {token} begins"
-            yield Step(text, Kind.WORK, _with_run(begun, Run(At.CLAIM, token)), Breach.TWO_RUNS if twice else None)
+            breach = Breach.TWO_RUNS if twice else None
+            yield Step(text, Kind.WORK, _with_run(begun, Run(At.CLAIM, token)), breach)
+            if world.faults.reply_lost:
+                again = _with_run(begun, Run(At.BEGIN_AGAIN, token))
+                yield Step(f"{text}, the reply is lost", Kind.FAULT, _spent(again, "reply_lost"), breach)
         else:
             refused = row.answer is Answer.REFUSED
             after = world if refused else _apply(_postponed(world, row), row, world.gate.token, guards)
             yield Step(f"message {token} arrives: {row.answer.name}", Kind.WORK, after)
+
+
+def _begin_again(world: World, run: Run, _: Guards) -> Iterator[Step]:
+    """Send the call again whose reply was lost. Another run may have the runner by now."""
+    known = REPEATED | ({Condition.CURRENT} if run.token == world.gate.token else NOTHING)
+    (row,) = _rows(world.gate.state, Verb.BEGIN, known, NOTHING)
+    after = _with_run(world, Run(At.CLAIM, run.token)) if row.answer is Answer.BEGUN else world
+    yield Step(f"run {run.token} asks again whether it has begun: {row.answer.name}", Kind.WORK, after)
 
 
 def _no_room(world: World, condition: Condition) -> frozenset[Condition]:
@@ -490,6 +523,9 @@ def _read(world: World, run: Run, _: Guards) -> Iterator[Step]:
     cursor = world.cursor
     if cursor.owner != run.token:
         yield Step(f"run {run.token} may not read: it stops", Kind.WORK, world)
+        return
+    if cursor.paused:
+        yield Step(f"run {run.token} finds a pause", Kind.WORK, _with_run(world, Run(At.SETTLE_PAUSED, run.token)))
         return
     target = cursor.target or pending(world)
     # What an operator took out of quarantine comes first, whatever the sweep is for.
@@ -548,7 +584,11 @@ def _settle(world: World, run: Run, guards: Guards) -> Iterator[Step]:
         known.add(Condition.CURRENT)
     if gate.new and guards.settle_counts_events:
         known.add(Condition.NEW_EVENTS)
-    for row in _rows(gate.state, verb, frozenset(known), TIME | _no_room(world, Condition.OTHERS_IN_QUEUE)):
+    unknown = TIME | _no_room(world, Condition.OTHERS_IN_QUEUE)
+    if run.ended:
+        # The runner's token may be the one that this settle issued.
+        unknown |= REPEATED
+    for row in _rows(gate.state, verb, frozenset(known), unknown):
         text = f"run {run.token} settles {verb.removeprefix('settle: ')}: {row.answer.name}"
         for after, settled in _settled(world, run, row, guards):
             yield Step(text, Kind.WORK, after)
@@ -576,6 +616,8 @@ _RUN_STEPS: dict[At, Callable[[World, Run, Guards], Iterator[Step]]] = {
     At.SETTLE_RETRY: _settle,
     At.SETTLE_STALE: _settle,
     At.SETTLE_STOPPED: _settle,
+    At.BEGIN_AGAIN: _begin_again,
+    At.SETTLE_PAUSED: _settle,
 }
 
 
@@ -621,7 +663,7 @@ def _deadline(world: World, guards: Guards) -> Iterator[Step]:
         gate.state is State.WAITING
         and not (gate.new and guards.end_counts_events)
         and not (gate.held and guards.end_spares_held)
-    )
+    ) or gate.paused
     known = {Condition.OVERDUE, Condition.QUIET} if may_end else {Condition.OVERDUE}
     yield from _deadline_passes(world, frozenset(known), "the deadline passes", guards)
     if may_end and world.faults.started_early:
@@ -637,8 +679,10 @@ def _deadline_passes(world: World, known: frozenset[Condition], what: str, guard
     if row.answer is Answer.NOT_DUE:
         yield Step(text, Kind.CLOCK, world._replace(gate=Gate()))
         return
+    # A pause that is over must not hold records until its deadline: that is a day away.
+    kind = Kind.TRAFFIC if gate.paused and pending(world) else Kind.CLOCK
     for roomy, token in _token_for(world, row, gate.token, guards):
-        yield Step(text, Kind.CLOCK, _apply(roomy, row, token, guards))
+        yield Step(text, kind, _apply(roomy, row, token, guards))
 
 
 # The tail and the base
@@ -664,7 +708,7 @@ def _name(one: Round) -> str:
 def _tail_reads(world: World, guards: Guards) -> Iterator[Step]:
     fresh = world.committed & ~world.tail
     if fresh:
-        wanted = fresh & ~world.cursor.handled & ~world.cursor.looked
+        wanted = 0 if world.cursor.paused else fresh & ~world.cursor.handled & ~world.cursor.looked
         snapshot = world.committed
         if not guards.tail_is_a_snapshot:
             snapshot = (1 << snapshot.bit_length()) - 1
@@ -686,9 +730,11 @@ def _base_reads(world: World, guards: Guards) -> Iterator[Step]:
     wanted = fresh & ~cursor.handled
     if not guards.base_asks_the_cursor:
         wanted &= ~cursor.target
-    # Which of what is pending it keeps looking at.
+    # Which of what is pending it keeps looking at. Whoever is paused is not reminded, and is asked about again.
     snapshot = world.committed & ~wanted if guards.base_leaves_out_pending else world.committed
     text = f"a base round reads {fresh:b}, of it pending {wanted:b}"
+    if cursor.paused:
+        wanted = 0
     if not wanted and guards.base_takes_snapshot_first:
         yield Step(text, Kind.TRAFFIC, world._replace(base=snapshot))
         return
@@ -727,8 +773,14 @@ def _operators(world: World, guards: Guards) -> Iterator[Step]:
         one = cursor.handled & -cursor.handled
         retried = cursor._replace(handled=cursor.handled & ~one, retry=cursor.retry | one)
         yield Step("a record is to be tried again", Kind.FAULT, _spent(world, "retried")._replace(cursor=retried))
+    if world.faults.paused and not cursor.paused:
+        paused = _spent(world, "paused")._replace(cursor=cursor._replace(paused=True))
+        yield Step("the tenant is paused", Kind.FAULT, paused)
+    if cursor.paused:
+        # The worst case: whoever resumes it dies before it starts anything.
+        yield Step("the tenant is resumed", Kind.CLOCK, world._replace(cursor=cursor._replace(paused=False)))
     if world.faults.reset and cursor.handled:
-        anew = _spent(world, "reset")._replace(cursor=Cursor(owner=cursor.owner))
+        anew = _spent(world, "reset")._replace(cursor=Cursor(owner=cursor.owner, paused=cursor.paused))
         if guards.reset_forgets_base:
             anew = anew._replace(tail=0, base=0)
         yield Step("the cursor begins anew", Kind.FAULT, anew)

@@ -45,7 +45,8 @@ PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answe
 class Tenant:
     """One tenant. Times and spans are milliseconds, a token is the microsecond that it stands for; None: not set.
 
-    `lease` is the end of the lease that was alive when the run began.
+    `lease` is the end of the lease that was alive when the run began. `issuer` is the call that issued the token and
+    `beginner` the one that began the run, where the course may send these again.
 
     An idle tenant has nothing but its lease, its last run and, where its hash was lost, a deadline.
     """
@@ -61,6 +62,7 @@ class Tenant:
     before: int | None = None
     delay: int | None = None
     held: bool = False
+    paused: bool = False
     turn: bool = False
     found: bool = False
     republish: int = 0
@@ -76,6 +78,8 @@ class Tenant:
     died: bool = False
     first_queue: bool = False
     burst: int | None = None
+    issuer: str | None = None
+    beginner: str | None = None
 
     @property
     def is_first_event(self) -> bool:
@@ -292,7 +296,9 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """An event of the tenant."""
+    """An event of the tenant. `call` tells one call from others in courses that send calls again; so it does below."""
+
+    call: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +310,7 @@ class Remind:
 
     last: int | None = None
     by_base: bool = False
+    call: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +318,7 @@ class Begin:
     """A run message with this token arrived."""
 
     token: int
+    call: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +349,7 @@ class Settle:
     blame: Blame = Blame.NOBODY
     all_wait: bool = False
     counted: bool = False
+    call: str | None = None
 
     @property
     def gives_back(self) -> bool:
@@ -357,6 +366,7 @@ class Deadline:
 
     early: bool = False
     turn: bool = False
+    call: str | None = None
 
 
 Event = Notify | Remind | Begin | Decline | Beat | Settle | Deadline
@@ -367,6 +377,7 @@ _SETTLES = {
     Outcome.DONE: Verb.DONE,
     Outcome.RETRY: Verb.RETRY,
     Outcome.STALE: Verb.STALE,
+    Outcome.PAUSED: Verb.PAUSED,
 }
 
 
@@ -409,14 +420,11 @@ def step(
     shared.called = shared.turn = None
     shared.rows = rows
     shared.time_passes(now.ms)
+    if _is_repeated(tenant, event):
+        return _repeat(tenant, event, now)
     if isinstance(event, Begin) and tenant.state is State.QUEUED and tenant.token == event.token:
         now = replace(now, admitting=_admitting(tenant, now))
-    if isinstance(event, Notify):
-        tenant = _counted(tenant, now)
-    if isinstance(event, Remind):
-        tenant = _reminded(tenant, event, now)
-    if isinstance(event, Settle):
-        tenant = _without_empty_run(tenant, event, now)
+    tenant = _before_the_table(tenant, event, now)
     row = choose(TRANSITIONS, tenant.state, _verb(event), _holding(tenant, event, now))
     rows.add(row)
     if isinstance(event, Deadline) and now.subject in shared.turns.waiting and not tenant.held:
@@ -438,12 +446,44 @@ def step(
     return replace(after, deadline=shared.due.get(name)), row.answer
 
 
+def _before_the_table(tenant: Tenant, event: Event, now: _Now) -> Tenant:
+    """Do what is done whatever row applies."""
+    match event:
+        case Notify():
+            return _counted(tenant, now)
+        case Remind():
+            return _reminded(tenant, event, now)
+        case Settle():
+            return _without_empty_run(tenant, event, now)
+    return tenant
+
+
+def _is_repeated(tenant: Tenant, event: Event) -> bool:
+    """Whether the call has done this already, and is sent again because its reply was lost."""
+    if isinstance(event, Decline | Beat) or event.call is None:
+        return False
+    if isinstance(event, Begin):
+        return tenant.state is State.RUNNING and tenant.beginner == event.call
+    return tenant.state is State.QUEUED and tenant.issuer == event.call
+
+
+def _repeat(tenant: Tenant, event: Event, now: _Now) -> tuple[Tenant, Answer]:
+    current = isinstance(event, Begin) and event.token == tenant.token
+    holding = frozenset({Condition.REPEATED, *([Condition.CURRENT] if current else [])})
+    row = choose(TRANSITIONS, tenant.state, _verb(event), holding)
+    now.shared.rows.add(row)
+    if isinstance(event, Notify) and now.spacing.lease:
+        tenant = replace(tenant, lease_end=now.ms + now.spacing.lease)
+    return tenant, row.answer
+
+
 def _learned(tenant: Tenant, after: Tenant, event: Settle, now: _Now) -> Tenant:
     """A run that did nothing leaves to the next one what it was told when it began."""
     if event.outcome is Outcome.STALE or event.gives_back:
         began = tenant.before if now.spacing.last_ttl else after.began
         return replace(after, failures=tenant.failures, began=began, died=tenant.died and not event.counted)
-    return replace(after, first=None, died=event.outcome is Outcome.RETRY and tenant.died and not event.counted)
+    waits = event.outcome in (Outcome.RETRY, Outcome.PAUSED)
+    return replace(after, first=None, died=waits and tenant.died and not event.counted)
 
 
 def _set_deadline(tenant: Tenant, now: _Now) -> None:
@@ -480,7 +520,8 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
     past = not called and tenant.deadline is not None and tenant.deadline <= now.ms
     truths = {
         Condition.SPACING_OVER: _start(tenant, delay) <= now.ms,
-        Condition.HELD: tenant.held,
+        Condition.HELD: tenant.held and not tenant.paused,
+        Condition.PAUSED: tenant.paused,
         Condition.FOUND: tenant.found,
         Condition.CURRENT: token is not None and token == tenant.token,
         Condition.MANY: isinstance(event, Remind)
@@ -515,7 +556,7 @@ def _others_in_turns(event: Event, now: _Now) -> bool:
 
 def _is_quiet(tenant: Tenant, now: _Now) -> bool:
     lingers = tenant.state is State.WAITING and not tenant.held and tenant.events == tenant.swept
-    return lingers and (tenant.lease is None or tenant.lease <= now.ms)
+    return tenant.paused or (lingers and (tenant.lease is None or tenant.lease <= now.ms))
 
 
 def _admitting(tenant: Tenant, now: _Now) -> tuple[admission.Row[admission.Circuit], admission.Row[admission.Slots]]:
@@ -585,6 +626,8 @@ def _reminded(tenant: Tenant, event: Remind, now: _Now) -> Tenant:
         return replace(fresh, delay=now.spacing.delay)
     if tenant.deadline is None:
         tenant = replace(tenant, deadline=now.ms)
+    if tenant.paused:
+        tenant = replace(tenant, held=False, paused=False)
     if tenant.state is State.QUEUED or tenant.held or (tenant.state is State.RUNNING and event.by_base):
         return tenant
     delay = now.spacing.delay if tenant.delay is None else min(tenant.delay, now.spacing.delay)
@@ -605,7 +648,9 @@ def _without_empty_run(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
 
 
 def _queued(tenant: Tenant, now: _Now, token: int | None, wait: int) -> Tenant:
-    return replace(tenant, token=token, republish=wait, held=False, turn=False, found=False, deadline=now.ms + wait)
+    return replace(
+        tenant, token=token, republish=wait, held=False, paused=False, turn=False, found=False, deadline=now.ms + wait
+    )
 
 
 def _note_queued(event: Event, deadline: int, now: _Now, *, again: bool = False) -> None:
@@ -632,7 +677,8 @@ def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     _note_queued(event, now.ms + now.timing.republish, now)
     died = tenant.died or (isinstance(event, Deadline) and row.answer is Answer.REISSUED)
     first = isinstance(event, Notify | Remind)
-    return replace(_queued(tenant, now, token, now.timing.republish), died=died, first_queue=first)
+    issuer = None if isinstance(event, Decline | Beat) else event.call
+    return replace(_queued(tenant, now, token, now.timing.republish), died=died, first_queue=first, issuer=issuer)
 
 
 def _publish_again(tenant: Tenant, event: Event, __: Row, now: _Now) -> Tenant:
@@ -664,7 +710,8 @@ def _left_the_queue(now: _Now) -> None:
     now.shared.sent.pop(now.name, None)
 
 
-def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
+def _begin(tenant: Tenant, event: Event, __: Row, now: _Now) -> Tenant:
+    assert isinstance(event, Begin)
     shared = now.shared
     _arrived(tenant, now)
     # Whoever lost its hash while it stood there stays until it is called.
@@ -674,6 +721,7 @@ def _begin(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
         tenant,
         events=tenant.told,
         swept=tenant.told,
+        beginner=event.call,
         burst=tenant.token if tenant.burst is None else tenant.burst,
         reminded=False,
         first_queue=False,
@@ -847,6 +895,8 @@ def _end(tenant: Tenant, _: Event, __: Row, ___: _Now) -> Tenant:
 
 def _hold(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:
     assert isinstance(event, Settle)
+    if event.outcome is Outcome.PAUSED:
+        return replace(tenant, held=True, paused=True, turn=False, deadline=now.ms + Constant.DAY_MS)
     circuit, ends = now.shared.circuit, now.ms + event.retry
     tenant = replace(tenant, held=True, turn=False, failures=tenant.failures + event.failed, deadline=ends)
     if not event.all_wait:

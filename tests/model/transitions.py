@@ -28,6 +28,7 @@ class Verb(StrEnum):
     DONE = "settle: done"
     RETRY = "settle: retry"
     STALE = "settle: stale token"
+    PAUSED = "settle: paused"
 
 
 class Condition(Enum):
@@ -37,13 +38,18 @@ class Condition(Enum):
         "last run + delay is past, or there was no last run; and "
         f"{Constant.EMPTY_RUN_MS} ms since a run that took nothing"
     )
-    HELD = "held: by a failure, a rate limit, a pause, an open circuit, the cap on runs, or until its turn"
+    HELD = "held: by a failure, a rate limit, an open circuit, the cap on runs, or until its turn"
+    PAUSED = "held by a pause"
     FOUND = "it waits for its turn since a reminder, and had no event since"
     CURRENT = "the token is the current one"
+    REPEATED = "the same call has done this already; its reply was lost"
     NEW_EVENTS = "events > swept"
     LEASE_ALIVE = "the lease was alive when the run began"
     MANY = "a base round found its records, or as many runs are queued as reminders may publish"
-    QUIET = "it lingers, events = swept, the lease that the run saw has ended, and no operator starts it"
+    QUIET = (
+        "it is held by a pause, or it lingers, events = swept and the lease that the run saw has ended; and no "
+        "operator starts it"
+    )
     OVERDUE = "the deadline is past, its turn has come, or an operator starts a tenant that waits"
     STILL_QUEUED = "its message is in the queue of first events still: an older one, or itself, is at the head"
     NO_SLOT = (
@@ -75,6 +81,8 @@ def _everywhere(verb: Verb, answer: Answer, effect: str) -> tuple[Row, ...]:
     return tuple(Row(state, verb, (), state, answer, effect) for state in State)
 
 
+REPLAYED = "none: the answer is the one that was lost"
+
 # The first row that fits applies, so a row without a condition is the "otherwise" of those above it.
 TRANSITIONS: tuple[Row, ...] = (
     Row(
@@ -95,6 +103,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "held no more; new token; publish to the first-event queue, in this step",
     ),
     Row(_W, Verb.NOTIFY, (_When.HELD,), _W, Answer.ABSORBED, "count; an event never shortens a back-off"),
+    Row(_W, Verb.NOTIFY, (_When.PAUSED,), _W, Answer.ABSORBED, "count; an event does not end a pause"),
     Row(
         _W,
         Verb.NOTIFY,
@@ -104,6 +113,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "new token; publish to the first-event queue, in this step",
     ),
     Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due moves to last run + delay if that is earlier"),
+    Row(_Q, Verb.NOTIFY, (_When.REPEATED,), _Q, Answer.STARTED, REPLAYED),
     Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller"),
     Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller"),
     Row(
@@ -123,6 +133,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "new token; publish to the first-event queue, in this step",
     ),
     Row(_I, Verb.REMIND, (), _W, Answer.DELAYED, "due at last run + delay"),
+    # Nobody reminds a tenant that is paused, so a reminder says that the pause is over.
     Row(_W, Verb.REMIND, (_When.HELD,), _W, Answer.ABSORBED, "none: its deadline brings a run"),
     Row(
         _W,
@@ -130,7 +141,8 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.SPACING_OVER, _When.MANY),
         _W,
         Answer.DELAYED,
-        "one event until a run begins, unless events > swept; due now, if not before: the ticker starts it",
+        "no pause holds it; one event until a run begins, unless events > swept; due now, if not before: the ticker "
+        "starts it",
     ),
     Row(
         _W,
@@ -138,7 +150,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.SPACING_OVER,),
         _Q,
         Answer.STARTED,
-        "new token; publish to the first-event queue, in this step",
+        "no pause holds it; new token; publish to the first-event queue, in this step",
     ),
     Row(
         _W,
@@ -146,8 +158,10 @@ TRANSITIONS: tuple[Row, ...] = (
         (),
         _W,
         Answer.DELAYED,
-        "one event until a run begins, unless events > swept; due moves to last run + delay if that is earlier",
+        "no pause holds it; one event until a run begins, unless events > swept; due moves to last run + delay if that "
+        "is earlier",
     ),
+    Row(_Q, Verb.REMIND, (_When.REPEATED,), _Q, Answer.STARTED, REPLAYED),
     Row(_Q, Verb.REMIND, (), _Q, Answer.ABSORBED, "none: its run reads what is committed now"),
     Row(
         _R,
@@ -174,6 +188,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "a reminder is no event any more; swept = events; last run = now; deadline = now + runner TTL; in neither wait "
         "queue nor turns; learns whether the run before it died, and by which name Postgres counts the burst",
     ),
+    Row(_R, Verb.BEGIN, (_When.CURRENT, _When.REPEATED), _R, Answer.BEGUN, REPLAYED),
     *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or doubled message"),
     Row(
         _Q,
@@ -203,8 +218,10 @@ TRANSITIONS: tuple[Row, ...] = (
         "held, behind those of its pipeline in the turns",
     ),
     Row(_R, Verb.MORE, (_When.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
+    Row(_Q, Verb.MORE, (_When.REPEATED,), _Q, Answer.CONTINUED, REPLAYED),
     *_everywhere(Verb.MORE, Answer.LOST, "none: another run took over"),
     Row(_R, Verb.STOPPED, (_When.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
+    Row(_Q, Verb.STOPPED, (_When.REPEATED,), _Q, Answer.CONTINUED, REPLAYED),
     *_everywhere(Verb.STOPPED, Answer.LOST, "none: another run took over"),
     Row(
         _R,
@@ -247,6 +264,7 @@ TRANSITIONS: tuple[Row, ...] = (
         Answer.FINISHED,
         "hash and deadline deleted; last run kept while it can delay the next",
     ),
+    Row(_Q, Verb.DONE, (_When.REPEATED,), _Q, Answer.CONTINUED, REPLAYED),
     *_everywhere(Verb.DONE, Answer.LOST, "none: another run took over"),
     Row(
         _R,
@@ -257,6 +275,15 @@ TRANSITIONS: tuple[Row, ...] = (
         "due at now + back-off, or what the handler asked for, held; the circuit is judged, and while it is open, or "
         "all wait, the tenant is in the wait queue",
     ),
+    Row(
+        _R,
+        Verb.PAUSED,
+        (_When.CURRENT,),
+        _W,
+        Answer.HELD,
+        "held until an operator starts it, or a reminder, which none gets that is paused; else forgotten after a day",
+    ),
+    *_everywhere(Verb.PAUSED, Answer.LOST, "none: another run took over"),
     *_everywhere(Verb.RETRY, Answer.LOST, "none: another run took over"),
     Row(
         _R,
@@ -266,6 +293,7 @@ TRANSITIONS: tuple[Row, ...] = (
         Answer.REISSUED,
         "new token above the cursor's owner; publish to the continuation queue",
     ),
+    Row(_Q, Verb.STALE, (_When.REPEATED,), _Q, Answer.REISSUED, REPLAYED),
     *_everywhere(Verb.STALE, Answer.LOST, "none: another run took over"),
     Row(
         _W,
@@ -284,6 +312,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "hash and deadline deleted; no run, no message",
     ),
     Row(_W, Verb.DEADLINE, (_When.OVERDUE,), _Q, Answer.PUBLISHED, "new token; publish to the continuation queue"),
+    Row(_Q, Verb.DEADLINE, (_When.REPEATED,), _Q, Answer.PUBLISHED, REPLAYED),
     Row(
         _Q,
         Verb.DEADLINE,

@@ -20,12 +20,12 @@ from tests.store.adopting import run
 RUNS: Final = """
 INSERT INTO taskbridge.runs
     (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
-     first_event_ms, began_sweeps, sweeps)
+     first_event_ms)
 SELECT p.pipeline, t.tenant, to_char(extract(epoch FROM began) * 1e6, 'FM0000000000000000') || '-' || t.tenant, began,
        began + t.took * interval '1 ms', 'event', 'celery@one', t.events, (n - 1) % 3 + 1, n, 0,
        CASE WHEN t.tenant = 'bolt' AND n = 2 THEN 'failed' ELSE 'handled' END,
        CASE WHEN t.tenant = 'bolt' AND n = 2 THEN 'ValueError: no price' END,
-       CASE WHEN (n - 1) % 3 = 0 THEN 20 END, n, n + 1
+       CASE WHEN (n - 1) % 3 = 0 THEN 20 END
 FROM (VALUES ('orders'), ('calls')) p (pipeline),
      (VALUES ('zinc', 50, 10), ('bolt', 1, 400)) t (tenant, events, took), generate_series(1, 6) n,
      LATERAL (SELECT now() - interval '30 min' + n * interval '4 min' AS began) b
@@ -35,7 +35,8 @@ FROM (VALUES ('orders'), ('calls')) p (pipeline),
 
 def fill(engine: Engine) -> None:
     run(engine, RUNS)
-    for pipeline in ("orders", "calls"):
+    # Each call sums 20 minutes at the most.
+    for pipeline in ("orders", "calls") * 2:
         sum_runs(engine, pipeline)
 
 
@@ -56,32 +57,32 @@ def test_the_last_runs_are_told_of_all_tenants_of_one_and_of_those_that_failed(
     fill(deployment.engine)
     every = answers.runs()
     assert len(every) == 24
-    assert [one.began_at for one in every] == sorted((one.began_at for one in every), reverse=True)
+    assert [one.ended_at for one in every] == sorted((one.ended_at for one in every), reverse=True)
     assert {one.pipeline for one in answers.runs("calls")} == {"calls"}
     assert [one.records for one in answers.runs("orders", "zinc", limit=2)] == [6, 5]
     (failed,) = answers.runs("orders", failed=True)
     assert (failed.tenant, failed.records, failed.error) == ("bolt", 2, "ValueError: no price")
     assert answers.runs("orders", "bolt", failed=True) == [failed]
     assert round(failed.run_ms) == 400
-    before = answers.runs("orders", before=Before(failed.began_at))
-    assert len(before) == 2
-    assert all(one.began_at < failed.began_at for one in before)
+    before = answers.runs("orders", before=Before(failed.ended_at))
+    assert len(before) == 3
+    assert all(one.ended_at < failed.ended_at for one in before)
     assert len(answers.runs(limit=3)) == 3
 
 
-def test_pages_of_runs_that_began_at_once_have_each_run_once(deployment: Deployment, answers: Answers) -> None:
+def test_pages_of_runs_that_ended_at_once_have_each_run_once(deployment: Deployment, answers: Answers) -> None:
     run(
         deployment.engine,
         RUNS.replace("now() - interval '30 min' + n * interval '4 min'", "now() - interval '1 s'").replace(
             "'-' || t.tenant", "'-' || t.tenant || n || p.pipeline"
         ),
     )
-    every = [(one.began_at, one.token) for one in answers.runs()]
+    every = [(one.ended_at, one.token) for one in answers.runs()]
     assert len(every) > 2
-    assert len({at for at, _ in every}) < len(every), "some began at one time"
+    assert len({at for at, _ in every}) < len(every), "some ended at one time"
     paged, before = list[tuple[datetime, str]](), None
     while page := answers.runs(before=before, limit=1):
-        paged += [(one.began_at, one.token) for one in page]
+        paged += [(one.ended_at, one.token) for one in page]
         before = Before(*paged[-1])
     assert paged == every
 
@@ -110,7 +111,7 @@ def test_bursts_and_days_say_what_was_saved(deployment: Deployment, answers: Ans
     assert answers.over_time("orders", hours=1, until=points[0].at) == []
 
 
-def test_a_death_after_a_row_of_the_same_run_ends_no_burst(deployment: Deployment, answers: Answers) -> None:
+def test_the_second_row_of_a_run_ends_no_burst(deployment: Deployment, answers: Answers) -> None:
     fill(deployment.engine)
     before = answers.bursts("orders", "zinc")
     run(deployment.engine, "UPDATE taskbridge.runs SET burst_run = 0 WHERE burst_run = 2")
@@ -120,7 +121,8 @@ def test_a_death_after_a_row_of_the_same_run_ends_no_burst(deployment: Deploymen
 
 def test_a_delay_beyond_the_last_bound_is_not_told_as_one_within_it(deployment: Deployment, answers: Answers) -> None:
     run(deployment.engine, RUNS.replace("THEN 20 END", "THEN CASE t.tenant WHEN 'bolt' THEN 90000 ELSE 20 END END"))
-    sum_runs(deployment.engine, "orders")
+    for _ in range(2):
+        sum_runs(deployment.engine, "orders")
     for day in answers.saved("orders", days=2):
         assert not day.bursts or (day.first_event_p50_ms, day.first_event_p99_ms) == (25, math.inf)
     for minute in answers.over_time("orders", hours=1):
@@ -160,7 +162,7 @@ def test_the_noisy_come_first_also_where_there_are_too_many_runs_to_count(
         ),
         "TRUNCATE taskbridge.run_minutes",
     )
-    for pipeline in ("orders", "calls"):
+    for pipeline in ("orders", "calls") * 2:
         sum_runs(deployment.engine, pipeline)
     monkeypatch.setattr(history, "MOST_DRAWN", 9_000)
     drawn = answers.noisy("orders")

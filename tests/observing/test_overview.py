@@ -79,8 +79,8 @@ def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, a
 
 ENDED = (
     "INSERT INTO taskbridge.runs (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, "
-    "records, rejected, outcome, began_sweeps, sweeps)"
-    " SELECT 'calls', 'a', 'x', at, at, 'event', '', 1, 1, 1, 0, 'handled', 0, 1 FROM (SELECT {} AS at) r"
+    "records, rejected, outcome)"
+    " SELECT 'calls', 'a', 'x', at, at, 'event', '', 1, 1, 1, 0, 'handled' FROM (SELECT {} AS at) r"
 )
 
 

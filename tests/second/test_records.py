@@ -15,7 +15,8 @@ from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.errors import InvalidInput, UnknownPipeline
 from taskbridge.gate import Answer, Keys
-from taskbridge.producing.notify import notify, notify_many, notify_quietly
+from taskbridge.process.runtime import runtime_of
+from taskbridge.producing.notify import notify, notify_many, send
 from taskbridge.producing.recording import match_again, record_event
 from taskbridge.running.tail import Rounds, base_round, last_runs_restored, tail_round
 from taskbridge.store import read_unmatched
@@ -91,7 +92,7 @@ def test_postgres_is_asked_once_for_the_delays_of_many_tenants(world: World) -> 
     # the smallest where nothing waits
     assert minutes == {"A": 15, "B": 5, "C": 5}
     events = {(PIPELINE, tenant): None for tenant in "ABC"}
-    assert notify_quietly(world.app, events) == [Answer.DELAYED] * 3
+    assert send(runtime_of(world.app), [*events.items()]) == [Answer.DELAYED] * 3
     assert len(asked) == 2
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from taskbridge.running import slot
+from taskbridge.running import group, slot
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.slot.doing import (
@@ -20,7 +20,7 @@ from tests.slot.doing import (
 def inline(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Inline:
     # A slow machine must not make short runs long.
     monkeypatch.setattr(slot, "SLICE", 30.0)
-    monkeypatch.setattr(slot, "ADVANCED_WITHIN", 30.0)
+    monkeypatch.setattr(group, "ADVANCED_WITHIN", 30.0)
     made = Inline(deployment)
     made.runtime.taken_from = frozenset(made.runtime.keys.queues)
     return made

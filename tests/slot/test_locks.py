@@ -13,7 +13,7 @@ from psycopg.errors import QueryCanceled
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.producing.notify import notify
-from taskbridge.running import slot
+from taskbridge.running import group
 from taskbridge.store import Claim, Cursors, NoAnswer, Unread, record
 from tests.inline import AT_ONCE, Inline
 from tests.slot.doing import (
@@ -146,7 +146,7 @@ def slow_first_claims(inline: Inline, seconds: str) -> None:
 def claiming(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that each slot has taken to claim together."""
     taken: list[float] = []
-    claim = vars(slot)["_claim"]
+    claim = vars(group)["_claimed_pages"]
 
     def timed(*arguments: Any) -> Any:
         began = time.monotonic()
@@ -155,7 +155,7 @@ def claiming(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         finally:
             taken.append(time.monotonic() - began)
 
-    monkeypatch.setattr(slot, "_claim", timed)
+    monkeypatch.setattr(group, "_claimed_pages", timed)
     return taken
 
 

@@ -10,8 +10,9 @@ import pytest
 from taskbridge.declaring.batch import Batch
 from taskbridge.errors import RunFailed
 from taskbridge.gate import State
-from taskbridge.running import slot
-from taskbridge.store import Claim, CursorLost
+from taskbridge.process.pace import Pace
+from taskbridge.running import group, slot
+from taskbridge.store import Claim, CursorLost, record_invoice
 from tests.inline import Inline
 from tests.slot.doing import (
     TENANTS,
@@ -40,7 +41,7 @@ def test_the_handlers_of_runs_that_began_together_are_advanced_in_one_commit(inl
 def test_what_is_done_is_advanced_before_the_next_handler_is_called_after_a_slow_one(
     inline: Inline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot, "ADVANCED_WITHIN", 0.05)
+    monkeypatch.setattr(group, "ADVANCED_WITHIN", 0.05)
     seen: list[dict[str, int]] = []
 
     def handle(batch: Batch) -> None:
@@ -83,6 +84,22 @@ def test_one_that_was_done_elsewhere_is_passed_over(inline: Inline) -> None:
     slot.run_tenant(inline.runtime, *runs[0])
     slot.run_together(inline.runtime, runs)
     assert called == ["a", "b"]
+
+
+def test_one_whose_companions_were_done_elsewhere_takes_a_whole_batch(inline: Inline) -> None:
+    sizes: list[int] = []
+    inline.handle(lambda batch: sizes.append(len(batch)))
+    save(inline)
+    runs = taken(inline)
+    for run in runs[1:]:
+        slot.run_tenant(inline.runtime, *run)
+    for number in range(30):
+        record_invoice(inline.deployment.engine, "a", f"more {number}", {})
+    pace = inline.runtime.paces["invoices"] = Pace()
+    pace.note(10, 0.1)
+    sizes.clear()
+    slot.run_together(inline.runtime, runs)
+    assert sizes == [31]
 
 
 def test_one_whose_cursor_was_lost_meanwhile_costs_the_others_nothing(inline: Inline) -> None:

@@ -182,10 +182,10 @@ def test_every_record_keeps_its_state_in_a_cluster_that_counts(counts: str, engi
     restore(dump(engine), restored)
     assert (next_xid(restored) > first, next_xid(restored) > last) == (counts != "fewer", counts == "more")
     # then nobody works there
-    with pytest.raises(ForeignCluster, match=r"another cluster.*: stop all workers and run `taskbridge rebase`"):
+    with pytest.raises(ForeignCluster, match=r"another cluster.*: stop all .* `taskbridge migrate --rebase`"):
         check_cluster(restored)
     for refused in ("new", "a"):
-        with pytest.raises(ForeignCluster, match="run `taskbridge rebase`"), translated_errors():
+        with pytest.raises(ForeignCluster, match="run `taskbridge migrate --rebase`"), translated_errors():
             record_invoice(restored, "acme", refused, {"version": 3})
     with pytest.raises(ForeignCluster), translated_errors():
         message(restored, "m4", "billing")
@@ -330,7 +330,7 @@ def test_somebody_who_writes_meanwhile_is_waited_for_and_then_named(foreign: Eng
     url = make_url(str(foreign.url)).set(drivername="postgresql", password=foreign.url.password)
     with psycopg.connect(url.render_as_string(hide_password=False)) as other:
         other.execute("UPDATE taskbridge.sync_cursors SET runs = runs + 1")
-        with pytest.raises(Unavailable, match=r"pg_locks shows who.*run `taskbridge rebase` again"):
+        with pytest.raises(Unavailable, match=r"pg_locks shows who.*run `taskbridge migrate --rebase` again"):
             rebase(foreign, lock_seconds=0.05)
         assert not in_its_cluster(foreign)
         other.commit()

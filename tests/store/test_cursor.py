@@ -354,7 +354,7 @@ def test_a_run_that_freezes_between_its_advance_and_the_commit_holds_its_success
     page = claim(cursors)
     frozen, wakes = threading.Event(), threading.Event()
 
-    def freeze(*arguments: Any) -> bool:
+    def freeze(*arguments: Any) -> Any:
         frozen.set()
         wakes.wait(30)
         return end_lent(*arguments)

@@ -1,4 +1,4 @@
-"""The run history says what runs did, exactly where it took effect, and it never keeps a run from its work."""
+"""The run history says what runs did, only where it took effect, and it never keeps a run from its work."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from sqlalchemy import Engine
 
 from taskbridge.common.histogram import bucket
 from taskbridge.common.run_key import RunKey
+from taskbridge.common.seldom import Seldom
 from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Begun, DeadRun
 from taskbridge.running import slot
 from taskbridge.running.delivery import Run
+from taskbridge.running.history import row_of
 from taskbridge.store import (
     CursorLost,
     Cursors,
-    RunNote,
-    advance,
+    HistoryRow,
     connect,
     forget_pipeline,
     keep_runs,
@@ -32,8 +33,9 @@ from taskbridge.testing import drain
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.store.test_cursor import OLD, claim, key, write
+from tests.waiting import taking_at_most
 
-NOTE = RunNote("event", "celery@here", 1)
+ROW = HistoryRow("invoices", "acme", OLD, OLD, "event", "celery@here", 0.02, 1, 1, 1, 0, "handled", sweeps=1)
 
 
 def asked(engine: Engine, statement: str, values: Sequence[Any] = ()) -> list[Any]:
@@ -70,8 +72,8 @@ def run(inline: Inline, *numbers: str) -> None:
 def test_a_run_has_one_row_however_many_batches_it_takes(inline: Inline) -> None:
     inline.handle(lambda _: None, batch_size=2)
     run(inline, *map(str, range(5)))
-    columns = "reason, worker, events, burst_run, records, rejected, outcome, error, began_sweeps, sweeps"
-    assert history(inline.deployment.engine, columns) == [("event", "celery@here", 5, 1, 5, 0, "handled", None, 0, 3)]
+    columns = "reason, worker, events, burst_run, records, rejected, outcome, error"
+    assert history(inline.deployment.engine, columns) == [("event", "celery@here", 5, 1, 5, 0, "handled", None)]
     ((first, took),) = history(inline.deployment.engine, "first_event_ms, ended_at > began_at")
     assert first >= 0
     assert took
@@ -107,25 +109,22 @@ def test_a_run_that_took_something_and_then_fails_counts_as_failed(inline: Inlin
     inline.deployment.save("acme", "1", "2")
     with pytest.raises(RuntimeError):
         inline.run_all()
-    assert history(inline.deployment.engine, "outcome, records, began_sweeps, sweeps") == [("failed", 1, 0, 1)]
+    assert history(inline.deployment.engine, "outcome, records") == [("failed", 1)]
 
 
-def test_what_a_run_did_is_added_to_a_row_that_nobody_expected(engine: Engine) -> None:
-    cursors = Cursors(engine, "invoices")
-    for number in "12":
-        write(engine, number)
-        page = claim(cursors)
-        # the second claim is as old as the first one, as where a clock was set back
-        execute(engine, "UPDATE taskbridge.sync_cursors SET last_run_at = '2026-01-01', unnoted_events = 1")
-        with cursors.transaction(key(), NOTE._replace(again=False)) as transaction:
-            move = transaction.move(page)
-        advance(engine, move)
-    assert history(engine, "records, events") == [(2, 2)]
-    assert asked(engine, "SELECT records, unnoted_events FROM taskbridge.sync_cursors") == [(2, 0)]
+def test_a_run_that_goes_on_after_what_seemed_its_last_batch_has_a_second_row(inline: Inline) -> None:
+    def saves_another(batch: Batch) -> None:
+        if batch[0].external_id == "2":
+            inline.deployment.save("acme", "3", notify=False)
+
+    inline.handle(saves_another, batch_size=1)
+    run(inline, "1", "2")
+    columns = "events, burst_run, records, outcome"
+    assert history(inline.deployment.engine, columns) == [(2, 1, 2, "handled"), (0, 0, 1, "handled")]
 
 
 @pytest.mark.parametrize("does", ["nothing more", "writes", "rejects", "keeps a part"])
-def test_a_token_that_began_twice_keeps_its_one_row_and_the_history_goes_on(
+def test_of_a_token_that_began_twice_the_history_has_each_record_once(
     does: str, inline: Inline, caplog: pytest.LogCaptureFixture
 ) -> None:
     redis, runner = inline.deployment.redis, inline.runtime.keys.runner("invoices", "acme")
@@ -188,12 +187,11 @@ def test_which_run_read_a_record_follows_from_its_place(inline: Inline) -> None:
     engine = inline.deployment.engine
     found = asked(
         engine,
-        "SELECT r.key, (SELECT min(h.began_sweeps) FROM taskbridge.runs h WHERE h.pipeline = 'invoices' "
+        "SELECT r.key, (SELECT count(*) FROM taskbridge.runs h WHERE h.pipeline = 'invoices' "
         "AND h.tenant = r.tenant AND taskbridge.is_handled(r.xid, r.id, h.snapshot, h.target, h.at_xid, h.at_id)) "
         "FROM taskbridge.records r ORDER BY r.key",
     )
-    assert [tuple(row) for row in found] == [("a", 0), ("b", 0), ("c", 0), ("d", 2), ("e", 3), ("f", 3)]
-    assert history(engine, "sweeps") == [(2,), (3,), (5,)]
+    assert [tuple(row) for row in found] == [("a", 3), ("b", 3), ("c", 3), ("d", 2), ("e", 1), ("f", 1)]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +208,9 @@ def test_which_run_read_a_record_follows_from_its_place(inline: Inline) -> None:
 )
 def test_why_a_run_began_is_said_once(begun: Begun, reason: str, inline: Inline) -> None:
     pipeline = inline.runtime.pipelines["invoices"]
-    assert Run(inline.runtime, pipeline, key(), begun, 0.0, None).note().reason == reason  # type: ignore[arg-type]
+    row = row_of(Run(inline.runtime, pipeline, key(), begun, 0.0, None), "handled")  # type: ignore[arg-type]
+    assert row is not None
+    assert row.reason == reason
 
 
 def test_an_event_that_is_older_than_the_column_holds_fails_no_run(inline: Inline) -> None:
@@ -260,15 +260,17 @@ def test_a_batch_that_took_no_effect_has_no_row(engine: Engine) -> None:
     cursors = Cursors(engine)
     write(engine, "1")
     page = claim(cursors)
-    with pytest.raises(CursorLost), cursors.transaction(key(), NOTE) as transaction:
-        transaction.advance(replace(page, sweeps=page.sweeps + 1))
-    with suppress(ZeroDivisionError), cursors.transaction(key(), NOTE) as transaction:
+    elsewhere = replace(page, sweeps=page.sweeps + 1)
+    with pytest.raises(CursorLost), cursors.transaction(key()) as transaction:
+        transaction.advance(elsewhere, row=ROW)
+    with cursors.transaction(key()) as transaction:
         transaction.connect()
-        raise ZeroDivisionError
+        with pytest.raises(CursorLost):
+            transaction.advance(elsewhere, row=ROW)
     assert history(engine, "*") == []
-    with cursors.transaction(key(), NOTE) as transaction:
+    with cursors.transaction(key()) as transaction:
         transaction.connect()
-        transaction.advance(page)
+        transaction.advance(page, row=ROW)
     assert history(engine, "token, events, records") == [(OLD, 1, 1)]
 
 
@@ -299,8 +301,6 @@ def insert(engine: Engine, days_ago: float, **columns: Any) -> None:
         "burst_run": 1,
         "records": 1,
         "rejected": 0,
-        "began_sweeps": 0,
-        "sweeps": 1,
         **columns,
     }
     names = ", ".join(values)
@@ -341,6 +341,20 @@ def test_a_run_of_a_day_without_a_partition_is_kept_and_goes_when_it_is_old(engi
     assert [tenant for (tenant,) in history(engine, "tenant")] == ["later", "today"]
 
 
+def test_who_writes_into_a_day_keeps_no_other_from_being_made(engine: Engine) -> None:
+    keep_runs(engine, 7)
+    execute(engine, f"DROP TABLE {named(engine, 2)[0]}")
+    with engine.begin() as writing:
+        writing.exec_driver_sql(
+            "INSERT INTO taskbridge.runs (pipeline, tenant, token, began_at, ended_at, reason, worker, events, "
+            "burst_run, records, rejected, outcome) "
+            "VALUES ('invoices', 'acme', '1', now(), now(), 'event', 'w', 1, 1, 1, 0, 'handled')"
+        )
+        keep_runs(engine, 7)
+    assert partitions(engine) == [*named(engine, 0, 1, 2), OTHER]
+    assert history(engine, "tableoid::regclass::text") == [(named(engine, 0)[0],)]
+
+
 def test_who_looks_at_the_history_for_long_holds_up_no_run(engine: Engine) -> None:
     cursors = Cursors(engine)
     write(engine, "1")
@@ -353,8 +367,8 @@ def test_who_looks_at_the_history_for_long_holds_up_no_run(engine: Engine) -> No
         keep_runs(engine, 7)
         assert partitions(engine) == [OTHER]
         assert minutes(engine, "minute") == [], "what needs no lock is done"
-        with cursors.transaction(key(), NOTE) as transaction:
-            transaction.advance(page)
+        with cursors.transaction(key()) as transaction:
+            transaction.advance(page, row=ROW)
     keep_runs(engine, 7)
     assert {*named(engine, 1, 2)} <= {*partitions(engine)}
     assert ("acme", 1) in history(engine, "tenant, records")
@@ -387,7 +401,7 @@ def test_the_sums_of_a_minute_are_those_of_its_runs(engine: Engine) -> None:
     columns = "runs, failed, events, bursts, records, rejected, run_ms, first_event_ms_sum"
     assert minutes(engine, columns) == [(1, 0, 3, 1, 1, 0, 20, 7)], "a minute that is not over has no sums"
 
-    # given runs that are written after the sums were, and another pipeline's
+    # given later runs, and another pipeline's
     insert(engine, 5 * MINUTE, tenant="b", first_event_ms=10, records=4, rejected=1)
     insert(engine, 5 * MINUTE, tenant="c", burst_run=2, outcome="failed", records=0)
     insert(engine, 5 * MINUTE, tenant="d", pipeline="orders")
@@ -404,23 +418,12 @@ def test_the_sums_of_a_minute_are_those_of_its_runs(engine: Engine) -> None:
     assert sum(counts) == 2
 
 
-def test_a_run_that_took_long_counts_where_it_began_when_it_has_ended(engine: Engine) -> None:
-    insert(engine, 25 * MINUTE, tenant="a")
-    sum_runs(engine, "invoices")
-    insert(engine, 40 * MINUTE, tenant="long", records=7)
-    execute(engine, "UPDATE taskbridge.runs SET ended_at = now() WHERE tenant = 'long'")
-    insert(engine, 40 * MINUTE, tenant="early", records=5)
-    sum_runs(engine, "invoices")
-    # the minute is summed whole, so what was written into it before counts too
-    assert [records for (records,) in minutes(engine, "records")] == [12, 1]
-
-
 def test_minutes_before_all_workers_stood_still_are_summed_when_one_is_back(engine: Engine) -> None:
     insert(engine, 600 * MINUTE)
     insert(engine, 500 * MINUTE, tenant="b")
-    for summed in (1, 2):
+    for summed in (1, 2, 2):
         sum_runs(engine, "invoices")
-        assert len(minutes(engine, "minute")) == summed
+        assert len(minutes(engine, "minute")) == summed, "each call sums a part"
 
 
 def test_a_forgotten_pipeline_has_no_history(engine: Engine) -> None:
@@ -459,51 +462,43 @@ UNWRITABLE = pytest.mark.parametrize(
 
 @UNWRITABLE
 def test_a_history_that_cannot_be_written_keeps_nobody_from_work(
-    inline: Inline, unwritable: Engine, caplog: pytest.LogCaptureFixture
+    inline: Inline, unwritable: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inline.runtime.engine = connect(unwritable.url.render_as_string(hide_password=False), statement_timeout=0.5)
-    try:
-        inline.handle(lambda _: None)
-        for tenant in ("acme", "globex", "initech"):
-            inline.deployment.save(tenant, "1")
-        messages = list(iter(inline.message, None))
+    monkeypatch.setattr("taskbridge.store.history._seldom", Seldom())
+    inline.handle(lambda _: None)
+    for tenant in ("acme", "globex", "initech"):
+        inline.deployment.save(tenant, "1")
+    messages = list(iter(inline.message, None))
+    with taking_at_most(2):
         assert slot.run_together(inline.runtime, [RunKey(*message) for message in messages]) == [None] * 3
         run(inline, "2")
-        assert inline.seen == ["1", "1", "1", "2"], "each once"
-        assert caplog.text.count("the run history cannot be written") == 1
-    finally:
-        inline.runtime.engine.dispose()
-
-
-@UNWRITABLE
-def test_a_failure_is_stored_whatever_becomes_of_the_history(inline: Inline, unwritable: Engine) -> None:
+    assert inline.seen == ["1", "1", "1", "2"], "each once"
     inline.handle(fail)
-    inline.deployment.save("acme", "1")
+    inline.deployment.save("acme", "3")
     with pytest.raises(RuntimeError):
         inline.run_all()
-    found = asked(unwritable, "SELECT failures, last_error FROM taskbridge.sync_cursors")
-    assert [tuple(row) for row in found] == [(1, "RuntimeError: the service is away, at 1")]
+    found = asked(unwritable, "SELECT failures, last_error FROM taskbridge.sync_cursors WHERE tenant = 'acme'")
+    assert [tuple(row) for row in found] == [(1, "RuntimeError: the service is away, at 3")]
+    assert caplog.text.count("the run history cannot be written") == 1
 
 
 @UNWRITABLE
-def test_what_a_handler_writes_commits_all_the_same(unwritable: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    bounded = connect(unwritable.url.render_as_string(hide_password=False), statement_timeout=0.5)
-    cursors = Cursors(bounded)
-    write(bounded, "1")
+def test_what_a_handler_writes_commits_all_the_same(unwritable: Engine) -> None:
+    cursors = Cursors(unwritable)
+    write(unwritable, "1")
     page = claim(cursors)
-    try:
-        with cursors.transaction(key(), NOTE) as transaction:
-            transaction.connect().exec_driver_sql("INSERT INTO ledger (tenant) VALUES ('acme')")
-            transaction.advance(page)
-        assert asked(bounded, "SELECT count(*) FROM ledger")[0][0] == 1
-        assert "the run history cannot be written" in caplog.text
-    finally:
-        bounded.dispose()
+    with cursors.transaction(key()) as transaction:
+        transaction.connect().exec_driver_sql("INSERT INTO ledger (tenant) VALUES ('acme')")
+        transaction.connect().exec_driver_sql("SET work_mem = '100MB'")
+        transaction.advance(page, row=ROW)
+    assert asked(unwritable, "SELECT count(*) FROM ledger")[0][0] == 1
+    assert asked(unwritable, "SHOW work_mem") != [("100MB",)]
 
 
 def test_a_worker_without_rights_on_the_history_works_and_says_so(
-    engine: Engine, caplog: pytest.LogCaptureFixture
+    engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("taskbridge.store.history._seldom", Seldom())
     write(engine, "1")
     cursors = Cursors(engine)
     page = claim(cursors)
@@ -512,10 +507,10 @@ def test_a_worker_without_rights_on_the_history_works_and_says_so(
     url = engine.url.update_query_dict({"options": "-c role=worker_of_a_test"})
     poor = connect(url.render_as_string(hide_password=False))
     try:
-        with Cursors(poor).transaction(key(), NOTE) as transaction:
-            transaction.advance(page)
+        with Cursors(poor).transaction(key()) as transaction:
+            transaction.advance(page, row=ROW)
         assert "permission denied for table runs" in caplog.text
-        assert Cursors(poor).fail(key(), "an error", note=NOTE) == 1
+        assert Cursors(poor).fail(key(), "an error", row=ROW) == 1
     finally:
         poor.dispose()
         execute(engine, "DROP OWNED BY worker_of_a_test; DROP ROLE worker_of_a_test")
@@ -551,21 +546,6 @@ def test_a_history_of_another_cluster_keeps_its_runs_without_their_places(engine
 def test_the_first_invoice_of_a_tenant_is_noted(engine: Engine) -> None:
     record_invoice(engine, "acme", "1", {})
     page = claim(Cursors(engine))
-    with Cursors(engine).transaction(key(), NOTE) as transaction:
-        transaction.advance(page, first_event_ms=4)
+    with Cursors(engine).transaction(key()) as transaction:
+        transaction.advance(page, first_event_ms=4, row=ROW._replace(first_event_ms=4))
     assert history(engine, "first_event_ms") == [(4,)]
-
-
-def test_what_no_worker_summed_for_days_is_summed_in_parts(engine: Engine) -> None:
-    def summed() -> int:
-        sum_runs(engine, "invoices")
-        return len(minutes(engine, "minute"))
-
-    insert(engine, 5, tenant="before")
-    assert summed() == 1
-    # given runs just before the workers stopped for days, and runs of days later
-    insert(engine, 5 - 2 * MINUTE, tenant="last")
-    insert(engine, 2, tenant="first")
-    insert(engine, 2 - 120 * MINUTE, tenant="two hours later")
-    assert [summed() for _ in range(4)] == [2, 3, 4, 4], "each call sums a part"
-    assert sum(runs for (runs,) in minutes(engine, "runs")) == 4

@@ -29,7 +29,6 @@ from taskbridge.store import (
     Tails,
     Tenants,
     connect,
-    count_unmatched,
     know,
     migrate,
     rebase,
@@ -162,22 +161,6 @@ def test_a_message_is_recorded_once_whatever_tenant_it_is_given(engine: Engine) 
 
 def match(_: Any) -> Match:
     return Match("acme", 1, "c")
-
-
-def test_messages_that_lay_under_another_source_are_matched_also_where_one_was_repeated(engine: Engine) -> None:
-    early, orders = Records(engine, "p"), Records(engine, "orders")
-    for message_id in ("m1", "m2"):
-        assert early.write(message_id, "{}", Unmatched("the pipeline is not known"))
-    assert orders.write("m1", '{"again": 1}', match({}))
-
-    assert [one.message_id for one, _ in orders.match_again(match, under=("p",))] == ["m2"]
-
-    assert rows(engine, "SELECT source, key FROM taskbridge.records WHERE tenant = 'acme' ORDER BY key") == [
-        ("orders", "m1"),
-        ("orders", "m2"),
-    ]
-    assert count_unmatched(engine, "p") == 0
-    assert not orders.write("m2", "{}", match({})), "it is known by its id"
 
 
 def test_a_message_whose_key_a_record_has_becomes_its_next_content(engine: Engine) -> None:

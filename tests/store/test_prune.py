@@ -16,7 +16,6 @@ import pytest
 from sqlalchemy import Engine
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.declaring.criteria import Match
 from taskbridge.store import (
     Claim,
     Cursors,
@@ -435,7 +434,6 @@ def test_what_no_criterion_matched_goes_once_somebody_gave_it_up(engine: Engine)
     assert records.discard(["a", "nix"]) == ["a"]
     assert sorted(one.message_id for one in read_unmatched(engine, ALERTS)) == ["b", "c"]
     assert count_unmatched(engine, ALERTS) == 2
-    assert list(records.match_again(lambda _: Match("acme", 1, "c"), "another reason")) == []
     assert counts(engine, MONTH)["records"] == 1
     assert left(engine) == {"b", "c", "newest"}
     assert sorted(records.discard(None)) == ["b", "c"]

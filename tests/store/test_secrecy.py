@@ -17,7 +17,7 @@ from taskbridge.declaring.criteria import Match
 from taskbridge.errors import InvalidInput
 from taskbridge.settings import Settings
 from taskbridge.store import record_invoice
-from taskbridge.store.records import fetching, writing_message, written
+from taskbridge.store.records import execute, message_statement
 
 MARK = "the-patients-name"
 KEY = RunKey("invoices", "acme", "0000000000000001-aaaaaaaaaaaa")
@@ -47,8 +47,8 @@ def test_a_statement_that_fails_quotes_no_document(engine: Engine, table: str, b
             given = None if own else connection
             if table == "invoices":
                 return record_invoice(engine, "acme", number, {"name": MARK}, given)
-            steps = writing_message("alerts", number, f'{{"name": "{MARK}"}}', Match("acme", 1, "c"))
-            return written(steps, fetching(engine, given))
+            statement = message_statement("alerts", number, f'{{"name": "{MARK}"}}', Match("acme", 1, "c"))
+            return execute(engine, statement, given)
 
     with engine.begin() as connection:
         connection.exec_driver_sql(QUIET)

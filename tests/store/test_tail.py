@@ -538,7 +538,7 @@ def test_a_round_reads_what_is_new_and_nothing_else(seeded: Engine, kind: Kind, 
         limits = {"lock_timeout": "1s", "statement_timeout": "9s"}
         connection.exec_driver_sql(query("plan_of_rounds"), limits)
         values = {"pipeline": PIPELINE, "kind": kind.value, "source": SOURCE, "smallest": 200, "has_delays": True}
-        values |= {"after_xid": "0", "after_id": -1, "size": 5_000, "every": kind is Kind.TAIL}
+        values |= {"after_xid": "0", "after_id": -1, "size": 5_000, "every": kind is Kind.TAIL, "with_paused": False}
         found = connection.exec_driver_sql(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query('round')}", values
         ).scalar_one()

@@ -23,8 +23,6 @@ TEXTS = {
     "end-replaced": ("end_replaced", "WHERE application_name LIKE", "WHERE false AND application_name LIKE"),
     "clock": (EVERY, "behind_us = math.max(0, (clock[2] or 0) - us)", "behind_us = 0"),
 }
-# Texts that hold the same part.
-ALIKE = {"advance": ("advance", "advance_together")}
 # Per guard: the page that is never read, what it answers instead, and who reads it.
 PAGES = {
     "tail": ("tail_page", (False, None), tail.Rounds._tail_of),
@@ -56,7 +54,7 @@ def take_out(guard: str) -> None:
 
     def patched_query(asked: str, *schema: Any, **more: Any) -> str:
         text: str = query(asked, *schema, **more)
-        return patched(text) if asked in ALIKE.get(name, (name,)) else text
+        return patched(text) if asked == name else text
 
     def patched_render(script: Any, publish: str) -> str:
         text: str = render(script, publish)

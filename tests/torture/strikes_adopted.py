@@ -82,10 +82,10 @@ def backfilled_beside_users(scene: Scene, planned: Planned) -> Struck:
         time.sleep(0.5)
         for _ in range(2):
             violations += _adopt_again()
-            listed = command("unmatched", "list", GOODS, "--json")
+            listed = command("quarantine", "list", "--unmatched", "--pipeline", GOODS, "--json")
             if listed.status == 0:
                 keys = [record["message_id"] for record in json.loads(listed.out)["records"]]
-                command("unmatched", "discard", GOODS, *(keys or ["none"]))
+                command("quarantine", "discard", "--unmatched", "--pipeline", GOODS, "--yes", *(keys or ["none"]))
     ended = time.monotonic()
     _settles(scene, BACK_WITHIN)
     return Struck(ended, (), took=time.monotonic() - ended, violations=tuple(violations))

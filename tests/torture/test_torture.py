@@ -23,7 +23,7 @@ from taskbridge.store.queries import query
 from tests.deployment import ROOT
 from tests.torture.arenas import Order, in_arenas
 from tests.torture.faults import FAULTS
-from tests.torture.guards import ALIKE, EVERY, GUARDS, TEXTS, take_out
+from tests.torture.guards import EVERY, GUARDS, TEXTS, take_out
 from tests.torture.schedule import draw
 from tests.waiting import TIME_FACTOR, wait_until
 
@@ -182,10 +182,7 @@ def test_a_schedule_is_drawn_from_its_seed_alone() -> None:
 def test_what_a_guard_is_taken_out_of_is_there(guard: str) -> None:
     name, present, _ = TEXTS[guard]
     rendered = {script: render(SCRIPTS[script], "") for script in SCRIPTS}
-    if name == EVERY:
-        texts = [*rendered.values()]
-    else:
-        texts = [rendered[name]] if name in rendered else [query(one) for one in ALIKE.get(name, (name,))]
+    texts = [*rendered.values()] if name == EVERY else [rendered[name]] if name in rendered else [query(name)]
 
     assert [text.count(present) for text in texts] == [1] * len(texts)
 

@@ -75,6 +75,8 @@ def events(bridge: Bridge) -> Events:
     gate = runtime_of(bridge.app).gate
 
     def read() -> dict[str, int]:
+        # What a commit in a coroutine sends is on its way when that returns.
+        assert runtime_of(bridge.app).event_threads.wait(10.0), "events are sent"
         found = {}
         for pipeline in runtime_of(bridge.app).pipelines.names():
             tenants = gate.active(pipeline)

@@ -90,7 +90,7 @@ def test_a_database_of_another_cluster_is_said_to_be_one(held: Held, bridge: Bri
     move = "UPDATE taskbridge.taskbridge_cluster SET system_identifier = system_identifier + %s"
     with engine.begin() as connection:
         connection.exec_driver_sql(move, (1,))
-    with pytest.raises(ForeignCluster, match="taskbridge rebase"):
+    with pytest.raises(ForeignCluster, match="taskbridge migrate --rebase"):
         held.call(bridge, "record", "a", "1", {}, source="orders")
     with engine.begin() as connection:
         connection.exec_driver_sql(move, (-1,))
@@ -124,9 +124,9 @@ def test_a_connection_that_tells_nobody_of_its_commit_is_refused_before_it_write
     kind: str, bridge: Bridge, engine: Engine, postgres_url: str, events: Events
 ) -> None:
     with opened(kind, postgres_url) as held:
-        with pytest.raises(InvalidConnection, match=r"tells nobody of its commit.*when you have committed"):
+        with pytest.raises(InvalidConnection, match=r"does not report its commit.*when you have committed"):
             held.call(bridge, "record", "a", "1", {}, source="orders", notify="after commit")
-        with pytest.raises(InvalidConnection, match="tells nobody of its commit"):
+        with pytest.raises(InvalidConnection, match="does not report its commit"):
             held.call(bridge, "notify", "a", "orders")
         held.commit()
     assert stored(engine) == []

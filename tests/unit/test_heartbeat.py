@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import redis
@@ -23,16 +24,26 @@ def counting(beats: list[int]) -> Callable[[], bool]:
     return beat
 
 
+@contextmanager
+def kept(heart: Heartbeat, beat: Callable[[], bool], age: float = 0.0) -> Iterator[Ownership]:
+    """Beat for a run that began `age` seconds ago, until the block ends."""
+    ownership = heart.add(beat, time.monotonic() - age)
+    try:
+        yield ownership
+    finally:
+        heart.discard(ownership)
+
+
 def test_ownership_is_confirmed_while_the_run_lasts_and_not_after() -> None:
     beats: list[int] = []
     heart = Heartbeat(ttl=0.15)
-    with heart.keep(counting(beats), confirmed=time.monotonic()) as ownership:
+    with kept(heart, counting(beats)) as ownership:
         wait_until(lambda: len(beats) >= 5, "five beats")
         assert ownership.owned
     after = len(beats)
     # One beat may have been under way. Another run's beats are the clock: no sleeping here.
     others: list[int] = []
-    with heart.keep(counting(others), confirmed=time.monotonic()):
+    with kept(heart, counting(others)):
         wait_until(lambda: len(others) >= 3, "three beats of another run")
     assert len(beats) <= after + 1
 
@@ -51,7 +62,7 @@ def test_ownership_that_nobody_confirms_runs_out() -> None:
     def unreachable() -> bool:
         raise redis.ConnectionError("gone")
 
-    with Heartbeat(ttl=0.3).keep(unreachable, confirmed=time.monotonic()) as ownership:
+    with kept(Heartbeat(ttl=0.3), unreachable) as ownership:
         assert ownership.owned
         wait_until(lambda: not ownership.owned, "run out")
 
@@ -59,7 +70,7 @@ def test_ownership_that_nobody_confirms_runs_out() -> None:
 def test_trust_is_shorter_than_the_time_after_which_a_run_counts_as_dead() -> None:
     heart = Heartbeat(ttl=600)
     for age, owned in ((500, True), (590, False)):
-        with heart.keep(lambda: True, confirmed=time.monotonic() - age) as ownership:
+        with kept(heart, lambda: True, age) as ownership:
             assert ownership.owned is owned
 
 
@@ -79,5 +90,30 @@ def test_one_beat_that_fails_does_not_end_the_others(error: Exception) -> None:
 
     beats: list[int] = []
     heart = Heartbeat(ttl=0.15)
-    with heart.keep(unreachable, confirmed=time.monotonic()), heart.keep(counting(beats), confirmed=time.monotonic()):
+    with kept(heart, unreachable), kept(heart, counting(beats)):
         wait_until(lambda: len(beats) >= 3, "three beats")
+
+
+def test_an_alarm_goes_off_in_time_once_and_not_after_its_block() -> None:
+    heart, rung = Heartbeat(ttl=600), list[str]()
+    with kept(heart, lambda: True):
+        with heart.alarm(0.05, lambda: rung.append("late")), heart.alarm(600, lambda: rung.append("never")):
+            wait_until(lambda: rung == ["late"], "the alarm")
+        for _ in range(20):
+            with heart.alarm(0.2, lambda: rung.append("in time")):
+                pass
+        with heart.alarm(0.3, lambda: rung.append("last")):
+            wait_until(lambda: "last" in rung, "the alarm")
+    assert rung == ["late", "last"]
+
+
+def test_a_block_waits_for_an_alarm_that_went_off() -> None:
+    heart, ended = Heartbeat(ttl=600), threading.Event()
+
+    def act() -> None:
+        time.sleep(0.3)
+        ended.set()
+
+    with kept(heart, lambda: True), heart.alarm(0.0, act):
+        time.sleep(0.1)
+    assert ended.is_set()

@@ -52,7 +52,7 @@ def test_the_error_tree_is_the_one_that_is_drawn() -> None:
 
 def test_each_coroutine_takes_what_its_twin_takes() -> None:
     twins = [name for name in vars(Bridge) if f"a{name}" in vars(Bridge)]
-    assert twins == ["record", "record_many", "record_invoice", "record_event", "notify"]
+    assert twins == ["record", "record_many", "record_invoice", "record_event", "notify", "notify_many"]
     for name in twins:
         call, coroutine = getattr(Bridge, name), getattr(Bridge, f"a{name}")
         assert inspect.signature(call) == inspect.signature(coroutine), name

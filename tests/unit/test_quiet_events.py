@@ -20,4 +20,4 @@ def test_a_task_is_told_that_its_time_is_over_while_it_notifies(monkeypatch: pyt
     # Celery raises it by a signal, wherever the task is.
     monkeypatch.setattr(type(runtime_of(app)), "event_gate", property(interrupted))
     with pytest.raises(SoftTimeLimitExceeded):
-        notifying.notify_quietly(app, {("invoices", "acme"): None})
+        notifying.send_committed(app, {("invoices", "acme"): None})

@@ -8,26 +8,24 @@
 -- for the batch that is read next; `batch_settings` says why. A tenant's first cursor stands where its pipeline began.
 -- A run that claims twice, as where its batch takes longer than the others', counts once. Events are told as those of the
 -- burst so far: what a claim that was lost did not count, the next one does.
--- `keeps_history`: events are kept for the next row of the run history.
 -- `looked` tells the tail that this run will read what is visible now, so that it need not remind the tenant of it.
 INSERT INTO {schema}.sync_cursors AS c
     (pipeline, tenant, snapshot, looked, owner, runs, events, bursts, found_bursts, burst, burst_runs, burst_events,
-     unnoted_events, unnoted_burst, last_run_at)
+     last_run_at)
 VALUES (%(pipeline)s, %(tenant)s, {pipeline_start}, pg_current_snapshot(), %(token)s, 1, %(burst_events)s,
         (%(burst_events)s > 0)::integer, (%(burst_events)s = 0)::integer, %(burst)s, %(burst_runs)s, %(burst_events)s,
-        CASE WHEN %(keeps_history)s THEN %(burst_events)s ELSE 0 END, true, now())
+        now())
 ON CONFLICT (pipeline, tenant) DO UPDATE
 SET owner = excluded.owner,
     looked = excluded.looked,
     runs = c.runs + (c.owner IS DISTINCT FROM excluded.owner)::integer,
-    events = c.events + {new_events},
+    events = c.events
+        + CASE WHEN {same_burst} THEN greatest(0, excluded.burst_events - c.burst_events) ELSE excluded.burst_events END,
     bursts = c.bursts + CASE WHEN {same_burst} THEN 0 ELSE excluded.bursts END,
     found_bursts = c.found_bursts + CASE WHEN {same_burst} THEN 0 ELSE excluded.found_bursts END,
     burst = excluded.burst,
     burst_runs = excluded.burst_runs,
     burst_events = excluded.burst_events,
-    unnoted_events = c.unnoted_events + CASE WHEN %(keeps_history)s THEN {new_events} ELSE 0 END,
-    unnoted_burst = c.unnoted_burst OR NOT {same_burst},
     last_run_at = excluded.last_run_at
 WHERE c.owner IS NULL OR c.owner <= excluded.owner
 RETURNING set_config('application_name', %(session)s, true),
@@ -76,7 +74,6 @@ SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revi
        p.target_text AS target,
        p.target IS NOT NULL AS resumed,
        (SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s) AS adopted,
-       p.unnoted_events > 0 AS unnoted,
        r.id, r.xid::text AS xid, r.external_id, r.revision,
        d.text AS document, d.stored, r.traceparent, r.retried,
        p.quarantined AND r.id IS NOT NULL AND EXISTS (
@@ -211,40 +208,12 @@ LEFT JOIN {schema}.pipelines p ON p.pipeline = c.pipeline
 WHERE c.pipeline = %(pipeline)s AND c.tenant = %(tenant)s
 
 -- name: advance
--- A batch was handled: move its cursor past it; see `moves_cursor`. Should the process freeze between this statement
--- and its commit, the server ends the session after the runner TTL, when the run counts as dead anyway, instead of
--- keeping the cursor's row locked. Without records the commit does not wait for the disk: all that a crash can take with it is
--- a row of the history, whose events the next row has then.
-WITH m AS (SELECT
-    %(pipeline)s::text AS pipeline,
-    %(tenant)s::text AS tenant,
-    %(token)s::text AS token,
-    %(sweeps)s::bigint AS sweeps,
-    %(target)s::text AS target,
-    %(finished)s::boolean AS finished,
-    %(at_xid)s::text AS at_xid,
-    %(at_id)s::bigint AS at_id,
-    %(records)s::integer AS records,
-    %(first_event_ms)s::integer AS first_event_ms,
-    %(first_event_bucket)s::integer AS first_event_bucket,
-    %(batch_limit)s::integer AS batch_limit,
-    %(suspects)s::integer AS suspects,
-    %(attempts)s::integer AS attempts,
-    %(outages)s::integer AS outages,
-    %(deaths)s::integer AS deaths,
-    %(suspect_revision)s::bigint AS suspect_revision,
-    %(reason)s::text AS reason,
-    %(worker)s::text AS worker,
-    %(burst_run)s::integer AS burst_run,
-    %(rejected)s::integer AS rejected),
-{moves_cursor}
-SELECT asked, pipeline, tenant,
-    set_config('idle_in_transaction_session_timeout', %(idle_timeout)s, true),
-    set_config('synchronous_commit', CASE WHEN %(records)s = 0 THEN 'off' ELSE current_setting('synchronous_commit') END, true)
-FROM moved
-
--- name: advance_together
--- The batches of several runs were handled: move their cursors past them; see `moves_cursor`. Each value is an array.
+-- Batches were handled: move the cursors past them, if they still stand where the batches were read and still are the runs'.
+-- Each value is an array with an element for each batch. A cursor that is not in the result did not move, and nothing of its
+-- batch may take effect. `asked`: something of the pipeline failed, and this is the first success since; see `succeeded`.
+-- A batch without a position held only records out of quarantine: the cursor stays where it is.
+-- `idle_timeout`: what else is to commit with the advance follows. Should the process freeze before it commits, the server ends
+-- the session after the runner TTL, when the run counts as dead anyway, instead of keeping the cursor's row locked.
 WITH m AS (SELECT * FROM unnest(
     %(pipeline)s::text[],
     %(tenant)s::text[],
@@ -262,26 +231,11 @@ WITH m AS (SELECT * FROM unnest(
     %(attempts)s::integer[],
     %(outages)s::integer[],
     %(deaths)s::integer[],
-    %(suspect_revision)s::bigint[],
-    %(reason)s::text[],
-    %(worker)s::text[],
-    %(burst_run)s::integer[],
-    %(rejected)s::integer[]
+    %(suspect_revision)s::bigint[]
 ) AS m (
     pipeline, tenant, token, sweeps, target, finished, at_xid, at_id, records, first_event_ms, first_event_bucket,
-    batch_limit, suspects, attempts, outages, deaths, suspect_revision, reason, worker, burst_run, rejected
-)),
-{moves_cursor}
-SELECT asked, pipeline, tenant FROM moved
-
--- name: moves_cursor
--- Move cursors past batches that were handled, if they still stand where the batches were read and still are the runs'.
--- `m` has a row for each; a cursor that is not in `moved` did not move, and nothing of its batch may take effect.
--- `asked`: something of the pipeline failed, and this is the first success since; see `succeeded`.
--- A batch without a position held only records out of quarantine: the cursor stays where it is.
--- `{noted}`: the run's row of the history; see `noted`. It is left out where none is written; then `reason` is null.
--- What it needs of `m` goes through `moved`: a second look at `m` costs a run 15 µs.
-moved AS (
+    batch_limit, suspects, attempts, outages, deaths, suspect_revision
+)), moved AS (
     UPDATE {schema}.sync_cursors AS c
     SET snapshot = CASE WHEN m.finished THEN m.target::pg_snapshot ELSE c.snapshot END,
         target = CASE WHEN m.finished THEN NULL ELSE m.target::pg_snapshot END,
@@ -294,8 +248,6 @@ moved AS (
         first_event_ms_sum = c.first_event_ms_sum + coalesce(m.first_event_ms, 0),
         first_event_counts[m.first_event_bucket] = coalesce(c.first_event_counts[m.first_event_bucket], 0)
             + (m.first_event_ms IS NOT NULL)::integer,
-        unnoted_events = CASE WHEN m.reason IS NULL THEN c.unnoted_events ELSE 0 END,
-        unnoted_burst = c.unnoted_burst AND m.reason IS NULL,
         failures = 0,
         batch_limit = m.batch_limit,
         suspects = m.suspects,
@@ -306,15 +258,14 @@ moved AS (
         failing_since = CASE WHEN m.suspects > 0 THEN c.failing_since END
     FROM m
     WHERE c.pipeline = m.pipeline AND c.tenant = m.tenant AND c.owner = m.token AND c.sweeps = m.sweeps
-    RETURNING (SELECT p.failed FROM {schema}.pipelines p WHERE p.pipeline = c.pipeline) AS asked, c.pipeline, c.tenant,
-              c.last_run_at, c.sweeps, c.snapshot, c.target, c.at_xid, c.at_id,
-              m.token, m.reason, m.worker, m.burst_run, m.rejected, m.records AS taken, m.first_event_ms AS first_ms,
-              m.sweeps AS began_sweeps
-){noted}
-
--- name: new_events
--- Within `claim`: the events of the burst so far, less those that were counted for it before.
-CASE WHEN {same_burst} THEN greatest(0, excluded.burst_events - c.burst_events) ELSE excluded.burst_events END
+    RETURNING (SELECT p.failed FROM {schema}.pipelines p WHERE p.pipeline = c.pipeline) AS asked, c.pipeline, c.tenant
+)
+SELECT asked, pipeline, tenant,
+       set_config(
+           'idle_in_transaction_session_timeout',
+           coalesce(%(idle_timeout)s::text, current_setting('idle_in_transaction_session_timeout')), true
+       )
+FROM moved
 
 -- name: same_burst
 -- Within `claim`: whether the cursor's last burst is the one of this run. A worker of before migration 0018 gives a burst no
@@ -348,40 +299,6 @@ WITH failing AS (
     UPDATE {schema}.pipelines p SET failed = true FROM failing f WHERE p.pipeline = f.pipeline AND NOT p.failed
 )
 SELECT failures FROM failing
-
--- name: note_failure
--- A run failed: its row of the history says so, with the events that no row has yet. It is a statement of its own: the
--- failure is kept in any case, and nobody waits for a lock on the cursor.
--- A run that died could write no row itself, so the next one does. The first 16 digits of its token, `dead`, tell when it was
--- made. `own_events`: of these events, those that came after it. Where it moved the cursor before it died, it has a row.
-WITH failed AS (
-    SELECT c.*, nullif(%(dead)s, '') AS dead
-    FROM {schema}.sync_cursors c
-    WHERE c.pipeline = %(pipeline)s AND c.tenant = %(tenant)s AND c.owner = %(token)s
-    FOR NO KEY UPDATE SKIP LOCKED
-), noted AS (
-    UPDATE {schema}.sync_cursors c
-    SET unnoted_events = least(c.unnoted_events, %(own_events)s), unnoted_burst = false
-    FROM failed f
-    WHERE c.pipeline = f.pipeline AND c.tenant = f.tenant
-)
-INSERT INTO {schema}.runs AS r
-    (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
-     began_sweeps, sweeps, snapshot, target, at_xid, at_id)
-SELECT f.pipeline, f.tenant, coalesce(f.dead, f.owner),
-       least(to_timestamp(left(f.dead, 16)::float8 / 1000000), f.last_run_at), clock_timestamp(), %(reason)s, %(worker)s,
-       least(greatest(0, f.unnoted_events - %(own_events)s), 2147483647),
-       CASE
-           WHEN f.unnoted_burst THEN 1
-           WHEN EXISTS (
-               SELECT FROM {schema}.runs d WHERE d.pipeline = f.pipeline AND d.tenant = f.tenant AND d.token = f.dead
-           ) THEN 0
-           ELSE %(burst_run)s
-       END,
-       0, 0, 'failed', left(%(error)s, 1000), f.sweeps, f.sweeps, f.snapshot, f.target, f.at_xid, f.at_id
-FROM failed f
-ON CONFLICT (pipeline, tenant, token, began_at) DO UPDATE
-SET ended_at = excluded.ended_at, events = r.events + excluded.events, outcome = excluded.outcome, error = excluded.error
 
 -- name: succeeded
 -- Records of the pipeline were handled, the first since something of it failed. `evidence` needs this time only: it is

@@ -1,40 +1,37 @@
 -- The run history and the audit log.
 
--- name: hold_history
--- Whether somebody keeps the run history locked: then this fails.
-LOCK TABLE {schema}.runs IN ROW EXCLUSIVE MODE NOWAIT
-
--- name: noted
--- After the advances of `moves_cursor`: each run's row of the history. A run of several batches has one row. It is a part of
--- the statement that moves the cursors, so it is there exactly if what it says took effect. `c` is a cursor as it was before:
--- it has the events that no row has yet.
-, noted AS (
-    INSERT INTO {schema}.runs AS r
-        (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome,
-         first_event_ms, began_sweeps, sweeps, snapshot, target, at_xid, at_id)
-    SELECT v.pipeline, v.tenant, v.token, v.last_run_at, clock_timestamp(), v.reason, v.worker,
-           least(c.unnoted_events, 2147483647), CASE WHEN c.unnoted_burst THEN 1 ELSE v.burst_run END,
-           v.taken, v.rejected, 'handled', v.first_ms, v.began_sweeps, v.sweeps, v.snapshot, v.target, v.at_xid, v.at_id
-    FROM moved v
-    JOIN {schema}.sync_cursors c ON c.pipeline = v.pipeline AND c.tenant = v.tenant
-    WHERE v.reason IS NOT NULL
-    {noted_again}
+-- name: write_runs
+-- Rows of runs that have ended. Each value is an array with an element for each run. Where the cursor stands is read from the
+-- cursor itself, as long as it is the run's. A run whose advance did not take effect has no row.
+INSERT INTO {schema}.runs
+    (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
+     first_event_ms, snapshot, target, at_xid, at_id)
+SELECT v.pipeline, v.tenant, v.token, n.now - v.seconds * interval '1 second', n.now, v.reason, v.worker, v.events,
+       v.burst_run, v.records, v.rejected, v.outcome, v.error, v.first_event_ms, c.snapshot, c.target, c.at_xid, c.at_id
+FROM (SELECT clock_timestamp() AS now) n
+CROSS JOIN unnest(
+    %(pipeline)s::text[],
+    %(tenant)s::text[],
+    %(token)s::text[],
+    %(owner)s::text[],
+    %(reason)s::text[],
+    %(worker)s::text[],
+    %(seconds)s::float8[],
+    %(events)s::integer[],
+    %(burst_run)s::integer[],
+    %(records)s::integer[],
+    %(rejected)s::integer[],
+    %(outcome)s::text[],
+    %(error)s::text[],
+    %(first_event_ms)s::integer[],
+    %(sweeps)s::bigint[]
+) AS v (
+    pipeline, tenant, token, owner, reason, worker, seconds, events, burst_run, records, rejected, outcome, error,
+    first_event_ms, sweeps
 )
-
--- name: noted_again
--- A part of `noted`: the run may have a row, of an earlier batch, or since it failed. Else nothing asks for one, for that
--- costs half as much again as the row.
-ON CONFLICT (pipeline, tenant, token, began_at) DO UPDATE
-SET ended_at = excluded.ended_at,
-    events = r.events + excluded.events,
-    records = r.records + excluded.records,
-    rejected = r.rejected + excluded.rejected,
-    first_event_ms = coalesce(r.first_event_ms, excluded.first_event_ms),
-    sweeps = excluded.sweeps,
-    snapshot = excluded.snapshot,
-    target = excluded.target,
-    at_xid = excluded.at_xid,
-    at_id = excluded.at_id
+LEFT JOIN {schema}.sync_cursors c ON c.pipeline = v.pipeline AND c.tenant = v.tenant AND c.owner = v.owner
+WHERE v.sweeps IS NULL OR v.sweeps = c.sweeps
+ON CONFLICT DO NOTHING
 
 -- name: past_after
 -- The first run of a tenant that ended after a time, took records and did not fail; of the last `size` runs.
@@ -54,25 +51,8 @@ LIMIT 1
 -- Whether the run history has any run.
 SELECT EXISTS (SELECT FROM {schema}.runs)
 
--- name: past_between
--- The last runs that began between two times, of one pipeline or of all, the last one first. The index on the time finds
--- them; up to `size` are looked at, the last ones. Of those that began at the second time, the ones below `token` are among
--- them. The second time has a condition of its own, since a BRIN index cannot use a comparison of rows.
-SELECT pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
-       {schema}.error_kind(error) AS error_kind, first_event_ms
-FROM (
-    SELECT * FROM {schema}.runs
-    WHERE began_at >= %(since)s::timestamptz AND began_at <= %(before)s::timestamptz
-      AND (began_at, token) < (%(before)s::timestamptz, %(token)s)
-      AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s) AND (NOT %(failed)s OR outcome = 'failed')
-    ORDER BY began_at DESC, token DESC
-    LIMIT %(size)s
-) r
-ORDER BY began_at DESC, token DESC
-LIMIT %(limit)s
-
 -- name: past_count
--- How many runs began since a time, or how many of them failed, of one pipeline or of all, as the sums of the minutes say.
+-- How many runs ended since a time, or how many of them failed, of one pipeline or of all, as the sums of the minutes say.
 SELECT coalesce(sum(CASE WHEN %(failed)s THEN failed ELSE runs END), 0)::bigint
 FROM {schema}.run_minutes
 WHERE minute >= %(since)s::timestamptz AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
@@ -92,20 +72,15 @@ ORDER BY token DESC
 LIMIT 1
 
 -- name: past_lately
--- Whether any run ended within the last seconds; null where there is no history.
-SELECT CASE WHEN EXISTS (SELECT FROM {schema}.runs)
-    THEN EXISTS (SELECT FROM {schema}.runs WHERE ended_at >= now() - %(seconds)s * interval '1 second')
-END
-
--- name: past_minutes
--- The last minutes before a time in which runs began, or runs that failed, of one pipeline or of all.
-SELECT minute, sum(CASE WHEN %(failed)s THEN failed ELSE runs END)::bigint AS runs
-FROM {schema}.run_minutes
-WHERE minute < %(before)s::timestamptz AND minute >= %(since)s::timestamptz
-  AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s) AND (NOT %(failed)s OR failed > 0)
-GROUP BY minute
-ORDER BY minute DESC
-LIMIT %(limit)s
+-- Whether any run of some pipelines ended within the last seconds; null where there is no history.
+SELECT CASE WHEN EXISTS (SELECT FROM {schema}.runs) THEN EXISTS (
+    SELECT FROM unnest(%(pipelines)s::text[]) AS p (pipeline)
+    CROSS JOIN LATERAL (
+        SELECT FROM {schema}.runs
+        WHERE pipeline = p.pipeline COLLATE "C" AND ended_at >= now() - %(seconds)s * interval '1 second'
+        LIMIT 1
+    ) r
+) END
 
 -- name: past_noisy
 -- Tenants that caused the most since a time, by one of the sums, of a part of the pages of the history: `percent` of them,
@@ -117,7 +92,7 @@ SELECT pipeline, tenant, sum(events)::bigint AS events, count(*) AS runs, sum(re
 FROM (
     SELECT pipeline, tenant, events, records, outcome, began_at, ended_at
     FROM {schema}.runs TABLESAMPLE SYSTEM (%(percent)s)
-    WHERE began_at >= %(since)s::timestamptz AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
+    WHERE ended_at >= %(since)s::timestamptz AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
       AND (NOT %(failed)s OR outcome = 'failed')
     LIMIT %(size)s
 ) r
@@ -132,13 +107,14 @@ ORDER BY CASE %(by)s
 LIMIT %(limit)s
 
 -- name: past_of_tenant
--- The last runs of one tenant before a time, the last one first; with `failed` those that failed, of the last `size` runs.
+-- The last runs of one tenant that began before a time, or before another run, the last one first; with `failed` those that
+-- failed, of the last `size` runs.
 SELECT pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
        first_event_ms
 FROM (
     SELECT * FROM {schema}.runs
     WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s
-      AND (%(before)s::timestamptz IS NULL OR began_at < %(before)s)
+      AND (%(before)s::timestamptz IS NULL OR began_at < %(before)s) AND (%(token)s = '' OR token < %(token)s)
     ORDER BY token DESC
     LIMIT %(size)s
 ) r
@@ -146,29 +122,63 @@ WHERE NOT %(failed)s OR outcome = 'failed'
 ORDER BY token DESC
 LIMIT %(limit)s
 
--- name: past_rates
--- Events, runs and records of each pipeline since a time.
-SELECT pipeline, sum(events)::bigint AS events, count(*) AS runs, sum(records)::bigint AS records
-FROM (
-    SELECT pipeline, events, records FROM {schema}.runs WHERE began_at >= %(since)s::timestamptz LIMIT %(size)s
+-- name: past_of_all
+-- The last runs of some pipelines that ended since a time and before another one, the last one first. Of those that ended at
+-- the second time, the ones below `token` are among them.
+SELECT r.pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
+       {schema}.error_kind(error) AS error_kind, first_event_ms
+FROM unnest(%(pipelines)s::text[]) AS p (pipeline)
+CROSS JOIN LATERAL (
+    SELECT * FROM {schema}.runs
+    WHERE pipeline = p.pipeline COLLATE "C" AND ended_at >= %(since)s::timestamptz
+      AND (ended_at, token) < (%(before)s::timestamptz, %(token)s)
+    ORDER BY ended_at DESC, token DESC
+    LIMIT %(limit)s
 ) r
-GROUP BY pipeline
+ORDER BY ended_at DESC, token DESC
+LIMIT %(limit)s
+
+-- name: past_failed
+-- The same of runs that failed: an index has only those.
+SELECT r.pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
+       {schema}.error_kind(error) AS error_kind, first_event_ms
+FROM unnest(%(pipelines)s::text[]) AS p (pipeline)
+CROSS JOIN LATERAL (
+    SELECT * FROM {schema}.runs
+    WHERE pipeline = p.pipeline COLLATE "C" AND outcome = 'failed' AND ended_at >= %(since)s::timestamptz
+      AND (ended_at, token) < (%(before)s::timestamptz, %(token)s)
+    ORDER BY ended_at DESC, token DESC
+    LIMIT %(limit)s
+) r
+ORDER BY ended_at DESC, token DESC
+LIMIT %(limit)s
+
+-- name: past_rates
+-- Events, runs and records of some pipelines since a time, of up to `size` runs of each.
+SELECT p.pipeline, sum(events)::bigint AS events, count(*) AS runs, sum(records)::bigint AS records
+FROM unnest(%(pipelines)s::text[]) AS p (pipeline)
+CROSS JOIN LATERAL (
+    SELECT events, records FROM {schema}.runs
+    WHERE pipeline = p.pipeline COLLATE "C" AND ended_at >= %(since)s::timestamptz
+    LIMIT %(size)s
+) r
+GROUP BY p.pipeline
 
 -- name: past_reader
 -- The runs of a tenant since a record was written, up to the first one after which the record lay behind the cursor: that
 -- run read it. `read`: it is that one. A token tells when its run was made, so runs of before are passed over by the key;
--- `floor` lies well before the record. Up to `size` runs are looked at.
+-- `floor` lies well before the record. Up to `size` runs are looked at. A run that died may have moved the cursor before.
 SELECT pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
        first_event_ms, read
 FROM (
     SELECT r.*, sum(r.read::integer) OVER (ORDER BY r.token ROWS UNBOUNDED PRECEDING) - r.read::integer AS reads
     FROM (
-        SELECT r.*, coalesce(r.records > 0 AND r.snapshot IS NOT NULL AND {schema}.is_handled(
+        SELECT r.*, coalesce((r.records > 0 OR r.reason = 'unknown') AND r.snapshot IS NOT NULL AND {schema}.is_handled(
                    %(xid)s::xid8, %(id)s, r.snapshot, r.target, r.at_xid, r.at_id
                ), false) AS read
         FROM {schema}.runs r
         WHERE r.pipeline = %(pipeline)s AND r.tenant = %(tenant)s AND r.token >= %(floor)s
-          AND r.began_at >= %(since)s::timestamptz
+          AND r.ended_at >= %(since)s::timestamptz
         ORDER BY r.token
         LIMIT %(size)s
     ) r
@@ -176,12 +186,6 @@ FROM (
 WHERE reads = 0 AND (read OR ended_at >= %(changed_at)s::timestamptz)
 ORDER BY token
 LIMIT %(limit)s
-
--- name: past_summed
--- The last minute of each pipeline that has sums, or of one pipeline. Null: it has none.
-SELECT p.pipeline, (SELECT max(m.minute) FROM {schema}.run_minutes m WHERE m.pipeline = p.pipeline) AS minute
-FROM {schema}.pipelines p
-WHERE %(pipeline)s::text IS NULL OR p.pipeline = %(pipeline)s
 
 -- name: past_sums
 -- Sums of the run history over each `width` between two times, of one pipeline or of all.
@@ -202,67 +206,32 @@ GROUP BY 1
 ORDER BY 1
 
 -- name: sum_runs
--- Sums of a pipeline's runs for each minute that is over. A run counts where it began, so each minute is summed again in
--- which a run began that has ended lately, however long it took. Where no worker has summed for long, a call sums a part:
--- what ended until 20 minutes after the first run that has no sum. So each call takes one more run at the least, and no call
--- takes them all.
-WITH last AS MATERIALIZED (
-    SELECT max(minute) AS minute FROM {schema}.run_minutes WHERE pipeline = %(pipeline)s
-), part AS MATERIALIZED (
-    SELECT coalesce(l.minute - interval '10 minutes', '-infinity') AS since,
-           coalesce(f.ended_at + interval '20 minutes', 'infinity') AS until
-    FROM last l
-    LEFT JOIN LATERAL (
-        SELECT r.ended_at FROM {schema}.runs r
-        WHERE r.pipeline = %(pipeline)s AND r.began_at >= coalesce(l.minute + interval '1 minute', '-infinity')
-        ORDER BY r.began_at
-        LIMIT 1
-    ) f ON true
-), minutes AS MATERIALIZED (
-    SELECT DISTINCT date_trunc('minute', r.began_at) AS minute
-    FROM {schema}.runs r
-    WHERE r.pipeline = %(pipeline)s AND r.ended_at >= (SELECT since FROM part) AND r.ended_at < (SELECT until FROM part)
-      AND r.began_at < date_trunc('minute', now())
-), found AS MATERIALIZED (
-    SELECT m.minute, r.outcome, r.events, r.burst_run, r.records, r.rejected,
-           extract(epoch FROM r.ended_at - r.began_at) * 1000 AS run_ms,
-           r.first_event_ms, width_bucket(r.first_event_ms - 1, %(bounds)s::integer[]) AS bucket
-    FROM minutes m
-    CROSS JOIN LATERAL (
-        SELECT * FROM {schema}.runs a
-        WHERE a.pipeline = %(pipeline)s AND a.began_at >= m.minute AND a.began_at < m.minute + interval '1 minute'
-    ) r
-), sums AS (
-    SELECT minute, count(*) AS runs, count(*) FILTER (WHERE outcome = 'failed') AS failed, sum(events) AS events,
-           count(*) FILTER (WHERE burst_run = 1) AS bursts, sum(records) AS records, sum(rejected) AS rejected,
-           sum(run_ms)::bigint AS run_ms, coalesce(sum(first_event_ms), 0) AS first_event_ms_sum
-    FROM found GROUP BY minute
-), in_buckets AS (
-    SELECT minute, bucket, count(*)::integer AS bursts FROM found WHERE bucket IS NOT NULL GROUP BY minute, bucket
-), counts AS (
-    SELECT s.minute, array_agg(coalesce(b.bursts, 0) ORDER BY n) AS counts
-    FROM sums s
-    CROSS JOIN generate_series(0, cardinality(%(bounds)s::integer[])) n
-    LEFT JOIN in_buckets b ON b.minute = s.minute AND b.bucket = n
-    GROUP BY s.minute
+-- Sums of a pipeline's runs for each minute that is over: a run counts in the minute in which it ended. They begin at the
+-- first run that has no sum, and cover 20 minutes at the most, so that no call takes long where no worker has summed for days.
+WITH first AS MATERIALIZED (
+    SELECT date_trunc('minute', ended_at) AS minute
+    FROM {schema}.runs
+    WHERE pipeline = %(pipeline)s AND ended_at >= coalesce(
+        (SELECT max(minute) + interval '1 minute' FROM {schema}.run_minutes WHERE pipeline = %(pipeline)s), '-infinity'
+    )
+    ORDER BY ended_at
+    LIMIT 1
+), ended AS (
+    SELECT date_trunc('minute', r.ended_at) AS minute, r.*,
+           width_bucket(r.first_event_ms - 1, %(bounds)s::integer[]) AS bucket
+    FROM first f
+    JOIN {schema}.runs r ON r.pipeline = %(pipeline)s AND r.ended_at >= f.minute
+        AND r.ended_at < f.minute + interval '20 minutes'
+    WHERE r.ended_at < date_trunc('minute', now() - interval '5 seconds')
 )
-INSERT INTO {schema}.run_minutes AS m
+INSERT INTO {schema}.run_minutes
     (pipeline, minute, runs, failed, events, bursts, records, rejected, run_ms, first_event_ms_sum, first_event_counts)
-SELECT %(pipeline)s, s.minute, s.runs, s.failed, s.events, s.bursts, s.records, s.rejected, s.run_ms, s.first_event_ms_sum,
-       c.counts
-FROM sums s JOIN counts c ON c.minute = s.minute
-ON CONFLICT (pipeline, minute) DO UPDATE
-SET runs = excluded.runs,
-    failed = excluded.failed,
-    events = excluded.events,
-    bursts = excluded.bursts,
-    records = excluded.records,
-    rejected = excluded.rejected,
-    run_ms = excluded.run_ms,
-    first_event_ms_sum = excluded.first_event_ms_sum,
-    first_event_counts = excluded.first_event_counts
-WHERE (m.runs, m.failed, m.records, m.rejected, m.run_ms)
-    IS DISTINCT FROM (excluded.runs, excluded.failed, excluded.records, excluded.rejected, excluded.run_ms)
+SELECT %(pipeline)s, minute, count(*), count(*) FILTER (WHERE outcome = 'failed'), sum(events),
+       count(*) FILTER (WHERE burst_run = 1), sum(records), sum(rejected),
+       (extract(epoch FROM sum(ended_at - began_at)) * 1000)::bigint, coalesce(sum(first_event_ms), 0), ARRAY[{counts}]
+FROM ended
+GROUP BY minute
+ON CONFLICT DO NOTHING
 
 -- name: keep_runs
 -- Partitions of the run history: the next days', and none that is too old.

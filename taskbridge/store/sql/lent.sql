@@ -21,14 +21,6 @@ SET CONSTRAINTS ALL IMMEDIATE
 -- What the session set when it was opened follows (`set_parameters`).
 RESET ALL
 
--- name: save_point
--- Before a cursor moves in a batch's transaction: where the run history cannot be written, it moves without.
-SAVEPOINT taskbridge
-
--- name: undo_advance
--- The advance failed; what the handler wrote stays.
-ROLLBACK TO SAVEPOINT taskbridge
-
 -- name: reset_session
 -- After the transaction of a batch whose handler had the session: what DISCARD ALL does, but for the prepared statements.
 -- What a run of its own executes stays prepared, since to plan it anew takes longer than the run. `prepared` finds the
@@ -48,12 +40,13 @@ DISCARD SEQUENCES
 SELECT name FROM pg_catalog.pg_prepared_statements
 
 -- name: forget_prepared
--- Forget what SQL has prepared in a session of a pooler; what a protocol's message prepared is the pooler's own.
+-- Forget what a handler has prepared in a session of a pooler: by SQL, or by psycopg, whose names these are. What else was
+-- prepared by a message of the protocol is the pooler's own.
 DO $$
 DECLARE
     prepared text;
 BEGIN
-    FOR prepared IN SELECT name FROM pg_catalog.pg_prepared_statements WHERE from_sql LOOP
+    FOR prepared IN SELECT name FROM pg_catalog.pg_prepared_statements WHERE from_sql OR name LIKE '\_pg3\_%' LOOP
         EXECUTE pg_catalog.format('DEALLOCATE %I', prepared);
     END LOOP;
 END

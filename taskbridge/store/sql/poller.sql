@@ -26,8 +26,8 @@ RETURNING (extract(epoch FROM stored_at) * 1000000)::bigint
 -- name: tail_retries
 -- One page of the records that are to be tried again out of quarantine, after (`tenant`, `key`): for each tenant the last
 -- key of the page, the smallest delay (`smallest` where a record has none, or the pipeline has no delays; null: none of
--- them means anything, for the records have changed since) and when its records were last taken, in milliseconds of the
--- Unix epoch. No row: there is none any more.
+-- them means anything, for the records have changed since, or the tenant is paused, unless asked for those `with_paused`)
+-- and when its records were last taken, in milliseconds of the Unix epoch. No row: there is none any more.
 SELECT q.tenant,
        max(q.external_id) AS key,
        min(r.delay_ms) AS delay_ms,
@@ -43,6 +43,9 @@ LEFT JOIN LATERAL (
     SELECT coalesce(CASE WHEN %(has_delays)s THEN i.delay_ms END, %(smallest)s) AS delay_ms
     FROM {schema}.records i
     WHERE i.source = %(source)s AND i.tenant = q.tenant AND i.key = q.external_id AND i.revision = q.revision
+      AND (%(with_paused)s OR NOT EXISTS (
+          SELECT FROM {schema}.pauses h WHERE h.pipeline = %(pipeline)s AND h.tenant IN ('', q.tenant)
+      ))
     LIMIT 1
 ) r ON true
 LEFT JOIN LATERAL (
@@ -67,7 +70,8 @@ WHERE t.pipeline = %(pipeline)s AND t.kind = %(kind)s AND NOT pg_is_in_recovery(
 -- name: round
 -- One page of a round of the tail or of the base (`kind`): which tenants have records that are visible now, not visible in
 -- the stored snapshot, and pending? The tail leaves out what a run has looked at. The base leaves out what the tail has not
--- seen yet, unless `every` one is asked for. With each tenant comes the smallest delay of those records (`smallest` where
+-- seen yet, unless `every` one is asked for. Both leave out tenants that are paused, unless asked for those `with_paused`;
+-- their records count as pending, so that the base finds them once the pause is over. With each tenant comes the smallest delay of those records (`smallest` where
 -- one has none, or the pipeline has no delays) and when its records were last taken, in milliseconds of the Unix epoch.
 -- The row without a tenant says of the page: the place (`until_xid`, `until_id`) after which the next page begins (null: it
 -- is the last one), `fresh`, whether there was any record, handled or not, and for the base the transactions `open_xids`
@@ -166,8 +170,11 @@ SELECT (SELECT e.xid FROM edge e) AS until_xid,
        NULL::bigint AS delay_ms,
        NULL::bigint AS last_ms
 UNION ALL
-SELECT NULL, NULL, NULL, NULL, w.tenant, w.delay_ms, (extract(epoch FROM w.last_taken_at) * 1000)::bigint
-FROM waiting w
+SELECT NULL, NULL, NULL, NULL, q.tenant, q.delay_ms, (extract(epoch FROM q.last_taken_at) * 1000)::bigint
+FROM waiting q
+WHERE %(with_paused)s OR NOT EXISTS (
+    SELECT FROM {schema}.pauses h WHERE h.pipeline = %(pipeline)s AND h.tenant IN ('', q.tenant)
+)
 
 -- name: begin_round
 -- A page of a round: all of it reads one snapshot, and it writes nothing, because an id of its own would count as visible.

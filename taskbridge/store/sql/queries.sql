@@ -101,7 +101,7 @@ SELECT tenant FROM {schema}.pauses WHERE pipeline = %(pipeline)s AND tenant = AN
 
 -- name: look_records
 -- Records with a key, up to `limit`, of some sources and tenants: once for each pipeline that reads them, with how they
--- stand there. `tenants` null: of all, which an index on the key must find.
+-- stand there. Null: of all, for which all records are looked through unless somebody made an index on the key.
 SELECT r.source, r.tenant, r.key, r.revision, r.deleted, r.recorded_at, r.changed_at, r.reason AS unmatched,
        p.pipeline,
        CASE
@@ -115,16 +115,10 @@ SELECT r.source, r.tenant, r.key, r.revision, r.deleted, r.recorded_at, r.change
        END AS state,
        q.reason, q.attempts, c.failures, c.last_error
 FROM (
-    (
-        SELECT l.* FROM {schema}.records l
-        WHERE %(tenants)s::text[] IS NOT NULL
-          AND l.source = ANY (%(sources)s::text[]) AND l.tenant = ANY (%(tenants)s::text[]) AND l.key = ANY (%(keys)s::text[])
-        LIMIT %(limit)s
-    )
-    UNION ALL
-    (
-        SELECT l.* FROM {schema}.records l WHERE %(tenants)s::text[] IS NULL AND l.key = ANY (%(keys)s::text[]) LIMIT %(limit)s
-    )
+    SELECT * FROM {schema}.records
+    WHERE key = ANY (%(keys)s::text[]) AND (%(sources)s::text[] IS NULL OR source = ANY (%(sources)s::text[]))
+      AND (%(tenants)s::text[] IS NULL OR tenant = ANY (%(tenants)s::text[]))
+    LIMIT %(limit)s
 ) r
 LEFT JOIN {schema}.pipelines p ON p.source = r.source AND r.tenant <> ''
 LEFT JOIN {schema}.quarantine q
@@ -346,29 +340,6 @@ UNION
 )
 ORDER BY tenant
 LIMIT %(limit)s
-
--- name: where
--- Where records with a key are, of one source and tenant or of all, and how they stand in each pipeline that reads them.
--- There is no index on the key alone, so without source and tenant all records are looked through.
-SELECT r.source, r.tenant, r.key, r.revision, r.deleted, r.recorded_at, r.changed_at, r.reason AS unmatched,
-       p.pipeline,
-       (
-           SELECT s.state FROM {schema}.record_states s
-           WHERE s.pipeline = p.pipeline AND s.tenant = r.tenant AND s.external_id = r.key
-       ) AS state,
-       q.reason, q.attempts, c.failures, c.last_error
-FROM (
-    SELECT * FROM {schema}.records
-    WHERE key = ANY (%(keys)s::text[]) AND (%(source)s::text IS NULL OR source = %(source)s)
-      AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)
-    ORDER BY source, tenant
-    LIMIT %(limit)s
-) r
-LEFT JOIN {schema}.pipelines p ON p.source = r.source AND r.tenant <> ''
-LEFT JOIN {schema}.quarantine q
-    ON q.pipeline = p.pipeline AND q.tenant = r.tenant AND q.external_id = r.key AND q.revision = r.revision
-LEFT JOIN {schema}.sync_cursors c ON c.pipeline = p.pipeline AND c.tenant = r.tenant
-ORDER BY r.source, r.tenant, p.pipeline
 
 -- name: where_connected
 -- In which database of which cluster a session is, and what its unqualified names mean.

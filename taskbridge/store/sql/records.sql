@@ -121,26 +121,13 @@ CROSS JOIN LATERAL {pending} w
 ORDER BY delay_ms, w.id
 LIMIT 1
 
--- name: matching_alone
--- Whether this transaction is the only one that matches records again: it then has a lock until its end. The number is
--- arbitrary; nothing else may use it. A process that is frozen for a minute loses its session, and the lock with it.
-SELECT pg_try_advisory_xact_lock(8386110886190934373),
-       set_config('idle_in_transaction_session_timeout', '60s', true)
-
 -- name: match_again
 -- A record that no criterion matched has been matched after all, or has another reason. The trigger renews its xid, so
 -- the next sweep of its tenant takes it. No row: somebody else matched it meanwhile, or gave it up.
 UPDATE {schema}.records
-SET source = %(source)s, tenant = %(tenant)s, delay_ms = %(delay_ms)s, criterion = %(criterion)s, reason = %(reason)s
-WHERE source = %(under)s AND tenant = '' AND discarded_at IS NULL AND key = %(key)s
+SET tenant = %(tenant)s, delay_ms = %(delay_ms)s, criterion = %(criterion)s, reason = %(reason)s
+WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL AND key = %(key)s
 RETURNING id
-
--- name: move_message
--- A message lies under another source from now on. No row: it was recorded there meanwhile.
-UPDATE {schema}.messages m SET source = %(source)s
-WHERE m.source = %(under)s AND m.key = %(key)s
-  AND NOT EXISTS (SELECT FROM {schema}.messages o WHERE o.source = %(source)s AND o.key = %(key)s)
-RETURNING m.key
 
 -- name: correct_source
 -- A pipeline's source, where a migration could only guess it. One that was not guessed stays, and gives no row.
@@ -186,16 +173,6 @@ SELECT source, count(*)
 FROM (SELECT source FROM {schema}.records WHERE tenant = '' AND discarded_at IS NULL LIMIT %(size)s) counted
 GROUP BY source
 ORDER BY source
-
--- name: unmatched_with_reason
--- Of these sources, those that have unmatched records with this reason, and the id of the oldest one.
-SELECT name, oldest
-FROM unnest(%(sources)s::text[]) AS name,
-    LATERAL (
-        SELECT id FROM {schema}.records
-        WHERE source = name AND tenant = '' AND discarded_at IS NULL AND reason = %(reason)s
-        ORDER BY id LIMIT 1
-    ) AS found (oldest)
 
 -- name: count_unmatched
 -- How many records of a source no criterion matched.

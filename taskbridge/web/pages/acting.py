@@ -120,6 +120,8 @@ def _resume(runtime: Runtime, asked: Asked, user: str) -> Did:
     started = [one for one in pending if left.holding(one) is None]
     if started:
         notifying.start(runtime.app, started, asked.pipeline, runtime.gate)
+    held = runtime.gate.paused(asked.pipeline) if asked.tenant is None else []
+    runtime.gate.expire(asked.pipeline, [one for one in held if left.holding(one) is None], early=True)
     return Did("resumed" if released else "not-paused")
 
 

@@ -1,0 +1,218 @@
+"""`taskbridge inspect`: why a tenant does not run, and what became of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from taskbridge.cli import console, environment
+from taskbridge.cli.options import data_dir_option, examples, json_option, stored_text
+from taskbridge.common.names import check_tenant
+from taskbridge.common.texts import counted, one_line
+from taskbridge.common.times import ago, ahead, span
+
+if TYPE_CHECKING:
+    from taskbridge.observing.answers import Answers
+    from taskbridge.observing.shapes import BurstRow, Story, TenantAnswer
+    from taskbridge.process.light_runtime import LightRuntime
+
+__all__ = ["inspect"]
+
+SHOWN_STORIES: Final = 10
+"""The steps of so many records are shown."""
+SHOWN_BURSTS: Final = 5
+
+
+@click.command(
+    epilog=examples(
+        "taskbridge inspect France", "taskbridge inspect --record 536365", "taskbridge inspect France --json"
+    )
+)
+@click.argument("tenant", required=False)
+@click.option(
+    "--record", "key", type=stored_text, metavar="KEY", help="Show the records with this key; of TENANT, or of all."
+)
+@click.option("--source", metavar="NAME", help="With --record: only in this source.  [default: all]")
+@click.option("--pipeline", metavar="NAME", help="Only this pipeline.  [default: all]")
+@data_dir_option
+@json_option
+def inspect(
+    tenant: str | None, key: str | None, source: str | None, pipeline: str | None, data_dir: Path, as_json: bool
+) -> None:
+    """Say why TENANT is not running, with its counts, its last runs and what its last bursts saved.
+
+    With --record, show where a record is instead, and what became of it in each pipeline, step by step.
+    """
+    if tenant is None and key is None:
+        raise click.UsageError("name a TENANT, or a record with --record KEY")
+    if source is not None and key is None:
+        raise click.UsageError("--source is the source of a record: add --record KEY, or leave it out")
+    if tenant is not None:
+        check_tenant(tenant)
+    runtime = environment.session(data_dir, environment.light_runtime, redis=key is None)
+    names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
+    if key is not None:
+        _inspect_record(runtime, names, key, source, tenant, as_json=as_json)
+    elif tenant is not None:
+        _inspect_tenant(runtime, names, tenant, as_json=as_json)
+
+
+def _inspect_tenant(runtime: LightRuntime, names: list[str], tenant: str, *, as_json: bool) -> None:
+    answers = environment.answers_of(runtime)
+    found = [one for one in (answers.tenant(name, tenant) for name in names) if one.known]
+    bursts = {one.pipeline: answers.bursts(one.pipeline, tenant, SHOWN_BURSTS) for one in found}
+    delays = {one.pipeline: _delay(runtime, one) for one in found}
+    if as_json:
+        pipelines = {
+            one.pipeline: asdict(one)
+            | {"bursts": [_burst_as_json(burst) for burst in bursts[one.pipeline]]}
+            | ({"delay": delay} if (delay := delays[one.pipeline]) else {})
+            for one in found
+        }
+        console.emit_json({"tenant": tenant, "pipelines": pipelines})
+    else:
+        for one in found:
+            _show_tenant(one, bursts[one.pipeline], delays[one.pipeline])
+    if not found:
+        console.complain(_unknown(answers, names, tenant))
+        raise click.exceptions.Exit(1)
+
+
+def _unknown(answers: Answers, names: list[str], tenant: str) -> str:
+    others = answers.left_out()
+    hint = f"; {others.sentence}: {others.remedy}" if others is not None else ""
+    return f"no tenant of {', '.join(names)} is called {tenant!r}: it has no records, no runner and no pause{hint}"
+
+
+def _delay(runtime: LightRuntime, one: TenantAnswer) -> dict[str, Any] | None:
+    """Return what waits for a delay since the tenant's last run, in a pipeline with criteria."""
+    policy = runtime.pipelines[one.pipeline].criteria
+    if policy is None or not one.pending:
+        return None
+    waiting = runtime.tenants_of(one.pipeline).waiting(one.pipeline, one.tenant, policy.smallest_ms)
+    if waiting is None:
+        return None
+    return {"records": waiting.waiting, "criterion": waiting.criterion, "due_at": one.due_at}
+
+
+def _burst_as_json(one: BurstRow) -> dict[str, Any]:
+    return asdict(one) | {"runs_saved": one.runs_saved}
+
+
+def _show_tenant(answer: TenantAnswer, bursts: list[BurstRow], delay: dict[str, Any] | None) -> None:
+    console.show(f"{answer.pipeline}, {answer.tenant}: {answer.sentence}")
+    console.show(*(f"  {line}" for line in _figures(answer, delay)))
+    if answer.runs_shown:
+        counts = ("events", "records", "rejected")
+        numbers = ("took", *counts)
+        made = console.table("run began", "took", "reason", "outcome", "worker", *counts, numbers=numbers)
+        for run in answer.runs_shown:
+            made.add_row(
+                console.clock(run.began_at),
+                f"{run.run_ms / 1000:,.1f} s",
+                run.reason,
+                console.state(run.outcome),
+                console.plain(run.worker or "-"),
+                *(f"{count:,}" for count in (run.events, run.records, run.rejected)),
+            )
+        console.stdout().print(made)
+    for burst in bursts:
+        first = "" if burst.first_event_ms is None else f"; the first event waited {burst.first_event_ms:,} ms"
+        windowed = "" if burst.windowed_ms is None else f" (with a window of 500 ms: {burst.windowed_ms:,} ms)"
+        events, runs = counted(burst.events, "event"), counted(burst.runs, "run")
+        console.show(f"burst at {console.clock(burst.began_at)}: {events} became {runs}{first}{windowed}")
+
+
+def _figures(answer: TenantAnswer, delay: dict[str, Any] | None) -> Iterator[str]:
+    oldest = f" (oldest for {span(answer.pending_since)})" if answer.pending_since else ""
+    discarded = f", {answer.discarded:,} discarded" if answer.discarded else ""
+    handled = "unknown" if answer.handled is None else f"{answer.handled:,}"
+    kept = f"{answer.quarantined:,} in quarantine{discarded}"
+    yield f"records: {answer.pending:,} pending{oldest}, {handled} handled, {kept}"
+    if delay is not None:
+        seconds = None if answer.due_at is None else (answer.due_at - datetime.now(UTC)).total_seconds()
+        due = "" if seconds is None else f", due {ahead(seconds)}"
+        yield f"{delay['records']:,} of them wait for the delay of {delay['criterion']}{due}"
+    lease = f", its lease ends in {answer.lease_seconds:.1f} s" if answer.lease_seconds else ""
+    yield f"current burst: {counted(answer.events, 'event')}, {counted(answer.runs, 'run')}{lease}"
+    counts = answer.counts
+    yield "in total: " + ", ".join(counted(counts[f"{one}s"], one) for one in ("event", "run", "record"))
+    if counts["failures"]:
+        since = f", for {span(answer.failing_since)}" if answer.failing_since else ""
+        yield f"failed {counted(counts['failures'], 'time')} in a row{since}: {one_line(answer.last_error or '')}"
+    for one in answer.quarantine:
+        yield f"{one.state}: {one.key}, {ago(one.at)}: {one_line(one.reason)}"
+    if not answer.history:
+        from taskbridge.observing.history import NO_HISTORY
+
+        yield f"{NO_HISTORY}, so its last runs are unknown"
+
+
+def _inspect_record(
+    runtime: LightRuntime, names: list[str], key: str, source: str | None, tenant: str | None, *, as_json: bool
+) -> None:
+    from taskbridge.store import where_is
+
+    answers = environment.answers_of(runtime)
+    found = [one for one in where_is(runtime.database, key, source, tenant) if _is_asked(one, runtime, names)]
+    stories = [_story(answers, one, names) if number < SHOWN_STORIES else None for number, one in enumerate(found)]
+    if as_json:
+        rows = [one | _story_as_json(story) for one, story in zip(found, stories, strict=True)]
+        console.emit_json({"key": key, "records": rows})
+    else:
+        for one, story in zip(found, stories, strict=True):
+            _show_record(one, story, is_declared=one["pipeline"] in runtime.pipelines.names())
+    if not found:
+        console.complain(
+            f"no record has the key {key!r}: check the key, --source and TENANT, or it was pruned; "
+            "`taskbridge inspect TENANT` is about a tenant"
+        )
+        raise click.exceptions.Exit(1)
+
+
+def _is_asked(one: dict[str, Any], runtime: LightRuntime, names: list[str]) -> bool:
+    """Whether a record's reader was asked about: all are, unless one pipeline was named."""
+    return one["pipeline"] in names or len(names) == len(runtime.pipelines.names())
+
+
+def _story(answers: Answers, one: dict[str, Any], names: list[str]) -> Story | None:
+    return (
+        answers.story(one["source"], one["tenant"], one["key"], one["pipeline"]) if one["pipeline"] in names else None
+    )
+
+
+def _story_as_json(story: Story | None) -> dict[str, Any]:
+    return {"steps": [], "note": None} if story is None else {"steps": asdict(story)["steps"], "note": story.note}
+
+
+def _show_record(one: dict[str, Any], story: Story | None, *, is_declared: bool) -> None:
+    console.show(_sentence(one))
+    for step in story.steps if story else ():
+        console.show(f"  {console.clock(step.at)}  {step.sentence}")
+    if story is not None and story.note:
+        console.show(f"  {story.note}")
+    if one["pipeline"] is not None and not is_declared:
+        console.show(
+            f"  {one['pipeline']} is not declared here: name its module in TASKBRIDGE_PIPELINES to see the steps"
+        )
+
+
+def _sentence(one: dict[str, Any]) -> str:
+    written = f"written {ago(one['changed_at'])}{', deleted' if one['deleted'] else ''}"
+    if one["unmatched"]:
+        return f"{one['source']}, {written}: unmatched: {one_line(one['unmatched'])}"
+    what = f"{one['source']}, tenant {one['tenant']!r}, revision {one['revision']}, {written}"
+    if one["pipeline"] is None:
+        return f"{what}: no pipeline reads this source"
+    sentence = f"{what}: {one['state']} in {one['pipeline']}"
+    if one["reason"]:
+        return f"{sentence} after {counted(one['attempts'], 'attempt')}: {one_line(one['reason'])}"
+    if one["state"] == "pending" and one["failures"]:
+        times = counted(one["failures"], "time")
+        return f"{sentence}; its tenant failed {times} in a row, last: {one_line(one['last_error'] or '')}"
+    return sentence

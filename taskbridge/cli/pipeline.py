@@ -1,0 +1,51 @@
+"""`taskbridge pipeline remove`: what the database keeps of a pipeline that no longer exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from taskbridge.cli import console, environment
+from taskbridge.cli.options import data_dir_option, examples, json_option
+from taskbridge.errors import InvalidInput
+
+__all__ = ["pipeline"]
+
+QUIET_SECONDS: Final = 60.0
+"""A worker that declares a pipeline stores every few seconds that it looks for its records."""
+
+
+@click.group(epilog=examples("taskbridge pipeline remove old-export --yes"))
+def pipeline() -> None:
+    """Pipelines, as the database knows them."""
+
+
+@pipeline.command(epilog=examples("taskbridge pipeline remove old-export --yes"))
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="No worker declares it any more: remove it.")
+@data_dir_option
+@json_option
+def remove(name: str, yes: bool, data_dir: Path, as_json: bool) -> None:
+    """Delete the cursors, quarantine and pauses of the pipeline NAME, which no module declares any more.
+
+    This cannot be undone; records stay until `taskbridge prune`.
+    """
+    from taskbridge.store import forget_pipeline, read_ages
+
+    runtime = environment.session(data_dir, environment.runtime)
+    if name in runtime.pipelines.names():
+        raise InvalidInput(f"the pipeline {name!r} is declared here: remove its declaration first")
+    if not yes:
+        raise click.UsageError("this cannot be undone: add --yes once no worker declares the pipeline")
+    if read_ages(runtime.engine, [name])[name].tail < QUIET_SECONDS:
+        console.complain(f"a worker still declares {name!r}: stop it, and try again after {QUIET_SECONDS:g} s")
+        raise click.exceptions.Exit(1)
+    found = forget_pipeline(runtime.engine, name)
+    if found is None:
+        raise InvalidInput(f"there is no pipeline {name!r}: `taskbridge doctor` names those that the database has")
+    if as_json:
+        console.emit_json({"pipeline": name, **found})
+    else:
+        console.show(f"{name} is removed: {found['cursors']:,} cursors, {found['quarantined']:,} rows of quarantine")

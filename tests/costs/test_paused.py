@@ -1,0 +1,82 @@
+"""Paused tenants with pending records cost no run and no command of Redis, until somebody resumes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.gate import Answer
+from taskbridge.producing.notify import notify_many, start
+from taskbridge.running.tail import base_round, tail_round
+from taskbridge.running.ticker import fire_due
+from taskbridge.store import record_invoice
+from taskbridge.testing.clock import inject_clock
+from tests.costs.meter import Meter, metered
+from tests.costs.paths import do_nothing
+from tests.deployment import Deployment
+
+TENANTS = [f"tenant-{at}" for at in range(300)]
+TEN_MINUTES_US = 600_000_000
+
+
+def paused_one_by_one(meter: Meter) -> None:
+    for tenant in TENANTS:
+        meter.runtime.pauses.pause(INVOICES, tenant)
+
+
+def paused_as_a_whole(meter: Meter) -> None:
+    meter.runtime.pauses.pause(INVOICES)
+
+
+def resumed(meter: Meter) -> None:
+    for tenant in (None, *TENANTS):
+        meter.runtime.pauses.release(INVOICES, tenant)
+
+
+def started(meter: Meter) -> None:
+    start(meter.deployment.app, TENANTS, INVOICES)
+
+
+def found(meter: Meter) -> None:
+    """Whoever resumed them died before it started them, and the base finds them."""
+    base_round(meter.runtime, INVOICES)
+    fire_due(meter.runtime)
+
+
+@pytest.mark.parametrize("begins", [paused_one_by_one, paused_as_a_whole])
+@pytest.mark.parametrize("goes_on", [started, found])
+def test_paused_tenants_cost_nothing_until_they_are_resumed(
+    deployment: Deployment, begins: Callable[[Meter], None], goes_on: Callable[[Meter], None]
+) -> None:
+    with metered(deployment) as meter:
+        clock = inject_clock(meter.runtime)
+        meter.inline.handle(do_nothing)
+
+        def look() -> None:
+            clock.us += TEN_MINUTES_US
+            tail_round(meter.runtime, INVOICES, stores=False)
+            base_round(meter.runtime, INVOICES)
+            fire_due(meter.runtime)
+
+        look()
+        nobody = meter.count(look)
+        begins(meter)
+        for tenant in TENANTS:
+            record_invoice(deployment.engine, tenant, "1", {})
+        notify_many(deployment.app, TENANTS)
+        assert meter.inline.run_all() == len(TENANTS), "each finds the pause, once"
+
+        for _ in range(3):
+            cost = meter.count(look)
+            assert (cost.trips, cost.inside, cost.messages) == (nobody.trips, nobody.inside, 0), meter.trace
+            assert notify_many(deployment.app, TENANTS) == [Answer.ABSORBED] * len(TENANTS)
+            assert meter.inline.run_all() == 0
+        assert meter.inline.seen == []
+
+        resumed(meter)
+        goes_on(meter)
+        while meter.inline.run_all():
+            fire_due(meter.runtime)
+        assert len(meter.inline.seen) == len(TENANTS)
