@@ -61,7 +61,7 @@ def test_a_port_that_another_program_has_is_named(taskbridge: Program, command: 
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         ended = taskbridge(*command, "--port", port)
-    assert_one_clear_line(ended, f"port {port} of 127.0.0.1 cannot be had: Address already in use", "--port", status=1)
+    assert_one_clear_line(ended, f"port {port} of 127.0.0.1: Address already in use", "--port", status=1)
 
 
 def test_with_a_password_it_listens_where_it_is_told(taskbridge: Program) -> None:
