@@ -47,9 +47,9 @@ Row = tuple[str, str, Mapping[str, Any]]
 Matcher = Callable[[Any], Match | Unmatched]
 
 INVALID_PARAMETER: Final = "22023"
+"""The state with which the trigger of the records refuses one."""
 UNTRANSLATABLE: Final = ("22P05", "22021")
 """SQLSTATEs of a character that the database's encoding lacks, and of bytes that are none in it."""
-"""The state with which the trigger of the records refuses one."""
 AT_ONCE: Final = 5_000
 """Records that one statement writes, at the most."""
 CHARACTERS_AT_ONCE: Final = 16_000_000
@@ -208,10 +208,8 @@ def refused() -> Iterator[None]:
         yield
     except Exception as error:
         if any(sqlstate(one) in UNTRANSLATABLE for one in causes(error)):
-            named = re.search(r'has no equivalent in encoding "(\w+)"', str(error))
-            encoding = named[1] if named else "its encoding"
             raise InvalidInput(
-                f"a name or the document has a character that the database cannot hold in {encoding}",
+                "a name or the document has a character that the database cannot hold in its encoding",
                 "leave it out, or use a database with the encoding UTF8 (`taskbridge doctor` names the present one)",
             ) from error
         said = [one for one in causes(error) if sqlstate(one) == INVALID_PARAMETER]
