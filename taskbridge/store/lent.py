@@ -100,8 +100,14 @@ class Lent(View):
         self.lock = _Turn(seconds)  # type: ignore[assignment]
         if self.answer_timeout is not None:
             self.answer_timeout = seconds
-        self.prepare_threshold = session.prepare_threshold
+        # A pooler that knows prepared statements refuses the next handler's, which have the same names.
+        self.prepare_threshold = None if session.pooled else session.prepare_threshold
         self._prepared._prepared_idx = _FIRST_NAME
+
+    @property
+    def has_prepared(self) -> bool:
+        """Whether a statement was prepared, even if psycopg has forgotten it since."""
+        return self._prepared._prepared_idx > _FIRST_NAME
 
     def end(self) -> None:
         """Let nobody use it any more.

@@ -387,7 +387,7 @@ class Transaction:
         again, results = end_lent(own, ends, last)
         self._ended = True
         report_failed_insert(results)
-        if not again:
+        if not again or (own.pooled and self._lent is not None and self._lent.has_prepared):
             connection.invalidate()
 
     def _moving(self, page: Page, bisection: Bisection, first_event_ms: int | None) -> dict[str, Any]:

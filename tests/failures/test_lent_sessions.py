@@ -117,7 +117,8 @@ SELECT current_user, session_user, to_regclass('effects')::oid::int8, nullif(cur
        (SELECT count(*) FROM pg_listening_channels()), (SELECT count(*) FROM pg_cursors WHERE name = 'held'),
        (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()),
        (SELECT count(*) FROM pg_prepared_statements WHERE name !~ '^_pg3_[0-9]{1,5}$'),
-       (SELECT json_object_agg(name, setting ORDER BY name) FROM pg_settings WHERE name <> 'application_name')::text,
+       (SELECT json_object_agg(name, setting ORDER BY name) FROM pg_settings
+        WHERE name <> 'application_name' AND name !~ '^plpgsql')::text,
        'text' || %s::text
 """
 
