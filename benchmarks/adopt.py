@@ -20,7 +20,7 @@ from benchmarks.rounds import interleaved, median_ratio
 from benchmarks.stage import stage
 from taskbridge.process.runtime import Runtime
 from taskbridge.store import adopt, adoption, backfill
-from taskbridge.store.bounded import within
+from taskbridge.store.db import within
 
 __all__ = ["ADOPT"]
 

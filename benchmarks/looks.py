@@ -21,7 +21,7 @@ from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.observing.answers import Answers
 from taskbridge.process.runtime import Runtime
 from taskbridge.store import keep_runs
-from taskbridge.store.bounded import within
+from taskbridge.store.db import within
 from taskbridge.store.past import Before
 
 __all__ = ["LOOKS"]

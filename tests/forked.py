@@ -36,8 +36,8 @@ PRELOADED: Final = (
     "taskbridge.observing.answers",
     "taskbridge.observing.metrics",
     "taskbridge.producing.recording",
-    "taskbridge.process.translation",
-    *(f"taskbridge.store.{module}" for module in ("audit", "backfills", "engine", "pruning", "quarantine")),
+    "taskbridge.common.server_errors",
+    *(f"taskbridge.store.{module}" for module in ("audit", "backfills", "db", "pruning", "quarantine")),
     # What a worker imports besides.
     "celery.bin.celery",
     "celery.bin.worker",

@@ -47,7 +47,7 @@ class Group(click.Group):
 def _spoken_plainly(error: Exception | Interrupted) -> Exception | Interrupted:
     if isinstance(error, (TaskBridgeError, OSError, Interrupted)):
         return error
-    from taskbridge.process.translation import translated_errors
+    from taskbridge.common.server_errors import translated_errors
 
     try:
         with translated_errors():

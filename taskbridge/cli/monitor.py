@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from taskbridge.cli import console, environment, interrupts
 from taskbridge.cli.status import totals_line
-from taskbridge.common.lost_connections import POSTGRES_AWAY
+from taskbridge.common.server_errors import POSTGRES_AWAY, translated_errors
 from taskbridge.errors import Unavailable
-from taskbridge.process.translation import translated_errors
 from taskbridge.store import driver_error
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 from taskbridge.errors import ConfigurationError
 from taskbridge.settings import Settings
-from taskbridge.store.address import parameters_of
+from taskbridge.store.db import parameters_of
 from taskbridge.store.queries import query
 
 __all__ = [

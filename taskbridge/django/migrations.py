@@ -18,11 +18,11 @@ from django.db.migrations.state import ProjectState
 from sqlalchemy import Connection
 
 from taskbridge import store
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.django.configuration import ALIAS, alias_of_handlers
 from taskbridge.django.lending import lent
 from taskbridge.django.typed import typed
 from taskbridge.errors import InvalidInput, TaskBridgeError
-from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
 from taskbridge.store.backfills import adopting
 from taskbridge.store.queries import query, quoted

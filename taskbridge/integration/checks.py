@@ -14,6 +14,7 @@ from typing import Any, Final
 from kombu.exceptions import ChannelError
 from redis.exceptions import NoPermissionError
 
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import Queue
@@ -35,7 +36,6 @@ from taskbridge.observing.troubles import (
 from taskbridge.process.broker import broker_connection
 from taskbridge.process.light_runtime import ALSO_CHECKED
 from taskbridge.process.runtime import Runtime
-from taskbridge.process.translation import translated_errors
 from taskbridge.store import (
     Looks,
     check_adoptions,
@@ -48,6 +48,7 @@ from taskbridge.store import (
     unmatched_sources,
     unread_sources,
 )
+from taskbridge.store.db import pooler_of
 from taskbridge.store.queries import query
 from taskbridge.store.schema import head
 
@@ -143,10 +144,39 @@ def _postgres(runtime: Runtime) -> Findings:
     with runtime.engine.connect() as connection:
         version = connection.exec_driver_sql(query("server_version")).scalar_one()
         standby = connection.exec_driver_sql(query("is_standby")).scalar_one()
+        encoding = connection.exec_driver_sql(query("encoding")).scalar_one()
     if standby:
         yield Finding(Level.PROBLEM, "Postgres", f"{version} is a standby, which takes no writes", "name the primary")
     else:
         yield Finding(Level.OK, "Postgres", str(version))
+    yield _encoding(str(encoding))
+    yield from _pooler(runtime)
+
+
+def _encoding(name: str) -> Finding:
+    """Say which names and documents the database can hold."""
+    if name == "UTF8":
+        return Finding(Level.OK, "encoding", "UTF8, which holds every name and document")
+    what = {
+        "SQL_ASCII": "takes any bytes and checks none, and refuses documents with characters outside of ASCII",
+    }.get(name, "refuses names and documents with characters that it lacks, as Chinese ones in LATIN1")
+    return Finding(Level.WARNING, "encoding", f"{name} {what}", "move to a database with `ENCODING 'UTF8'`")
+
+
+def _pooler(runtime: Runtime) -> Findings:
+    found = pooler_of(runtime.engine, runtime.settings.postgres_url)
+    if found is None:
+        return
+    prepares = "statements are prepared" if found.prepares else "no statement is prepared"
+    text = f"{found.name} in {found.mode} mode: {prepares}, and each transaction sets its own time limits"
+    yield Finding(Level.OK, "pooler", text)
+    if runtime.settings.tail_listens:
+        yield Finding(
+            Level.WARNING,
+            "pooler",
+            "TASKBRIDGE_TAIL_LISTENS has no effect: nobody can LISTEN through a pooler, so workers poll",
+            "leave it out, or let TASKBRIDGE_POSTGRES_URL of the workers lead to Postgres itself",
+        )
 
 
 def _schema(runtime: Runtime) -> Findings:

@@ -16,6 +16,7 @@ from kombu import Exchange
 from kombu import Queue as KombuQueue
 from redis import RedisError
 
+from taskbridge.common.server_errors import place_of, translated_errors
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import OURS, Queue
@@ -27,7 +28,6 @@ from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
 from taskbridge.integration.transport import DECLARED_COMMAND, check_versions, transport_of
 from taskbridge.observing.metrics_server import MetricsStep
 from taskbridge.process.runtime import Runtime, keys_of, runtime_of, serves
-from taskbridge.process.translation import place_of, translated_errors
 from taskbridge.producing.producer import Bridge
 from taskbridge.running.ticker import TickerStep
 from taskbridge.settings import Settings, unknown_variables

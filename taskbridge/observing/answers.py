@@ -19,7 +19,7 @@ class Answers(Reach):
     """Answers about one deployment; the functions of this room, as methods.
 
     Args:
-        database: an engine of `taskbridge.store.connect`, or a `Reader`.
+        database: an engine of `taskbridge.store.connect`.
         inspector: the gate of the deployment.
         pipelines: those that are asked about, by name.
         settings: the settings of the workers, whose bounds tell whether a run is alive.
@@ -28,7 +28,7 @@ class Answers(Reach):
 
     Raises, in every call:
         UnknownPipeline: a pipeline is named that is not among them.
-        psycopg.Error, redis.RedisError: a server does not answer; `taskbridge.process.translation.translated_errors`
+        psycopg.Error, redis.RedisError: a server does not answer; `taskbridge.common.server_errors.translated_errors`
             makes errors of TaskBridge of them.
     """
 

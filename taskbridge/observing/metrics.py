@@ -26,11 +26,11 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import TaskBridgeError, Unavailable
 from taskbridge.gate.inspector import Queued, Survey
 from taskbridge.observing.troubles import MOST_RUNNERS, nobody_looks
 from taskbridge.process.light_runtime import LightRuntime
-from taskbridge.process.translation import translated_errors
 from taskbridge.store import Backlog, Counters, read_ages, read_backlogs, read_counters
 
 if TYPE_CHECKING:

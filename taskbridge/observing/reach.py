@@ -20,7 +20,7 @@ from taskbridge.store import LOOK_SECONDS, Looks, Past, Tenants
 if TYPE_CHECKING:
     from taskbridge.declaring.pipeline import Pipeline
     from taskbridge.gate import RunnerStatus
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 T = TypeVar("T")
 

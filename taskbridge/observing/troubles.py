@@ -15,7 +15,7 @@ from taskbridge.store import MOST_UNDECLARED, Backlog, Past, PausedCount
 if TYPE_CHECKING:
     from taskbridge.gate.inspector import Inspector, Queued, Running
     from taskbridge.settings import Settings
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = [
     "MOST_COUNTED",

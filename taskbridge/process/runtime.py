@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from taskbridge.common.histogram import Histogram
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import ForeignGate, TaskBridgeError
 from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, hurry, message
 from taskbridge.gate.inspector import Inspector
@@ -27,7 +28,6 @@ from taskbridge.process.broker import broker_connection
 from taskbridge.process.heartbeat import Heartbeat
 from taskbridge.process.light_runtime import LightRuntime, redis_of
 from taskbridge.process.pace import Pace
-from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
 from taskbridge.store import Cursors, Records, Tails, driver_error
 
@@ -167,11 +167,6 @@ class Runtime(LightRuntime):
         if self.eager or message.serializer_of(self.app) != "json":
             return None
         return message.shared_prefix(self.app, self.settings.redis_url, self.keys.queues)
-
-    @property
-    def database(self) -> Engine:
-        """The pool: whatever a worker does goes through it."""
-        return self.engine
 
     def cursors_of(self, pipeline: str) -> Cursors:
         """Return the cursors over the source that a pipeline reads.

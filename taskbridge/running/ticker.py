@@ -16,7 +16,7 @@ from typing import Any, Final
 from celery import bootsteps
 from celery.worker import state as worker_state
 
-from taskbridge.common.lost_connections import REDIS_AWAY, is_refused
+from taskbridge.common.server_errors import REDIS_AWAY, is_refused
 from taskbridge.common.texts import error_line
 from taskbridge.errors import ForeignGate
 from taskbridge.gate import Due

@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from taskbridge.common.texts import storable
+from taskbridge.store.db import driving
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["Action", "Audit"]
 

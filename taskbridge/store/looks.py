@@ -7,14 +7,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.names import key_spellings
-from taskbridge.store.bounded import within
+from taskbridge.store.db import driving, rows, scalar, within
 from taskbridge.store.figures import limited
 from taskbridge.store.pauses import Pause
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving, rows, scalar
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["MOST_UNDECLARED", "Looks", "PausedCount", "document_of", "where_is"]
 

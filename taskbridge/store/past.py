@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from taskbridge.store.db import rows, scalar
 from taskbridge.store.figures import bucket_sums, limited
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import rows, scalar
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["Before", "Past"]
 

@@ -8,12 +8,11 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskbridge.common.names import key_spellings
-from taskbridge.store.bounded import within
+from taskbridge.store.db import driving, within
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["Quarantine", "QuarantinedRecord"]
 

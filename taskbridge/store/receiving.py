@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Engine
 
-from taskbridge.store.queries import queries, setting
+from taskbridge.store.db import driving, in_one_trip
+from taskbridge.store.queries import queries
 from taskbridge.store.records import Statement, refused
-from taskbridge.store.sessions import PATIENT, driving
 
 __all__ = ["Incoming", "Stored", "forget_received", "prepare_receiving", "receive"]
 
@@ -66,13 +66,10 @@ def receive(engine: Engine, group: Sequence[Incoming], messages: Sequence[Statem
     order = sorted(range(len(messages)), key=lambda place: _place(messages[place]))
     with refused(), driving(engine) as driver:
         cursor = driver.cursor()
-        with driver.pipeline():
-            driver.execute(setting("lock_timeout", LOCK_TIMEOUT))
-            # What is in a pipeline is one transaction.
+        with in_one_trip(driver, lock_timeout=LOCK_TIMEOUT):
             if group:
                 cursor.execute(queries(engine)("receive"), values)
             made = {at: driver.execute(queries(engine)(messages[at].query), messages[at].values) for at in order}
-            driver.execute(PATIENT)
         rows = cursor.fetchall() if group else []
         new = {at for at, one in made.items() if one.fetchall()}
     return Stored(_of("delivery", rows), _of("tenant", rows), new)

@@ -12,14 +12,13 @@ import psycopg
 
 from taskbridge.common.libraries import explained_imports
 from taskbridge.errors import SchemaMismatch
-from taskbridge.store.bounded import driver_of, within
+from taskbridge.store.db import driver_error, driver_of, driving, scalar, within
 from taskbridge.store.queries import LOCAL, filled, queries, query, quoted, schema_of, setting
-from taskbridge.store.sessions import driver_error, driving, scalar
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["VERSION_TABLE", "check_schema", "current", "head", "migrate"]
 

@@ -12,11 +12,11 @@ from unittest import mock
 from celery import Celery
 from kombu.exceptions import OperationalError
 
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.gate.keys import beginning
 from taskbridge.gate.scripts import SCRIPTS
 from taskbridge.integration.installation import fit, renew
 from taskbridge.process.runtime import Runtime, afresh, runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.testing.clock import inject_clock
 
 __all__ = ["delete_keys", "own_deployment"]

@@ -20,9 +20,9 @@ import psycopg
 from celery import Celery
 
 from taskbridge.common.seldom import Seldom
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import InvalidInput, TaskBridgeError, Unavailable
 from taskbridge.process.runtime import runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.producing.intake import Message, give_up
 from taskbridge.producing.notify import Event, Events, asend, logged, merge
 from taskbridge.producing.recording import Prepared

@@ -103,7 +103,7 @@ def test_a_look_loads_the_drivers_and_nothing_else_that_is_slow(
     assert ("declaring" in found) is bool(pipelines)
     assert ("prometheus_client" in found) is (arguments == ["metrics"])
     slow = SLOW - {"prometheus_client"}
-    assert not found & (slow | {"celery", "kombu", "sqlalchemy", "taskbridge.integration", "jsonpath_rfc9535"})
+    assert not found & (slow | {"celery", "kombu", "taskbridge.integration", "jsonpath_rfc9535"})
 
 
 @pytest.mark.parametrize(

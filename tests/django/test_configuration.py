@@ -29,7 +29,7 @@ from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import afresh
 from taskbridge.settings import Settings
 from taskbridge.store import adopt, adoption, connect
-from taskbridge.store.address import parameters_of
+from taskbridge.store.db import parameters_of
 from taskbridge.testing.servers import fresh_database
 from tests.deployment import Deployment
 from tests.django.conftest import database

@@ -11,7 +11,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Handler
 from taskbridge.store import connect
-from taskbridge.store.bounded import driver_of
+from taskbridge.store.db import driver_of
 from tests.failures.drill import Drill
 
 AT_WORK = (

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from kombu.pidbox import Mailbox
 
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.embedded.launch import listen
 from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.errors import Unavailable
@@ -33,7 +34,6 @@ from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import Level, examine
 from taskbridge.integration.remote import ask
 from taskbridge.process.runtime import runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT, Deployment, worker_command
 from tests.waiting import wait_until

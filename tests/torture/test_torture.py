@@ -190,7 +190,7 @@ def test_what_a_guard_is_taken_out_of_is_there(guard: str) -> None:
 @pytest.mark.parametrize("guard", GUARDS)
 def test_a_guard_can_be_taken_out(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = (tail, "tail_page"), (tail, "base_page")
-    for module, name in ((store, "query"), (gate, "render"), *pages, (cursor, "IMPATIENT")):
+    for module, name in ((store, "query"), (gate, "render"), *pages, (cursor, "SHORT_WAIT")):
         monkeypatch.setitem(vars(module), name, vars(module)[name])
     before = _what_workers_use()
 
@@ -203,4 +203,4 @@ def _what_workers_use() -> list[object]:
     query = store.queries(create_engine("postgresql+psycopg://"))
     texts = [query(name) for name in ("advance", "end_replaced")]
     scripts = [vars(gate)["render"](SCRIPTS[name], "") for name in SCRIPTS]
-    return [*texts, *scripts, tail.tail_page, tail.base_page, vars(cursor)["IMPATIENT"]]
+    return [*texts, *scripts, tail.tail_page, tail.base_page, vars(cursor)["SHORT_WAIT"]]

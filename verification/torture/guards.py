@@ -10,7 +10,6 @@ from typing import Any
 from taskbridge.gate import gate
 from taskbridge.running import tail
 from taskbridge.store import cursor, queries
-from taskbridge.store.sessions import PATIENT
 
 __all__ = ["GUARDS", "take_out"]
 
@@ -42,8 +41,8 @@ def take_out(guard: str) -> None:
         vars(tail)[page] = lambda *_, **__: answer
         return
     if guard == LOCK_TIMEOUT:
-        assert "IMPATIENT" in cursor.Cursors._claim_at_once.__code__.co_names, "claims no longer have a lock_timeout"
-        vars(cursor)["IMPATIENT"] = PATIENT
+        assert "SHORT_WAIT" in cursor.Cursors._claim_at_once.__code__.co_names, "claims no longer have a lock_timeout"
+        vars(cursor)["SHORT_WAIT"] = "0"
         return
     name, present, instead = TEXTS[guard]
 

@@ -31,7 +31,7 @@ BEHIND: Final = 24
 CALL: Final = 0.04
 """Seconds of a call in which its tenant's cursor is locked."""
 LOCK_TRIED: Final = 0.05
-"""Seconds for which runs that began together try a lock: `IMPATIENT` of taskbridge/store/sessions.py."""
+"""Seconds for which runs that began together try a lock: `SHORT_WAIT` of taskbridge/store/db.py."""
 RUN: Final = 0.05
 """Seconds that each of them may have a slot to itself: `SLICE` of taskbridge/running/delivery.py."""
 LEAST_SLOTS: Final = len(FIRST_WORKERS)

@@ -23,8 +23,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import Send
 
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import ConfigurationError, TaskBridgeError, Unavailable, UnknownPipeline, UsageError
-from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings, check_password
 from taskbridge.web.pages.access import TOKEN, Access, Allow, Guard, token_for
 from taskbridge.web.pages.acting import ACTIONS, SAID, Asked, Did, act

@@ -13,6 +13,7 @@ from celery import Celery
 from starlette.datastructures import QueryParams
 
 from taskbridge.common.names import check_key, check_source_name, check_tenant
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.integration.checks import Finding, examine, worst
@@ -21,7 +22,6 @@ from taskbridge.observing.overview import MOST_OF_A_TENANT, MOST_SORTED
 from taskbridge.observing.shapes import By, Finds, Health, PipelinePulse, Sort
 from taskbridge.observing.troubles import is_overdue, nobody_looks
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.store import Audit, document_of
 from taskbridge.store.past import Before
 from taskbridge.web.endpoint import own_app

@@ -8,10 +8,9 @@ import pytest
 import redis
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from taskbridge.common.lost_connections import is_away, is_switched
+from taskbridge.common.server_errors import is_away, is_switched, translated_errors
 from taskbridge.declaring.failures import is_downstream
 from taskbridge.errors import Unavailable
-from taskbridge.process.translation import translated_errors
 
 AWAY: tuple[Exception, ...] = (
     ConnectionRefusedError(),
