@@ -10,6 +10,7 @@ from taskbridge.cli import console, environment, interrupts
 from taskbridge.cli.status import totals_line
 from taskbridge.common.lost_connections import POSTGRES_AWAY
 from taskbridge.errors import Unavailable
+from taskbridge.observing.health import health as look_at_health
 from taskbridge.process.translation import translated_errors
 from taskbridge.store import driver_error
 
@@ -46,7 +47,7 @@ class Monitor:
         self._runtime = runtime
         self._workers = workers
         self._ours = ours
-        self._answers = environment.answers_of(runtime)
+        self._context = environment.context_of(runtime)
         self._next_look = 0.0
         self._shown: tuple[object, ...] = ()
         self._lost_since: float | None = None
@@ -96,7 +97,7 @@ class Monitor:
         before = time.monotonic()
         if before < self._next_look:
             return
-        health = self._answers.health()
+        health = look_at_health(self._context)
         totals = [totals_line(one) for one in health.pipelines]
         # Sentences count seconds: a line is written when another pipeline or tenant is concerned, not at each look.
         shown = (*totals, {(one.pipeline, one.tenant, one.colour) for one in health.findings})

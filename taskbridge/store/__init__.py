@@ -48,9 +48,7 @@ if TYPE_CHECKING:
         read_counters,
     )
     from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
-    from taskbridge.store.looks import MOST_UNDECLARED, Looks, PausedCount, document_of, where_is
     from taskbridge.store.page import Page
-    from taskbridge.store.past import Past
     from taskbridge.store.pauses import Pause, Paused, Pauses
     from taskbridge.store.pipelines import (
         EVERYTHING,
@@ -117,9 +115,7 @@ if not TYPE_CHECKING:
             "engine": "connect",
             "figures": "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters read_ages read_backlogs read_counters",
             "history": "HistoryRow keep_runs sum_runs write_runs",
-            "looks": "MOST_UNDECLARED Looks PausedCount document_of where_is",
             "page": "Page",
-            "past": "Past",
             "pauses": "Pause Paused Pauses",
             "pipelines": "EVERYTHING NOW forget_pipeline know undeclared_readers unread_sources",
             "pruning": "PRUNED Holder Prune Step prune",

@@ -9,11 +9,9 @@ from typing import Final
 import pytest
 
 from taskbridge.cli.status import RECORDS_BY_NAME, RECORDS_SORTED
-from taskbridge.observing import history, overview, places
-from taskbridge.observing.answers import Answers
-from taskbridge.observing.troubles import MOST_COUNTED, MOST_RUNNERS
-from taskbridge.store.looks import MOST_FOUND, where_is
-from taskbridge.store.past import MOST_DRAWN
+from taskbridge.observing import history, record, status
+from taskbridge.observing.health import MOST_COUNTED, MOST_RUNNERS
+from taskbridge.observing.history import MOST_DRAWN
 from taskbridge.web.pages.acting import AT_ONCE, STARTED_AT_ONCE
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
@@ -25,18 +23,18 @@ DASHBOARD: Final = (DOCS / "how-to" / "dashboard.md").read_text(encoding="utf-8"
     ("text", "said"),
     [
         (OPERATE, f"Up to {RECORDS_BY_NAME:,} records of each tenant are counted"),
-        (OPERATE, f"They compare up to {4 * overview.MOST_SORTED:,} tenants"),
+        (OPERATE, f"They compare up to {4 * status.MOST_SORTED:,} tenants"),
         (OPERATE, f"Up to {RECORDS_SORTED:,} records of each are counted"),
         (OPERATE, f"of the {MOST_RUNNERS:,} tenants whose runners are due first"),
         (OPERATE, f"{MOST_COUNTED:,} means that many or more"),
         (OPERATE, f"more than {MOST_DRAWN:,} runs"),
         (OPERATE, f"the last {history.MOST_FAILED:,} failed runs"),
-        (where_is.__doc__, f"up to {MOST_FOUND:,},"),
-        (Answers.failed.__doc__, f"The last {history.MOST_FAILED:,} failed runs"),
-        (Answers.find.__doc__, f"up to {places.MOST:,} tenants, records"),
-        (Answers.tenants.__doc__, f"up to {4 * overview.MOST_SORTED:,} tenants"),
-        (Answers.failing.__doc__, f"{overview.MOST_ERRORS:,} failing tenants and {overview.MOST_ERRORS:,} records"),
-        (Answers.over_time.__doc__, f"at most {history.MOST_POINTS:,} points"),
+        (record.records_everywhere.__doc__, f"up to {record.MOST_EVERYWHERE:,} records"),
+        (history.failed.__doc__, f"The last {history.MOST_FAILED:,} failed runs"),
+        (record.find.__doc__, f"up to {record.MOST:,} tenants, records"),
+        (status.tenants.__doc__, f"up to {4 * status.MOST_SORTED:,} tenants"),
+        (status.failing.__doc__, f"{status.MOST_ERRORS:,} failing tenants and {status.MOST_ERRORS:,} records"),
+        (history.over_time.__doc__, f"at most {history.MOST_POINTS:,} points"),
         (DASHBOARD, f"up to {AT_ONCE:,} at a time"),
         (DASHBOARD, f"up to {STARTED_AT_ONCE:,} tenants at once"),
     ],
