@@ -96,6 +96,8 @@ def failed(context: Context, pipeline: str | None = None, *, hours: float = 24, 
 
     The last 200 failed runs are looked at.
     """
+    if pipeline is not None:
+        context.pipeline(pipeline)
     if not context.has_history:
         return FailedRuns([], NO_HISTORY)
     since = context.now() - timedelta(hours=hours)

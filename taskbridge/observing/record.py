@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from taskbridge.common.names import check_tenant, key_spellings
 from taskbridge.common.texts import counted, one_line
@@ -121,7 +121,7 @@ def _searched(context: Context, readers: Mapping[str, str]) -> tuple[list[str], 
 def _found(line: RecordLine) -> Found:
     deleted = ", deleted" if line.deleted else ""
     sentence = line.sentence if line.unmatched else f"revision {line.revision}{deleted}: {line.sentence}"
-    kind = "unmatched" if line.unmatched else "record"
+    kind: Literal["unmatched", "record"] = "unmatched" if line.unmatched else "record"
     return Found(kind, line.source, line.pipeline, line.tenant, line.key, sentence, line.changed_at)
 
 

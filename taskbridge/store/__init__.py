@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         unadopt,
         unadopt_within,
     )
-    from taskbridge.store.audit import Action, Audit
+    from taskbridge.store.audit import Audit
     from taskbridge.store.backfilling import Backfilled, backfill, begin_again
     from taskbridge.store.backfills import Due, backfills_due
     from taskbridge.store.bounded import NoAnswer
@@ -106,7 +106,7 @@ if not TYPE_CHECKING:
                 "Fault Left adopt adopt_within adopted_before adoption adoption_statements check_adoptions "
                 "choose_from_now_on from_now_on_statement removal_statements trigger_faults unadopt unadopt_within"
             ),
-            "audit": "Action Audit",
+            "audit": "Audit",
             "backfills": "Due backfills_due",
             "backfilling": "Backfilled backfill begin_again",
             "bounded": "NoAnswer",

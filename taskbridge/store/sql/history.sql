@@ -236,13 +236,6 @@ ON CONFLICT DO NOTHING
 -- Partitions of the run history: the next days', and none that is too old.
 SELECT {schema}.keep_runs(%(days)s)
 
--- name: audit_last
--- The last actions, the last one first, before a row's number.
-SELECT id, at, who, action, pipeline, tenant, key, detail FROM {schema}.audit
-WHERE %(before)s::bigint IS NULL OR id < %(before)s
-ORDER BY id DESC
-LIMIT %(limit)s
-
 -- name: audit_note
 -- Write down one action.
 INSERT INTO {schema}.audit (who, action, pipeline, tenant, key, detail)

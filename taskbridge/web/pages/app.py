@@ -290,7 +290,7 @@ class _Bounded(StreamingResponse):
         finally:
             for task in (sending, gone):
                 task.cancel()
-            await asyncio.wait((sending, gone))
+            await asyncio.gather(sending, gone, return_exceptions=True)
             # Its viewer counts until then.
             await self.body_iterator.aclose()  # type: ignore[attr-defined]
 
