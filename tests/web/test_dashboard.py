@@ -476,7 +476,12 @@ def test_a_stream_ends_with_its_page_whatever_the_server_says_of_a_lost_connecti
     declare(deployment)
     made = dashboard(deployment.app)
     headers = [(b"host", b"localhost")]
-    scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1", "method": "GET"}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": "GET",
+    }
     scope |= {"path": "/live", "raw_path": b"/live", "query_string": b"", "root_path": "", "scheme": "http"}
     scope |= {"headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}
 
