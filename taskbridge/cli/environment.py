@@ -22,7 +22,7 @@ from taskbridge.settings import Settings
 
 if TYPE_CHECKING:
     from taskbridge.embedded import Servers
-    from taskbridge.observing.answers import Answers
+    from taskbridge.observing.context import Context
     from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.process.runtime import Runtime
     from taskbridge.store import Paused
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "POSTGRES",
     "REDIS",
-    "answers_of",
+    "context_of",
     "existing",
     "kept",
     "light_runtime",
@@ -68,12 +68,11 @@ def light_runtime() -> LightRuntime:
     return LightRuntime(Settings.read())
 
 
-def answers_of(runtime: LightRuntime) -> Answers:
-    """Return the answers about the pipelines that a runtime declares."""
-    from taskbridge.observing.answers import Answers
+def context_of(runtime: LightRuntime) -> Context:
+    """Return what the answers about the pipelines of a runtime are made from."""
+    from taskbridge.observing.context import Context
 
-    declared = {name: runtime.pipelines[name] for name in runtime.pipelines.names()}
-    return Answers(runtime.database, runtime.gate, declared, runtime.settings)
+    return Context.of(runtime)
 
 
 def start(tenants: Iterable[str], pipeline: str) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         unadopt,
         unadopt_within,
     )
-    from taskbridge.store.audit import Action, Audit
+    from taskbridge.store.audit import Audit
     from taskbridge.store.backfilling import Backfilled, backfill, begin_again
     from taskbridge.store.backfills import Due, backfills_due
     from taskbridge.store.cluster import (
@@ -52,9 +52,7 @@ if TYPE_CHECKING:
         read_counters,
     )
     from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
-    from taskbridge.store.looks import MOST_UNDECLARED, Looks, PausedCount, document_of, where_is
     from taskbridge.store.page import Page
-    from taskbridge.store.past import Past
     from taskbridge.store.pauses import Pause, Paused, Pauses
     from taskbridge.store.pipelines import (
         EVERYTHING,
@@ -111,7 +109,7 @@ if not TYPE_CHECKING:
                 "Fault Left adopt adopt_within adopted_before adoption adoption_statements check_adoptions "
                 "choose_from_now_on from_now_on_statement removal_statements trigger_faults unadopt unadopt_within"
             ),
-            "audit": "Action Audit",
+            "audit": "Audit",
             "backfills": "Due backfills_due",
             "backfilling": "Backfilled backfill begin_again",
             "cluster": "check_cluster deployment in_its_cluster",
@@ -119,9 +117,7 @@ if not TYPE_CHECKING:
             "db": "OLDEST_POSTGRES NoAnswer check_version connect driver_error is_without_session",
             "figures": "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters read_ages read_backlogs read_counters",
             "history": "HistoryRow keep_runs sum_runs write_runs",
-            "looks": "MOST_UNDECLARED Looks PausedCount document_of where_is",
             "page": "Page",
-            "past": "Past",
             "pauses": "Pause Paused Pauses",
             "pipelines": "EVERYTHING NOW forget_pipeline know undeclared_readers unread_sources",
             "pruning": "PRUNED Holder Prune Step prune",

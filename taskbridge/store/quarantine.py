@@ -79,7 +79,7 @@ class Quarantine:
             tenant: only this tenant's.
             external_ids: only these; none given: any.
             reason: only those whose reason holds this text.
-            kind: only those whose reason is of this kind, as `Looks.errors` has it.
+            kind: only those whose reason is of this kind, as the query `look_errors` has it.
             since: only those that came since this time, or in so long a time until now by the server's clock.
             discarded: also those that were discarded.
             limit: None: all.

@@ -143,6 +143,18 @@ def test_a_tenant_that_is_held_runs_at_once_when_it_is_resumed(
     assert gate_redis.llen(keys.queue(Queue.NEXT)) == 1
 
 
+@pytest.mark.parametrize("resume", [("resume", "France"), ("resume",)])
+def test_a_tenant_that_a_pause_holds_is_released_though_nothing_of_it_is_pending(
+    taskbridge: Program, gate_redis: redis.Redis, keys: Keys, resume: tuple[str, ...]
+) -> None:
+    taskbridge("pause", *resume[1:])
+    gate = hold_back(gate_redis, keys, "France", paused=True)
+    assert gate.paused("invoices") == ["France"]
+    assert taskbridge(*resume).status == 0
+    assert gate.paused("invoices") == []
+    assert gate.look("invoices", ["France"])[0].state is State.QUEUED
+
+
 def test_what_was_resumed_while_redis_is_away_is_said_to_be_kept(
     invoices: Program, engine: Engine, refusable: str, gate_redis: redis.Redis
 ) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 
 from taskbridge.integration import checks
 from taskbridge.integration.checks import Finding, examine
-from taskbridge.observing import troubles
+from taskbridge.observing import health
 from taskbridge.process.runtime import runtime_of
 from tests.deployment import Deployment
 from tests.waiting import wait_until
@@ -95,7 +95,7 @@ def test_pool_processes_that_are_all_frozen_are_found_though_the_worker_answers(
     def waiting() -> list[Finding]:
         return [one for one in told(deployment, "work") if "in the queue for" in one.text]
 
-    monkeypatch.setattr(troubles, "QUEUED_SECONDS", 2.0)
+    monkeypatch.setattr(health, "QUEUED_SECONDS", 2.0)
     with deployment.worker() as worker:
         deployment.save("acme", "1")
         deployment.wait_until_idle()

@@ -12,8 +12,9 @@ import pytest
 from taskbridge.declaring.policy import RateLimit
 from taskbridge.gate import Hold, RunnerStatus, State
 from taskbridge.gate.inspector import CircuitStatus, Place, UsedUp
-from taskbridge.observing.causes import Seen, text_of_state, why
-from taskbridge.observing.shapes import Cause
+from taskbridge.observing.inspect import Seen, why
+from taskbridge.observing.status import state_of
+from taskbridge.observing.types import Cause
 from taskbridge.store import Pause
 
 NOW_MS: Final = 1_800_000_000_000
@@ -283,4 +284,4 @@ def test_each_cause_has_a_row() -> None:
     ],
 )
 def test_a_state_is_told_in_a_few_words(who: RunnerStatus, options: dict[str, bool], text: str) -> None:
-    assert text_of_state(who, NOW_MS, TTL_MS, **{"paused": False} | options) == text
+    assert state_of(who, NOW_MS, TTL_MS, **{"paused": False} | options) == text

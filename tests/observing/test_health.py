@@ -10,7 +10,8 @@ from sqlalchemy import Engine
 from taskbridge import LatencyNeutral
 from taskbridge.common.run_key import RunKey
 from taskbridge.gate import Answer, Gate
-from taskbridge.observing.answers import Answers
+from taskbridge.observing import health, status
+from taskbridge.observing.context import Context
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import Tenants, record
 from tests.deployment import Deployment
@@ -38,20 +39,20 @@ def quarantined(engine: Engine) -> None:
     )
 
 
-def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, answers: Answers) -> None:
-    never = answers.health()
+def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, context: Context) -> None:
+    never = health.health(context)
     assert never.colour == "red"
     assert never.sentence == "no worker is at work: none has looked for records of any of the 5 pipelines"
     assert len(never.findings) == 1, "one cause, one finding"
     run(deployment.engine, LOOKED)
-    well = answers.health()
+    well = health.health(context)
     assert (well.colour, well.findings) == ("green", [])
     assert well.sentence == "all is well: nobody has anything to do, nothing fails, and nothing is held up"
 
     run(deployment.engine, FAILING)
     quarantined(deployment.engine)
     runtime_of(deployment.app).pauses.pause("orders", "acme")
-    troubled = answers.health()
+    troubled = health.health(context)
     assert (troubled.colour, troubled.failing, troubled.quarantined, troubled.paused) == ("yellow", 4, 1, 1)
     assert [one.sentence for one in troubled.findings] == [
         "orders: 4 tenants fail, such as 't1'",
@@ -63,18 +64,20 @@ def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, a
         deployment.engine,
         "INSERT INTO taskbridge.records (source, key, reason, document) VALUES ('x', 'm', 'why', '{}')",
     )
-    (unmatched,) = (one for one in answers.health().findings if one.pipeline is None)
-    assert (unmatched.sentence, unmatched.page) == ("x: 1 message matches no criterion", "checks")
-    assert [(one.page, one.tenant) for one in troubled.findings] == [
-        ("failing", None),
-        ("failing", None),
-        ("checks", "acme"),
+    (unmatched,) = (one for one in health.health(context).findings if one.pipeline is None)
+    assert (unmatched.sentence, unmatched.fails) == ("x: 1 message matches no criterion", False)
+    assert [(one.fails, one.tenant) for one in troubled.findings] == [
+        (True, None),
+        (True, None),
+        (False, "acme"),
     ]
     run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 min' WHERE pipeline = 'calls'")
-    assert answers.health().sentence.startswith("calls: no worker has looked for records for ")
-    assert answers.health().colour == "red"
+    assert health.health(context).sentence.startswith("calls: no worker has looked for records for ")
+    assert health.health(context).colour == "red"
     run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 h' WHERE pipeline = 'broken'")
-    assert [one.pipeline for one in answers.health().findings[:2]] == ["calls", "broken"], "what has just begun is news"
+    assert [one.pipeline for one in health.health(context).findings[:2]] == ["calls", "broken"], (
+        "what has just begun is news"
+    )
 
 
 ENDED = (
@@ -102,45 +105,45 @@ def waits_for_long(deployment: Deployment, tenant: str) -> None:
     ],
 )
 def test_a_run_message_that_waits_for_long_is_named_though_its_deadline_moves(
-    deployment: Deployment, answers: Answers, ended: str | None, colour: str, said: str
+    deployment: Deployment, context: Context, ended: str | None, colour: str, said: str
 ) -> None:
     run(deployment.engine, LOOKED)
     gate = runtime_of(deployment.app).gate
     for tenant in ("late", "new"):
         gate.notify("orders", tenant, PIPELINES["orders"].policy.spacing)
-    assert answers.health().colour == "green"
+    assert health.health(context).colour == "green"
     waits_for_long(deployment, "late")
     if ended is not None:
         run(deployment.engine, ENDED.format(ended))
-    (found,) = answers.health().findings
+    (found,) = health.health(context).findings
     assert (found.colour, found.sentence.startswith(said), found.tenant) == (colour, True, "late"), found
     assert ("no run has ended in the last 30 s" in found.sentence) == (colour == "red")
     assert ("frozen" in found.remedy) == (ended != "now()")
     run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 h' WHERE pipeline = 'orders'")
-    assert "in the queue" not in str(answers.health().findings), "one cause, one finding"
+    assert "in the queue" not in str(health.health(context).findings), "one cause, one finding"
 
 
 def test_a_run_message_that_waits_for_long_is_found_behind_many_deadlines(
-    deployment: Deployment, answers: Answers
+    deployment: Deployment, context: Context
 ) -> None:
     run(deployment.engine, LOOKED)
     for tenant in ("late", *(f"new {number}" for number in range(150))):
         runtime_of(deployment.app).gate.notify("orders", tenant, PIPELINES["orders"].policy.spacing)
     waits_for_long(deployment, "late")
-    (found,) = answers.health().findings
+    (found,) = health.health(context).findings
     assert (found.tenant, "in the queue for 9" in found.sentence) == ("late", True), found
 
 
-def test_an_open_circuit_is_red_while_somebody_waits_for_it(deployment: Deployment, answers: Answers) -> None:
+def test_an_open_circuit_is_red_while_somebody_waits_for_it(deployment: Deployment, context: Context) -> None:
     run(deployment.engine, LOOKED)
     keys = runtime_of(deployment.app).keys
     deployment.redis.hset(keys.circuit("orders"), mapping={"until": 1, "probes": 2, "opened": 1})
-    (quiet,) = answers.health().findings
-    assert (quiet.colour, quiet.page) == ("yellow", "failing")
+    (quiet,) = health.health(context).findings
+    assert (quiet.colour, quiet.fails) == ("yellow", True)
     assert quiet.sentence.endswith("nobody has anything to do: the next record of any tenant is its probe")
     deployment.gate.notify("orders", "acme", LatencyNeutral().spacing)
-    (found,) = answers.health().findings
-    assert (found.colour, found.page) == ("red", "failing")
+    (found,) = health.health(context).findings
+    assert (found.colour, found.fails) == ("red", True)
 
 
 def a_run_is_on(deployment: Deployment, pipeline: str, tenant: str, seconds: int) -> None:
@@ -155,21 +158,21 @@ def a_run_is_on(deployment: Deployment, pipeline: str, tenant: str, seconds: int
 
 @pytest.mark.parametrize("others", [0, 150])
 def test_a_run_whose_call_does_not_come_back_is_named_with_its_worker(
-    deployment: Deployment, answers: Answers, others: int
+    deployment: Deployment, context: Context, others: int
 ) -> None:
     run(deployment.engine, LOOKED)
     for number in range(others):
         deployment.gate.notify("orders", f"new {number}", LatencyNeutral().spacing)
         deployment.redis.zincrby(runtime_of(deployment.app).keys.due("orders"), -600, f"new {number}")
     a_run_is_on(deployment, "orders", "acme", 290)
-    assert answers.health().colour == "green"
+    assert health.health(context).colour == "green"
     a_run_is_on(deployment, "orders", "bolt", 400)
     a_run_is_on(deployment, "orders", "cask", 310)
-    (found,) = answers.health().findings
+    (found,) = health.health(context).findings
     assert (found.colour, found.tenant) == ("yellow", "bolt")
     assert found.sentence == (
         "orders: the run of 'bolt' on the worker celery@two has been on for 7 min, and 1 other is on for too long: its "
-        "handler does not come back"
+        "handler does not return"
     )
 
 
@@ -191,43 +194,43 @@ def test_a_queue_behind_runs_that_may_take_long_is_long_and_behind_those_that_ma
     waits_for_long(deployment, "late")
     a_run_is_on(deployment, "orders", "acme", seconds)
     own = {**PIPELINES, "orders": replace(PIPELINES["orders"], soft_time_limit=limit)}
-    found = Answers(deployment.engine, runtime_of(deployment.app).gate, own, deployment.settings).health()
+    found = health.health(Context(deployment.engine, runtime_of(deployment.app).gate, own, deployment.settings))
     assert found.colour == colour
     assert [one.tenant for one in found.findings] == (["late", "acme"] if is_long else ["late"])
 
 
 def test_a_run_that_was_replaced_is_told_of_with_its_worker_for_an_hour(
-    deployment: Deployment, answers: Answers
+    deployment: Deployment, context: Context
 ) -> None:
     run(deployment.engine, LOOKED)
     gate, keys = deployment.gate, runtime_of(deployment.app).keys
     a_run_is_on(deployment, "orders", "acme", 0)
-    assert answers.health().colour == "green"
+    assert health.health(context).colour == "green"
     deployment.redis.zadd(keys.due("orders"), {"acme": 0})
     assert gate.expire("orders", ["acme"]) == [Answer.REISSUED]
 
-    health = answers.health()
+    now = health.health(context)
     told = "a run on the worker celery@two gave no heartbeat and was replaced 0 min ago: its process died or is frozen"
-    assert (health.colour, [one.sentence for one in health.findings]) == ("yellow", [f"orders: {told}"])
+    assert (now.colour, [one.sentence for one in now.findings]) == ("yellow", [f"orders: {told}"])
     deployment.redis.hincrby(keys.counts("orders"), "replaced_at", -3_601_000)
-    assert answers.health().colour == "green"
+    assert health.health(context).colour == "green"
 
 
-def test_errors_are_grouped_by_their_text(deployment: Deployment, answers: Answers) -> None:
-    assert answers.failing() == []
+def test_errors_are_grouped_by_their_text(deployment: Deployment, context: Context) -> None:
+    assert status.failing(context) == []
     run(deployment.engine, FAILING)
     quarantined(deployment.engine)
-    found = answers.failing("orders")
+    found = status.failing(context, "orders")
     assert [(one.error, one.tenants, one.quarantined, one.sample) for one in found] == [
         ("ValueError: 1", 2, 1, ["q", "t1", "t4"]),
         ("ValueError: 2", 2, 0, ["t2", "t5"]),
     ]
     assert found[0].last is not None
-    assert answers.failing("calls") == []
+    assert status.failing(context, "calls") == []
 
 
 def test_errors_that_differ_in_addresses_and_ids_alone_are_of_one_kind(
-    deployment: Deployment, answers: Answers
+    deployment: Deployment, context: Context
 ) -> None:
     run(
         deployment.engine,
@@ -236,7 +239,7 @@ def test_errors_that_differ_in_addresses_and_ids_alone_are_of_one_kind(
         "|| n || E'\\'\\n id ' || md5(n::text) || ', order A-' || n || ' of ' || 4000 + n || ', took ' || n || '.5 s', "
         "now() - n * interval '1 min' FROM generate_series(1, 6) n",
     )
-    found = answers.failing("orders")
+    found = status.failing(context, "orders")
     assert [(one.tenants, one.texts, one.sample, one.cut) for one in found] == [
         (4, 4, ["t3", "t4", "t5", "t6"], False),
         (2, 2, ["t1", "t2"], False),
@@ -255,28 +258,28 @@ SEVERAL = (
 )
 
 
-def test_what_is_in_quarantine_is_seen_behind_much_that_was_discarded(deployment: Deployment, answers: Answers) -> None:
+def test_what_is_in_quarantine_is_seen_behind_much_that_was_discarded(deployment: Deployment, context: Context) -> None:
     run(deployment.engine, DISCARDED)
     quarantined(deployment.engine)
-    assert answers.health().quarantined == 1
-    assert [(one.error, one.quarantined) for one in answers.failing("orders")] == [("ValueError: 1", 1)]
-    assert answers.tenants("orders", sort="failures")[0].tenant == "q"
+    assert health.health(context).quarantined == 1
+    assert [(one.error, one.quarantined) for one in status.failing(context, "orders")] == [("ValueError: 1", 1)]
+    assert status.tenants(context, "orders", sort="failures")[0].tenant == "q"
 
 
-def test_counts_that_were_cut_say_so(deployment: Deployment, answers: Answers) -> None:
+def test_counts_that_were_cut_say_so(deployment: Deployment, context: Context) -> None:
     for number in range(1_001):
         record(deployment.engine, "orders", "many", str(number), {})
     run(deployment.engine, SEVERAL)
-    (group,) = answers.failing("orders")
+    (group,) = status.failing(context, "orders")
     assert (group.quarantined, group.cut) == (1_000, True)
 
 
-def test_records_that_nobody_may_have_found_are_not_denied(deployment: Deployment, answers: Answers) -> None:
-    assert answers.health().unseen, "no worker has ever looked"
+def test_records_that_nobody_may_have_found_are_not_denied(deployment: Deployment, context: Context) -> None:
+    assert health.health(context).unseen, "no worker has ever looked"
     run(deployment.engine, LOOKED)
-    assert not answers.health().unseen
+    assert not health.health(context).unseen
     runtime_of(deployment.app).pauses.pause("orders", "acme")
-    assert answers.health().unseen, "a tenant that is paused has no runner"
+    assert health.health(context).unseen, "a tenant that is paused has no runner"
 
 
 def test_what_is_handled_is_not_guessed_where_much_is_pending(deployment: Deployment) -> None:
@@ -288,41 +291,46 @@ def test_what_is_handled_is_not_guessed_where_much_is_pending(deployment: Deploy
     assert (many["pending"], many["handled"]) == (7, None)
 
 
-def test_tenants_come_in_the_order_that_was_asked_for(deployment: Deployment, answers: Answers) -> None:
+def test_tenants_come_in_the_order_that_was_asked_for(deployment: Deployment, context: Context) -> None:
     run(deployment.engine, FAILING)
     record(deployment.engine, "orders", "waits", "1", {})
     runtime_of(deployment.app).pauses.pause("orders", "t3")
-    names = [one.tenant for one in answers.tenants("orders")]
+    names = [one.tenant for one in status.tenants(context, "orders")]
     assert names == ["t1", "t2", "t3", "t4", "t5", "t6", "waits"]
-    assert [one.tenant for one in answers.tenants("orders", after="t5")] == ["t6", "waits"]
-    assert [one.tenant for one in answers.tenants("orders", failing=True, limit=3)] == ["t1", "t2", "t4"]
-    assert [one.tenant for one in answers.tenants("orders", sort="runs", limit=2)] == ["t6", "t5"]
-    assert [one.tenant for one in answers.tenants("orders", sort="events", failing=True)] == ["t1", "t2", "t4", "t5"]
-    (oldest,) = answers.tenants("orders", sort="oldest", limit=1)
+    assert [one.tenant for one in status.tenants(context, "orders", after="t5")] == ["t6", "waits"]
+    assert [one.tenant for one in status.tenants(context, "orders", failing=True, limit=3)] == ["t1", "t2", "t4"]
+    assert [one.tenant for one in status.tenants(context, "orders", sort="failures", limit=2)] == ["t2", "t5"]
+    assert [one.tenant for one in status.tenants(context, "orders", sort="failures", failing=True)] == [
+        "t2",
+        "t5",
+        "t1",
+        "t4",
+    ]
+    (oldest,) = status.tenants(context, "orders", sort="oldest", limit=1)
     assert (oldest.tenant, oldest.pending, oldest.state) == ("waits", 1, "not seen yet")
-    assert {one.tenant: one.state for one in answers.tenants("orders")}["t3"] == "paused"
+    assert {one.tenant: one.state for one in status.tenants(context, "orders")}["t3"] == "paused"
 
 
-def test_the_pulse_shows_who_is_active(deployment: Deployment, answers: Answers) -> None:
+def test_health_shows_who_is_active(deployment: Deployment, context: Context) -> None:
     for number in range(3):
         deployment.gate.notify("orders", f"tenant {number}", LatencyNeutral().spacing)
     runtime_of(deployment.app).pauses.pause("calls")
-    pulse = answers.pulse(most=2)
-    assert pulse.queued == 3
-    found = {one.pipeline: one for one in pulse.pipelines}
-    assert (found["orders"].runners, len(found["orders"].tenants)) == (3, 2)
-    assert {one.state for one in found["orders"].tenants} == {"queued"}
-    assert found["orders"].tenants[0].lease_seconds > 0
-    assert (found["calls"].paused, found["orders"].paused) == (True, False)
+    found = health.health(context)
+    assert found.queued == 3
+    lines = {one.pipeline: one for one in found.pipelines}
+    assert (lines["orders"].runners, len(lines["orders"].active)) == (3, 3)
+    assert {one.state for one in lines["orders"].active} == {"queued"}
+    assert lines["orders"].active[0].lease_seconds > 0
+    assert (lines["calls"].paused, lines["orders"].paused) == (True, False)
 
 
-def test_the_pulse_counts_messages_where_the_broker_of_the_app_has_them(deployment: Deployment) -> None:
+def test_queued_messages_are_counted_if_the_app_s_broker_is_the_same_redis(deployment: Deployment) -> None:
     runtime, conf = runtime_of(deployment.app), deployment.app.conf
 
     def queued() -> int | None:
         gate = runtime.make_gate(Gate)
         gate.notify("orders", "acme", LatencyNeutral().spacing)
-        return Answers(deployment.engine, gate, PIPELINES, deployment.settings).pulse().queued
+        return health.health(Context(deployment.engine, gate, PIPELINES, deployment.settings)).queued
 
     conf.broker_transport_options = {"global_keyprefix": "shared-"}
     assert queued() == 1
