@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import click
+
 from taskbridge.common.texts import storable
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.settings import Settings
@@ -65,7 +67,11 @@ def light_runtime() -> LightRuntime:
     """Return what a command needs that neither notifies nor runs."""
     from taskbridge.process.light_runtime import LightRuntime
 
-    return LightRuntime(Settings.read())
+    found = LightRuntime(Settings.read())
+    # The process may outlive the command, as one of Django's tests does.
+    if context := click.get_current_context(silent=True):
+        context.call_on_close(found.close_sessions)
+    return found
 
 
 def context_of(runtime: LightRuntime) -> Context:

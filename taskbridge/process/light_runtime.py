@@ -182,6 +182,11 @@ class LightRuntime:
         if owner is not None and owner[0] != self.deployment[0]:
             raise ForeignGate(owner[1], self.keys.owner)
 
+    def close_sessions(self) -> None:
+        """Close the sessions of Postgres that were opened; others are opened where they are needed."""
+        if "engine" in self.__dict__:
+            self.engine.dispose()
+
     def release_gate(self) -> None:
         """Let any deployment take the gate, if Redis can be used; one whose workers run takes it back."""
         with suppress(ConfigurationError, redis.RedisError):

@@ -402,8 +402,7 @@ class Runtime(LightRuntime):
         """Close the sessions of Postgres that were opened; others are opened where they are needed."""
         if "tails" in self.__dict__:
             self.tails.close()
-        if "engine" in self.__dict__:
-            self.engine.dispose()
+        super().close_sessions()
 
     def close(self) -> None:
         """Close the connections that were opened."""

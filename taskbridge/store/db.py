@@ -616,7 +616,7 @@ def within(
     answer_timeout, usual = driver.answer_timeout, driver.limits
     own = None if seconds is None else seconds + GRACE
     try:
-        if driver.autocommit:
+        if driver.autocommit and _is_idle(driver):
             driver.limits = {**usual, **limits}
         else:
             # Who may not wait long waits no longer for this either.

@@ -33,7 +33,7 @@ def test_without_a_worker_nothing_is_handled_and_that_is_a_problem(taskbridge: P
     assert found.pop("tail") == ["problem: invoices: no worker has ever looked for its records"]
     assert all(text.startswith("ok: ") for texts in found.values() for text in texts)
     servers = {"Postgres", "schema", "cluster", "Redis", "eviction", "clocks", "broker"}
-    assert set(found) == servers | {"pipelines", "deadlines", "work"}
+    assert set(found) == servers | {"encoding", "pipelines", "deadlines", "work"}
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_what_holds_a_tenant_is_named(deployment: Deployment, context: Context) 
         for tenant in ("one", "two", "three"):
             record(deployment.engine, "broken", tenant, "2", {"do": "down"})
         broken = until(context, "broken", "one", Cause.CIRCUIT, 30)
-        said(broken, r"^the circuit of broken has been open for .* number \d of \d in the wait queue.*nobody context$")
+        said(broken, r"^the circuit of broken has been open for .* number \d of \d in the wait queue.*nobody answers$")
         quiet = until(context, "orders", "quiet", Cause.NOTHING)
         said(quiet, r"^idle: nothing is pending, and its last run began ")
         assert (quiet.handled, quiet.runs) == (1, 1)

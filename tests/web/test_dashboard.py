@@ -297,7 +297,7 @@ def test_a_page_does_not_wait_for_a_lock(deployment: Deployment, path: str) -> N
     with visiting(deployment) as visitor, deployment.engine.connect() as holding:
         holding.exec_driver_sql("LOCK TABLE taskbridge.records, taskbridge.quarantine IN ACCESS EXCLUSIVE MODE")
         answer = visitor.get(f"/{path}")
-        assert (answer.status_code, "Postgres ended the statement" in answer.text) == (503, True)
+        assert (answer.status_code, "Postgres ended the statement" in answer.text) == (503, True), answer.text
 
 
 def test_a_page_that_does_not_come_in_time_is_not_said_to_be_one_of_too_many(

@@ -567,7 +567,7 @@ def test_what_postgres_cannot_hold_is_refused_as_its_sender_s_fault(send: Send, 
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql(refuse)
     answer = send(an_order())
-    assert (answer.status_code, answer.json()) == (400, {"error": "Postgres cannot hold the record"})
+    assert (answer.status_code, "cannot hold in its encoding" in answer.json()["error"]) == (400, True)
 
 
 def test_pipelines_that_do_not_import_keep_nobody_from_an_answer(
