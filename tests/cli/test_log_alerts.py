@@ -15,10 +15,10 @@ from tests.cli.counts import count
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
 from tests.cli.test_up import READY, wait_for
-from tests.waiting import wait_until
+from tests.waiting import TIME_FACTOR, wait_until
 
 EXAMPLE = {"TASKBRIDGE_PIPELINES": "examples.log_alerts"}
-SCALE = "0.01"
+SCALE = f"{0.01 * TIME_FACTOR:g}"
 DELIVERIES = "SELECT count(*) FROM taskbridge.deliveries WHERE pipeline = 'log-alerts'"
 
 

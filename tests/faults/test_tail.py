@@ -446,6 +446,8 @@ def test_who_takes_the_tail_over_makes_a_base_round_within_the_base_interval(slo
     assert second.standings["invoices"].base_at == 0.0
     first.tail_pages()
     standing = first.standings["invoices"]
+    if standing.holds_until > 0:
+        pytest.skip("the machine stood still for so long that the second has lost it already")
     standing.base_at = time.monotonic() + 1_000
     wait_until(lambda: first.tail_pages() > 0 and standing.holds_until > 0, "the first takes it over", 5)
     assert 0 < standing.base_at - time.monotonic() <= BASE
