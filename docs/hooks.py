@@ -25,11 +25,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Let links lead within the site: `docs/` is its root, and so is the root of the repository."""
+    """Let links lead within the site, whose root is both `docs/` and the root of the repository.
+
+    Mermaid would be loaded from elsewhere: the drawn states stand for its diagram.
+    """
+    up = "../" * page.file.src_uri.count("/")
+    picture = f"![The states of a runner]({up}pictures/runner.svg)"
+    markdown = re.sub(r"```mermaid\n.*?```", picture, markdown, flags=re.DOTALL)
     if page.file.src_uri in PAGES:
         return markdown.replace("](docs/", "](")
-    return re.sub(rf"\]\((?:\.\./)+({'|'.join(map(re.escape, PAGES))})", _up(page), markdown)
-
-
-def _up(page: Page) -> str:
-    return "](" + "../" * page.file.src_uri.count("/") + r"\1"
+    return re.sub(rf"\]\((?:\.\./)+({'|'.join(map(re.escape, PAGES))})", rf"]({up}\1", markdown)
