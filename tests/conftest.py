@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from tests.deployment import Deployment
 from tests.memory import keep_temporary_files_in_memory
 
 pytest_plugins = ["taskbridge.testing.plugin"]
+
+# redis-py looks its own version up in its metadata for each connection, which takes longer than to connect.
+vars(redis.utils)["get_lib_version"] = cache(redis.utils.get_lib_version)
 
 
 def pytest_configure(config: pytest.Config) -> None:
