@@ -31,7 +31,7 @@ MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/transaction
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions check collected lint format types imports bench torture fuzz search docs site spelling dist clean
+.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions check collected tested lint format types imports bench torture fuzz search docs site spelling dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,7 +43,10 @@ whole-way: $(RUNNABLE) ## Webhooks in, batches out over HTTP, with embedded Post
 	$(BIN)/python -m examples.whole_way
 
 test: $(READY) ## What CI runs: lint, types, import directions, all tests but the slow ones
-	@$(MAKE) --no-print-directory -j 3 check collected
+	@$(MAKE) --no-print-directory -j 4 check tested
+
+# Beside the types, which take one core for a minute.
+tested: collected
 	$(BIN)/pytest -n 6 --dist loadgroup $(PYTEST_FLAGS)
 
 # Else each of pytest's processes rewrites the asserts of all tests.

@@ -6,6 +6,7 @@ connection of anybody else.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -100,6 +101,8 @@ class Forked:
 def _run(
     module: str, arguments: list[str], environment: dict[str, str], directory: Path, out: Path, err: Path | None
 ) -> None:
+    # Celery collects garbage before it forks each process of its pool, and would go through all that is preloaded.
+    gc.freeze()
     os.setsid()
     for descriptor, path in ((1, out), (2, err)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if path else 1

@@ -13,7 +13,7 @@ T = TypeVar("T")
 TIME_FACTOR = 4.0 if os.environ.get("CI") else 1.0
 """How many times as long as usual tests wait."""
 SHORTEST_PAUSE = 0.01
-LONGEST_PAUSE = 0.05
+LONGEST_PAUSE = 0.1
 """Seconds between two looks at a condition, at first and later: looks take time from what is waited for."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Final
 
@@ -55,6 +56,7 @@ class Script:
         return lines
 
 
+@cache
 def read(file_name: str) -> str:
     """Return the text of a `.lua` file of this package."""
     return files(__package__).joinpath(file_name).read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from tests.costs.meter import Meter, metered
 from tests.costs.paths import do_nothing
 from tests.deployment import Deployment
 
-TENANTS = [f"tenant-{at}" for at in range(300)]
+TENANTS = [f"tenant-{at}" for at in range(50)]
 TEN_MINUTES_US = 600_000_000
 
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from taskbridge.embedded import place
+from taskbridge.embedded import place, serve
 from taskbridge.testing import servers
 from tests.waiting import wait_until
 
@@ -25,6 +26,21 @@ def open_directory() -> Iterator[Path]:
 
 @pytest.fixture
 def data_dir(open_directory: Path) -> Path:
+    return open_directory / "data"
+
+
+@pytest.fixture(scope="session")
+def _made_before() -> Iterator[Path]:
+    with servers.open_directory() as directory:
+        with serve(directory / "data", durable=False):
+            pass
+        yield directory / "data"
+
+
+@pytest.fixture
+def data_dir_with_cluster(open_directory: Path, _made_before: Path) -> Path:
+    """A data directory that was served before: initdb takes longer than most tests."""
+    subprocess.run(["/bin/cp", "-a", _made_before, open_directory / "data"], check=True)
     return open_directory / "data"
 
 

@@ -28,6 +28,11 @@ signal.pause()
 """
 
 
+@pytest.fixture
+def data_dir(data_dir_with_cluster: Path) -> Path:
+    return data_dir_with_cluster
+
+
 def test_sigkill_of_the_serving_process_leaves_no_process_behind(data_dir: Path) -> None:
     with serving(data_dir) as other, psycopg.connect(other.postgres_url):
         family = descendants(other.process.pid)

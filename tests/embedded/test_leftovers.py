@@ -24,6 +24,11 @@ from tests.waiting import wait_until
 from .processes import alive
 
 
+@pytest.fixture
+def data_dir(data_dir_with_cluster: Path) -> Path:
+    return data_dir_with_cluster
+
+
 @contextmanager
 def bystander() -> Iterator[int]:
     """A process of the servers' user that has nothing to do with the data directory."""
@@ -78,8 +83,6 @@ def test_a_stale_pid_of_another_directorys_server_is_never_signalled(open_direct
 
 
 def test_servers_that_still_run_on_this_directory_are_stopped_first(data_dir: Path) -> None:
-    with serve(data_dir, durable=False):
-        pass
     account = server_account(data_dir / "postgres")
     postgres = Postgres(data_dir, data_dir, account, durable=False)
     redis_server = RedisServer(data_dir, data_dir, account)

@@ -111,12 +111,12 @@ def test_a_copied_data_directory_does_not_serve_the_same_cluster_twice(closed: P
         check(servers)
 
 
-def test_a_directory_that_was_closed_later_gives_a_clear_error(open_directory: Path, data_dir: Path) -> None:
-    with serve(data_dir, durable=False):
-        pass
+def test_a_directory_that_was_closed_later_gives_a_clear_error(
+    open_directory: Path, data_dir_with_cluster: Path
+) -> None:
     open_directory.chmod(0o700)
     with pytest.raises(Unavailable, match=r"can no longer be reached by the user 'nobody'.*chmod o\+x"):
-        serve(data_dir).__enter__()
+        serve(data_dir_with_cluster).__enter__()
     assert stat.S_IMODE(open_directory.stat().st_mode) == 0o700
 
 

@@ -167,7 +167,7 @@ def test_by_default_rows_survive_everything_and_keys_do_not_survive_a_restart(da
             assert client.dbsize() == 0
 
 
-def test_everything_is_stopped_when_the_block_raises(data_dir: Path) -> None:
+def test_everything_is_stopped_when_the_block_raises(data_dir_with_cluster: Path) -> None:
     before = descendants(os.getpid())
     started: set[int] = set()
 
@@ -175,11 +175,11 @@ def test_everything_is_stopped_when_the_block_raises(data_dir: Path) -> None:
         started.update(started_since(before))
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), serve(data_dir, durable=False):
+    with pytest.raises(ZeroDivisionError), serve(data_dir_with_cluster, durable=False):
         fail()
     assert len(started) >= 4
     assert not any(alive(pid) for pid in started)
-    assert running(data_dir) is None
+    assert running(data_dir_with_cluster) is None
 
 
 @pytest.mark.slow
@@ -240,11 +240,13 @@ def test_a_failing_initdb_leaves_no_cluster_and_no_password_file(
     assert sorted(path.name for path in data_dir.iterdir()) == ["lock", "postgres.log"]
 
 
-def test_a_server_that_does_not_answer_in_time_is_stopped(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_in_time_is_stopped(
+    data_dir_with_cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Postgres, "start_seconds", 0.0)
-    with pytest.raises(Unavailable, match="PostgreSQL did not start"), serve(data_dir, durable=False):
+    with pytest.raises(Unavailable, match="PostgreSQL did not start"), serve(data_dir_with_cluster, durable=False):
         pass
-    shutil.rmtree(data_dir)
+    shutil.rmtree(data_dir_with_cluster)
 
 
 def test_a_cluster_of_another_major_version_is_refused_with_the_way_out(data_dir: Path, broken_cluster: Path) -> None:

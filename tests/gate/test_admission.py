@@ -41,7 +41,7 @@ TENANTS = ("acme", "b", "c", "d")
 ROUNDS = 200
 """Deadlines that pass before all is idle; the waits of the circuit and of the wait queue double, so that is long."""
 
-FEWER = settings(SETTINGS, max_examples=(EXAMPLES or 20) // 2, stateful_step_count=40)
+FEWER = settings(SETTINGS, max_examples=(EXAMPLES or 10) // 2, stateful_step_count=40)
 """These examples are longer than the others: a quiet end alone is a hundred events."""
 
 tenants = st.integers(0, len(TENANTS) - 1)

@@ -42,7 +42,8 @@ def larger(name: str, records: int, faults: Faults, **bounds: Any) -> Any:
     ("records", "faults", "bounds"),
     [
         case("nothing goes wrong", 1, Faults()),
-        case("two records", 2, Faults(), workers=1),
+        longer("two records", 2, Faults(), workers=1),
+        case("two records, one event", 2, Faults(), workers=1, events=1),
         longer("a worker, a round and a message are lost", 1, Faults(1, round_dies=1, message_lost=1), workers=1),
         case("workers die and a message is lost", 1, Faults(worker_dies=2, message_lost=1), workers=1),
         longer("a message is doubled", 1, Faults(message_doubled=1)),
@@ -74,11 +75,14 @@ def test_the_gate_and_the_tail_lose_no_record_whether_or_not_anybody_notifies(
     ("records", "faults", "bounds"),
     [
         case("nothing goes wrong", 1, Faults(), workers=1),
-        case("Redis is lost", 1, Faults(redis_lost=1), workers=1),
+        longer("Redis is lost", 1, Faults(redis_lost=1), workers=1),
+        case("Redis is lost, no events", 1, Faults(redis_lost=1), workers=1, events=0),
         longer("Redis comes back older", 1, Faults(redis_rewinds=1), workers=1, events=0, tolerated=OLDER),
-        case("the runner's hash is lost", 1, Faults(hash_lost=1), workers=1),
+        longer("the runner's hash is lost", 1, Faults(hash_lost=1), workers=1),
+        case("the runner's hash is lost, no events", 1, Faults(hash_lost=1), workers=1, events=0),
         case("a record is tried again, the cursor begins anew", 1, Faults(retried=1, reset=1), workers=1, events=0),
-        case("the tenant is paused", 1, Faults(paused=1), workers=1),
+        longer("the tenant is paused", 1, Faults(paused=1), workers=1),
+        case("the tenant is paused, no events", 1, Faults(paused=1), workers=1, events=0),
         longer("the tenant is paused twice, and Redis is lost", 1, Faults(redis_lost=1, paused=2), workers=1),
         larger("Redis is lost, two runs", 1, Faults(redis_lost=1)),
         larger("Redis is lost twice, and a worker dies", 1, Faults(1, redis_lost=2), workers=1),
@@ -117,8 +121,9 @@ def test_an_event_in_the_middle_of_a_sweep_that_the_next_run_resumes_is_not_forg
     assert not finding.wrong, str(finding)
 
 
-def test_a_settle_that_is_sent_again_after_a_lost_reply_ends_nobody_elses_run() -> None:
-    finding = search(1, Faults(reply_lost=1), NO_BASE)
+@pytest.mark.parametrize("events", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_settle_that_is_sent_again_after_a_lost_reply_ends_nobody_elses_run(events: int) -> None:
+    finding = search(1, Faults(reply_lost=1), NO_BASE, events=events)
 
     report(finding)
     assert not finding.wrong, str(finding)
