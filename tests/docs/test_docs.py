@@ -101,6 +101,12 @@ def test_every_link_between_the_documents_leads_somewhere() -> None:
     assert [(page.name, target) for page, target in targets if not (page.parent / target).exists()] == []
 
 
+def test_every_picture_is_shown() -> None:
+    shown = {(page.parent / target).resolve() for page in PAGES for _, target in links(page)}
+    pictures = {path for kind in ("png", "svg") for path in ROOT.glob(f"docs/**/*.{kind}")}
+    assert sorted(path.name for path in pictures - shown) == ["icon.svg"], "icon.svg is the site's own"
+
+
 def test_every_test_that_is_named_exists() -> None:
     there = {
         name
