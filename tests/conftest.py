@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 import redis
+import redis.utils
 from sqlalchemy import Engine, make_url
 
 from taskbridge.embedded import Servers
