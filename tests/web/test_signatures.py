@@ -277,6 +277,27 @@ def test_an_id_that_a_scheme_of_one_s_own_signs_is_kept_as_it_is() -> None:
     assert id_of(Verified(lambda *_: True, delivery="x-id"), {"x-id": "1001"}) != "1001"
 
 
+def test_a_scheme_of_one_s_own_signs_and_verifies_by_one_description() -> None:
+    scheme = Hmac(
+        [SECRET, OTHER],
+        header="X-Sign",
+        separator=";",
+        prefix="s=",
+        time="at=",
+        preamble="{id}|{time}|",
+        delivery="x-id",
+    )
+    headers = {name.lower(): text for name, text in scheme.sign("id-1", BODY, NOW).items()}
+    assert (headers["x-id"], headers["x-sign"].count(";")) == ("id-1", 2)
+    Hmac(
+        OTHER, header="X-Sign", separator=";", prefix="s=", time="at=", preamble="{id}|{time}|", delivery="x-id"
+    ).verify(headers, BODY, NOW)
+    assert scheme.signs_delivery
+    for changed in ({"x-id": "id-2"}, {"x-sign": headers["x-sign"].replace("at=", "at=1")}):
+        with pytest.raises(InvalidSignature):
+            scheme.verify({**headers, **changed}, BODY, NOW)
+
+
 def test_several_signatures_in_one_header() -> None:
     headers = of_the_standard(BODY)
     headers["webhook-signature"] = f"v2,abc v1a,abc v1,abc {headers['webhook-signature']}"
