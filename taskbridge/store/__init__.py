@@ -63,11 +63,12 @@ if TYPE_CHECKING:
     from taskbridge.store.pruning import PRUNED, Holder, Prune, Step, prune
     from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
     from taskbridge.store.rebasing import Rebased, rebase
-    from taskbridge.store.receiving import Incoming, Stored, forget_received, prepare_receiving, receive
+    from taskbridge.store.receiving import AsyncPool, Incoming, forget_received, receive_statement
     from taskbridge.store.records import (
         Records,
         Row,
         Statement,
+        exact_json_text,
         execute,
         json_text,
         message_statement,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
         record_many,
         record_statements,
         refused,
+        rows_statement,
     )
     from taskbridge.store.schema import check_schema, migrate
     from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error, is_without_session
@@ -125,10 +127,10 @@ if not TYPE_CHECKING:
             "pruning": "PRUNED Holder Prune Step prune",
             "quarantine": "Quarantine QuarantinedRecord",
             "rebasing": "Rebased rebase",
-            "receiving": "Incoming Stored forget_received prepare_receiving receive",
+            "receiving": "AsyncPool Incoming forget_received receive_statement",
             "records": (
-                "Records Row Statement execute json_text message_statement record record_invoice record_many "
-                "record_statements refused"
+                "Records Row Statement exact_json_text execute json_text message_statement record record_invoice "
+                "record_many record_statements refused rows_statement"
             ),
             "schema": "check_schema migrate",
             "sessions": "OLDEST_POSTGRES Reader check_version driver_error is_without_session",

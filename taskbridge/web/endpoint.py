@@ -1,4 +1,4 @@
-"""What takes the requests of one path: their bodies, their limits, their refusals and the log's lines about these."""
+"""What serves the requests of one path: their bodies, limits, refusals, and the log lines about refusals."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from starlette.types import Lifespan, Receive, Scope, Send
 
 from taskbridge.common.seldom import Seldom
 from taskbridge.common.texts import error_line, printable
-from taskbridge.errors import TaskBridgeError
-from taskbridge.web.committing import GroupCommit, Overloaded
+from taskbridge.errors import TaskBridgeError, UsageError
+from taskbridge.web.storing import Storage
 
-__all__ = ["COME_AGAIN", "LONGEST_BODY", "Commits", "Endpoint", "Refusal", "mountable", "own_app"]
+__all__ = ["LONGEST_BODY", "SEND_AGAIN", "Endpoint", "Refusal", "Storages", "mountable", "own_app"]
 
 log = logging.getLogger(__name__)
 
@@ -33,22 +33,18 @@ LONG_BODY: Final = 65_536
 BODY_WITHIN: Final = 30.0
 """Seconds in which a body must have come."""
 MOST_HELD: Final = 128 * 1_048_576
-"""Bytes of bodies, for each path, that may be on their way at once; who sends more is told to come again."""
-COME_AGAIN: Final = {"Retry-After": "1"}
+"""Bytes of long bodies, for each path, that may be received or not yet answered at once."""
+SEND_AGAIN: Final = {"Retry-After": "1"}
 
 B = TypeVar("B")
 
 
-class _Gone(Exception):
-    """The sender has gone before all of its body came."""
-
-
-class Commits:
-    """The group commit of each event loop in which an app runs; made when the first request comes."""
+class Storages:
+    """The storage of each event loop in which an app runs; made when the first request comes."""
 
     def __init__(self, app: Celery | None) -> None:
         self._app = app
-        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, GroupCommit] = WeakKeyDictionary()
+        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Storage] = WeakKeyDictionary()
 
     @property
     def app(self) -> Celery:
@@ -56,25 +52,21 @@ class Commits:
         return self._app or own_app()
 
     @property
-    def here(self) -> GroupCommit:
-        """That of the event loop which runs."""
+    def here(self) -> Storage:
+        """The storage of the running event loop."""
         loop = asyncio.get_running_loop()
-        if (found := self._of_loop.get(loop)) is None:
-            found = self._of_loop[loop] = GroupCommit(self.app)
-        return found
-
-    async def close(self) -> None:
-        """Wait for what was begun in the event loop which runs."""
-        if found := self._of_loop.pop(asyncio.get_running_loop(), None):
-            await found.close()
+        if (storage := self._of_loop.get(loop)) is None:
+            storage = self._of_loop[loop] = Storage(self.app)
+        return storage
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         """Open a session before the first request comes, and wait at the end for what was begun."""
-        with suppress(Exception):  # as where Redis' URL is wrong: each request says so
+        with suppress(Exception):  # as where Redis' URL is wrong: each request reports it
             await self.here.open()
         yield
-        await self.close()
+        if storage := self._of_loop.pop(asyncio.get_running_loop(), None):
+            await storage.close()
 
 
 def own_app() -> Celery:
@@ -84,19 +76,54 @@ def own_app() -> Celery:
     return app
 
 
+class Refusal(JSONResponse):
+    """An answer that is no 2xx: the sender gets `error`, and the log `why`.
+
+    `index` says which entry of an array is meant.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        error: str,
+        headers: dict[str, str] | None = None,
+        *,
+        why: str = "",
+        index: int | None = None,
+    ) -> None:
+        content = {"error": error} if index is None else {"error": error, "index": index}
+        super().__init__(content, status, headers)
+        self.why = why or error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, unless the server has answered by itself."""
+        try:
+            await super().__call__(scope, receive, send)
+        except Exception as error:
+            # uvicorn answers a body that is framed wrongly, and raises if an answer comes before its next turn.
+            log.debug("an answer with %d is not sent: %s", self.status_code, error_line(error))
+            await asyncio.sleep(0)
+
+
+class _NotRead(Exception):
+    """The body is not read to its end; the argument is the answer."""
+
+
 class Endpoint(ABC, Generic[B]):
-    """What takes the requests of one path. `B` is what a request brings.
+    """What serves the requests of one path. `B` is what a request brings.
 
     Args:
         route: the path, for the log.
         longest_body: bytes of a body; a longer one is refused while it comes.
+        storages: where what a request brings is stored.
     """
 
-    def __init__(self, route: str, longest_body: int) -> None:
+    def __init__(self, route: str, longest_body: int, storages: Storages) -> None:
         self._route = route
         self._longest = longest_body
+        self._storages = storages
         self._held = 0
-        """Bytes of the bodies that are being received or read, of each what is beyond `LONG_BODY`."""
+        """Bytes of the bodies that are received or not yet answered, of each what is beyond `LONG_BODY`."""
         self._refused = Seldom()
         """Refusals, by status."""
         self._failures = Seldom()
@@ -108,21 +135,37 @@ class Endpoint(ABC, Generic[B]):
 
     @abstractmethod
     def read(self, headers: dict[str, str], body: bytes) -> B | Response:
-        """Return what a request brings, or the answer where that is nothing; a thread may call it."""
+        """Return what a request brings, or the answer if that is nothing; a thread may call it."""
 
     @abstractmethod
-    async def done(self, brought: B) -> Response:
+    async def store(self, brought: B) -> Response:
         """Store what a request brings, and answer."""
+
+    def refused(self, error: Exception, headers: dict[str, str]) -> Response:  # noqa: ARG002 - for those that look
+        """Return the answer after an error: one of the sender's has its text, any other asks to send again."""
+        return Refusal(400, str(error)) if isinstance(error, UsageError) else self.failed(error)
 
     def failed(self, error: Exception) -> Response:
         """Return the answer after a fault that is not the sender's."""
         if not isinstance(error, TaskBridgeError) and (count := self._failures.counted(type(error))):
             log.error("requests to %s that failed with this error: %d, the last", self._route, count, exc_info=error)
-        return Refusal(503, "the request is not taken now: come again", COME_AGAIN, why=error_line(error))
+        return Refusal(503, "the request is not taken now: come again", SEND_AGAIN, why=error_line(error))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, as an ASGI app; a function of Starlette's would cost more for each."""
-        answer = await self._answered(scope, receive)
+        # Of a header that is there twice the first one counts.
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        parts: list[bytes] = []
+        try:
+            answer = await self._answer(headers, receive, parts)
+        except _NotRead as error:
+            (answer,) = error.args
+            if scope["http_version"] < "2":
+                answer.headers["Connection"] = "close"
+        except Exception as error:
+            answer = self.refused(error, headers)
+        finally:
+            self._held -= max(0, sum(map(len, parts)) - LONG_BODY)
         if isinstance(answer, Refusal) and (count := self._refused.counted(answer.status_code)):
             why = printable(answer.why)
             log.warning(
@@ -130,82 +173,42 @@ class Endpoint(ABC, Generic[B]):
             )
         await answer(scope, receive, send)
 
-    async def _answered(self, scope: Scope, receive: Receive) -> Response:
-        # Of a header that is there twice the first one counts.
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        parts: list[bytes] = []
-        # Where the body is not read to its end.
-        closing = {"Connection": "close"} if scope["http_version"] < "2" else {}
+    async def _answer(self, headers: dict[str, str], receive: Receive, parts: list[bytes]) -> Response:
         if (answer := await self.begin(headers)) is not None:
-            answer.headers.update(closing)
-            return answer
+            raise _NotRead(answer)
         try:
             async with asyncio.timeout(BODY_WITHIN):
-                if not await self._has_taken(headers, receive, parts):
-                    return Refusal(413, f"the body is longer than {self._longest:,} bytes", closing)
-            body = b"".join(parts)
-            read = (
-                await asyncio.to_thread(self.read, headers, body) if len(body) > LONG_BODY else self.read(headers, body)
-            )
-        except _Gone:
-            return Response(status_code=400)
+                await self._receive_body(headers, receive, parts)
         except TimeoutError:
-            return Refusal(408, f"the body did not come within {BODY_WITHIN:g} s", closing)
-        except Overloaded as error:
-            return Refusal(503, str(error), COME_AGAIN | closing)
-        finally:
-            self._held -= max(0, sum(map(len, parts)) - LONG_BODY)
-        return read if isinstance(read, Response) else await self.done(read)
+            raise _NotRead(Refusal(408, f"the body did not come within {BODY_WITHIN:g} s")) from None
+        body = b"".join(parts)
+        read = await asyncio.to_thread(self.read, headers, body) if len(body) > LONG_BODY else self.read(headers, body)
+        return read if isinstance(read, Response) else await self.store(read)
 
-    async def _has_taken(self, headers: dict[str, str], receive: Receive, parts: list[bytes]) -> bool:
-        """Receive the body in parts; return whether it is short enough."""
+    async def _receive_body(self, headers: dict[str, str], receive: Receive, parts: list[bytes]) -> None:
+        """Receive the body in parts.
+
+        Raises:
+            _NotRead: it is too long, its sender has gone, or too many bytes are held.
+        """
+        too_long = _NotRead(Refusal(413, f"the body is longer than {self._longest:,} bytes"))
         declared = headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and (len(declared) > 15 or int(declared) > self._longest):
-            return False
+            raise too_long
         length, is_all = 0, False
         while not is_all:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise _Gone
+                raise _NotRead(Response(status_code=400))
             part, is_all = message.get("body", b""), not message.get("more_body", False)
             parts.append(part)
             self._held += max(0, length + len(part) - LONG_BODY) - max(0, length - LONG_BODY)
             length += len(part)
             if length > self._longest:
-                return False
+                raise too_long
             # Who sends large bodies slowly must not keep out those that are short.
             if length > LONG_BODY and self._held > MOST_HELD:
-                raise Overloaded("more requests came than can be read: come again in a second")
-        return True
-
-
-class Refusal(JSONResponse):
-    """An answer that is no 2xx: the sender is told `said`, and the log has `why`.
-
-    `index` says which entry of an array is meant.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        said: str,
-        headers: dict[str, str] | None = None,
-        *,
-        why: str = "",
-        index: int | None = None,
-    ) -> None:
-        content = {"error": said} if index is None else {"error": said, "index": index}
-        super().__init__(content, status, headers)
-        self.why = why or said
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, unless the server has answered by itself."""
-        try:
-            await super().__call__(scope, receive, send)
-        except Exception as error:
-            # uvicorn answers a body that is framed wrongly, and raises if an answer comes before its next turn.
-            log.debug("an answer with %d is not sent: %s", self.status_code, error_line(error))
-            await asyncio.sleep(0)
+                raise _NotRead(Refusal(503, "more requests came than can be read: come again in a second", SEND_AGAIN))
 
 
 def mountable(routes: Sequence[BaseRoute], lifespan: Lifespan[Starlette]) -> Starlette:

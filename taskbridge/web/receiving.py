@@ -14,10 +14,9 @@ from taskbridge.common import tracing
 from taskbridge.common.texts import error_line
 from taskbridge.errors import InvalidInput, UsageError
 from taskbridge.store import Incoming
-from taskbridge.web.committing import Brought, Overloaded
-from taskbridge.web.endpoint import COME_AGAIN, LONGEST_BODY, Commits, Endpoint, Refusal, mountable
+from taskbridge.web.endpoint import LONGEST_BODY, Endpoint, Refusal, Storages, mountable
 from taskbridge.web.signatures import InvalidSignature
-from taskbridge.web.webhook import OF_THE_VALUES, Request, Unfit, Webhook, check_distinct, parsed
+from taskbridge.web.webhook import VALUE_ERRORS, Request, Unfit, Webhook, check_distinct, parsed
 
 __all__ = ["receiver"]
 
@@ -31,7 +30,7 @@ def receiver(*webhooks: Webhook, app: Celery | None = None, longest_body: int = 
 
     What it answers when is in docs/how-to/receive-webhooks.md.
 
-    Redis is told after the answer. Where it is away, workers find the record all the same.
+    Redis is notified after the answer. If it is away, workers find the record all the same.
 
     Args:
         webhooks: what is taken, each at a path of its own.
@@ -42,60 +41,54 @@ def receiver(*webhooks: Webhook, app: Celery | None = None, longest_body: int = 
         ConfigurationError: two webhooks have one path.
     """
     check_distinct(webhooks)
-    commits = Commits(app)
-    routes = [Route(one.route, _OfWebhook(one, commits, longest_body), methods=["POST"]) for one in webhooks]
-    made = mountable(routes, commits.lifespan)
+    storages = Storages(app)
+    routes = [Route(one.route, _OfWebhook(one, longest_body, storages), methods=["POST"]) for one in webhooks]
+    made = mountable(routes, storages.lifespan)
     # For tests and tools that sign requests as the webhooks say.
     made.state.webhooks = webhooks
     return made
 
 
 class _OfWebhook(Endpoint[Incoming | Unfit]):
-    """What takes the requests of one webhook."""
+    """What serves the requests of one webhook."""
 
-    def __init__(self, webhook: Webhook, commits: Commits, longest_body: int) -> None:
-        super().__init__(webhook.route, longest_body)
+    def __init__(self, webhook: Webhook, longest_body: int, storages: Storages) -> None:
+        super().__init__(webhook.route, longest_body, storages)
         self._webhook = webhook
-        self._commits = commits
 
     def read(self, headers: dict[str, str], body: bytes) -> Incoming | Unfit | Response:
-        """Return what a request brings, or the answer where it brings nothing that is to be stored."""
+        """Return what a request brings, or the answer if it brings nothing that is to be stored."""
         try:
             self._webhook.signature.verify(headers, body, time.time())
-            payload = parsed(body)
-            if (answer := self._webhook.signature.challenge(payload)) is not None:
-                return PlainTextResponse(answer.encode(errors="replace"))
-            brought = self._webhook.read(Request(headers, body, payload))
-            if isinstance(brought, Incoming):
-                return brought._replace(traceparent=tracing.of_request(headers.get("traceparent")))
-            return JSONResponse({"ignored": True}) if brought is None else brought
-        except InvalidSignature as error:
-            return Refusal(401, str(error))
-        except UsageError as error:
-            is_form = headers.get("content-type", "").startswith(FORM)
-            return Refusal(
-                400, "the body is a form: choose application/json at the provider" if is_form else str(error)
-            )
-        except OF_THE_VALUES as error:
+        except VALUE_ERRORS as error:
             # Of a function that checks who sent it. Its text may quote the request, so the log alone has it.
-            return Refusal(401, "it cannot be told who sent the request", why=error_line(error))
-        except Exception as error:
-            return self.failed(error)
+            return Refusal(401, "it cannot be determined who sent the request", why=error_line(error))
+        payload = parsed(body)
+        if (answer := self._webhook.signature.challenge(payload)) is not None:
+            return PlainTextResponse(answer.encode(errors="replace"))
+        brought = self._webhook.read(Request(headers, body, payload))
+        if isinstance(brought, Incoming):
+            return brought._replace(traceparent=tracing.of_request(headers.get("traceparent")))
+        return JSONResponse({"ignored": True}) if brought is None else brought
 
-    async def done(self, brought: Incoming | Unfit) -> Response:
+    async def store(self, brought: Incoming | Unfit) -> Response:
         """Store what a request brings, and answer."""
+        if isinstance(brought, Unfit):
+            await self._storages.here.keep(brought)
+            return JSONResponse({"unmatched": brought.reason})
         try:
-            if isinstance(brought, Unfit):
-                await self._commits.here.keep(brought)
-                return JSONResponse({"unmatched": brought.reason})
-            is_new = await self._commits.here.store(Brought([brought]))
-            return Response(NEW if is_new else NOT_NEW, media_type="application/json")
-        except UsageError as error:
-            if isinstance(error, InvalidInput) and str(error).startswith(f"the source {brought.source} "):
+            is_new = await self._storages.here.receive(brought)
+        except InvalidInput as error:
+            if str(error).startswith(f"the source {brought.source} "):
                 # As where it is a table that was adopted: no sender could send anything else.
                 return self.failed(error)
-            return Refusal(400, str(error))
-        except Overloaded as error:
-            return Refusal(503, str(error), COME_AGAIN)
-        except Exception as error:
-            return self.failed(error)
+            raise
+        return Response(NEW if is_new else NOT_NEW, media_type="application/json")
+
+    def refused(self, error: Exception, headers: dict[str, str]) -> Response:
+        """See `Endpoint`."""
+        if isinstance(error, InvalidSignature):
+            return Refusal(401, str(error))
+        if isinstance(error, UsageError) and headers.get("content-type", "").startswith(FORM):
+            return Refusal(400, "the body is a form: choose application/json at the provider")
+        return super().refused(error, headers)

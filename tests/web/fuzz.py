@@ -39,10 +39,9 @@ from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing import intake
 from taskbridge.settings import Settings
 from taskbridge.testing.servers import fresh_database, migrated_template, servers_for_tests
-from taskbridge.web import endpoint, events, receiver
+from taskbridge.web import endpoint, events, receiver, storing
 from tests.memory import keep_temporary_files_in_memory
 from tests.waiting import wait_until
 from tests.web.hostile import CANARY, MATCHED, POSTED, SECRETS, SOURCES, TOKENS, Expected, Input, drawn, framed, hooks
@@ -113,7 +112,7 @@ class _Log(logging.Handler):
         if record.name == "asyncio" and "send_400_response" in text and "Too much data for declared" in text:
             return
         # What is signed and brings no record is stored as unmatched, and told so.
-        is_told = record.name == intake.__name__ and not record.exc_info
+        is_told = record.name == storing.__name__ and not record.exc_info
         if (record.levelno >= logging.ERROR and not is_told) or record.exc_info or "Traceback" in text:
             self._violations.append(f"in the log: {text[-2_000:]}")
         elif not is_told and (found := _leaked(text)) is not None:
