@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
+from psycopg.waiting import Ready, Wait
 from sqlalchemy import Engine
 
 from taskbridge.errors import Unavailable
-from taskbridge.store.bounded import Bounded
-from taskbridge.store.queries import queries, setting
+from taskbridge.store.bounded import Bounded, NoAnswer
+from taskbridge.store.queries import LOCAL, queries, setting
 from taskbridge.store.records import Statement, refused
 
 __all__ = ["AsyncPool", "Incoming", "forget_received", "receive_statement"]
@@ -110,11 +112,14 @@ class AsyncPool:
             await self._idle.pop().close()
 
     async def _acquire(self) -> None:
+        if not self._free.locked():
+            await self._free.acquire()
+            return
         if self._waiting >= MOST_WAITING:
             raise Unavailable("more came than can be stored", f"{MOST_WAITING:,} others wait for Postgres")
         self._waiting += 1
         try:
-            async with asyncio.timeout(WAIT_SECONDS if self._free.locked() else None):
+            async with asyncio.timeout(WAIT_SECONDS):
                 await self._free.acquire()
         except TimeoutError:
             full = f"all {SESSIONS} sessions of Postgres were in use for {WAIT_SECONDS:g} s"
@@ -141,7 +146,8 @@ class AsyncPool:
         assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the engine opens no others
         pooled.detach()
         driver.autocommit = True
-        driver.execute(setting("lock_timeout", LOCK_TIMEOUT))
+        if not _is_pooled(driver):
+            driver.execute(setting("lock_timeout", LOCK_TIMEOUT))
         return driver
 
 
@@ -152,27 +158,80 @@ class _Session(psycopg.AsyncConnection[Any]):
         super().__init__(bounded.pgconn)
         self.bounded = bounded
         self.prepare_threshold = bounded.prepare_threshold
+        self._limits: dict[str, str] = {}
+        """Settings with which each transaction begins, if nothing may stay in the session."""
+        if _is_pooled(bounded):
+            self._limits = {**getattr(bounded, "limits", {}), "lock_timeout": LOCK_TIMEOUT}
 
-    async def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
-        """Wait as `Bounded.wait` does."""
-        if timeout is not None:
-            return await super().wait(gen, interval, timeout)
-        if self.bounded.answer_timeout is not None:
-            gen = self.bounded._in_time(gen, self.bounded.answer_timeout)
+    async def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:  # noqa: ARG002
+        """Take the steps of `gen`, and wait for the server as long as `Bounded.wait` does.
+
+        psycopg's own waits in a task for each step, up to Python 3.11, which would be a tenth of a request's time.
+        """
+        loop, seconds = asyncio.get_running_loop(), self.bounded.answer_timeout
+        ends = math.inf if seconds is None else loop.time() + seconds
         try:
-            return await super().wait(gen, interval)
+            wanted = next(gen)
+            while True:
+                if not (ready := await self._ready(wanted, ends)):
+                    self.pgconn.finish()
+                    raise NoAnswer(f"timeout: Postgres has not answered for {seconds:g} s")
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            answer: T = end.value
+            return answer
+        except asyncio.CancelledError:
+            # In the middle of a statement, it can be used no more.
+            self.pgconn.finish()
+            raise
         except psycopg.Error as error:
             if error.diag.message_primary:
                 error.args = (error.diag.message_primary,)
             raise
 
+    async def _ready(self, wanted: Wait, ends: float) -> Ready | int:
+        """Return what the socket is ready for; 0: for nothing until `ends`."""
+        loop, socket = asyncio.get_running_loop(), self.pgconn.socket
+        woken: asyncio.Future[Ready | int] = loop.create_future()
+
+        def wake(ready: Ready | int) -> None:
+            if not woken.done():
+                woken.set_result(ready)
+
+        timer = None if ends == math.inf else loop.call_at(ends, wake, 0)
+        try:
+            if wanted & Wait.R:
+                loop.add_reader(socket, wake, Ready.R)
+            if wanted & Wait.W:
+                loop.add_writer(socket, wake, Ready.W)
+            return await woken
+        finally:
+            loop.remove_reader(socket)
+            loop.remove_writer(socket)
+            if timer is not None:
+                timer.cancel()
+
     async def execute_all(self, statements: list[tuple[str, Statement]]) -> list[list[tuple[Any, ...]]]:
         """Execute statements as one transaction, and return the rows of each."""
-        if len(statements) == 1:
+        if len(statements) == 1 and not self._limits:
             ((text, one),) = statements
-            cursors = [await self.execute(text, one.values)]
-        else:
+            return [await (await self.execute(text, one.values)).fetchall()]
+        # What is in a pipeline is one transaction, and only settings of a transaction need its beginning.
+        settings = [setting(name, value, LOCAL) for name, value in self._limits.items()]
+        try:
             async with self.pipeline():
-                # What is in a pipeline is one transaction.
+                for text in ["BEGIN", *settings] if settings else ():
+                    await self.execute(text)
                 cursors = [await self.execute(text, one.values) for text, one in statements]
+                if settings:
+                    await self.execute("COMMIT")
+        except psycopg.Error:
+            if self.pgconn.transaction_status == TransactionStatus.INERROR:
+                await self.rollback()
+            raise
         return [await cursor.fetchall() for cursor in cursors]
+
+
+def _is_pooled(bounded: Bounded) -> bool:
+    """Whether a pooler gives each transaction another session of the server."""
+    return bool(getattr(bounded, "pooled", False))

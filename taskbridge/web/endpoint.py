@@ -185,16 +185,18 @@ class Endpoint(ABC, Generic[B]):
         read = await asyncio.to_thread(self.read, headers, body) if len(body) > LONG_BODY else self.read(headers, body)
         return read if isinstance(read, Response) else await self.store(read)
 
+    def _too_long(self) -> _NotRead:
+        return _NotRead(Refusal(413, f"the body is longer than {self._longest:,} bytes"))
+
     async def _receive_body(self, headers: dict[str, str], receive: Receive, parts: list[bytes]) -> None:
         """Receive the body in parts.
 
         Raises:
             _NotRead: it is too long, its sender has gone, or too many bytes are held.
         """
-        too_long = _NotRead(Refusal(413, f"the body is longer than {self._longest:,} bytes"))
         declared = headers.get("content-length", "")
         if declared.isascii() and declared.isdigit() and (len(declared) > 15 or int(declared) > self._longest):
-            raise too_long
+            raise self._too_long()
         length, is_all = 0, False
         while not is_all:
             message = await receive()
@@ -205,7 +207,7 @@ class Endpoint(ABC, Generic[B]):
             self._held += max(0, length + len(part) - LONG_BODY) - max(0, length - LONG_BODY)
             length += len(part)
             if length > self._longest:
-                raise too_long
+                raise self._too_long()
             # Who sends large bodies slowly must not keep out those that are short.
             if length > LONG_BODY and self._held > MOST_HELD:
                 raise _NotRead(Refusal(503, "more requests came than can be read: come again in a second", SEND_AGAIN))

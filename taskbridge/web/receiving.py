@@ -21,8 +21,8 @@ from taskbridge.web.webhook import VALUE_ERRORS, Request, Unfit, Webhook, check_
 __all__ = ["receiver"]
 
 FORM: Final = "application/x-www-form-urlencoded"
-NEW: Final = b'{"new":true}'
-NOT_NEW: Final = b'{"new":false}'
+NEW: Final = JSONResponse({"new": True})
+NOT_NEW: Final = JSONResponse({"new": False})
 
 
 def receiver(*webhooks: Webhook, app: Celery | None = None, longest_body: int = LONGEST_BODY) -> Starlette:
@@ -83,7 +83,7 @@ class _OfWebhook(Endpoint[Incoming | Unfit]):
                 # As where it is a table that was adopted: no sender could send anything else.
                 return self.failed(error)
             raise
-        return Response(NEW if is_new else NOT_NEW, media_type="application/json")
+        return NEW if is_new else NOT_NEW
 
     def refused(self, error: Exception, headers: dict[str, str]) -> Response:
         """See `Endpoint`."""

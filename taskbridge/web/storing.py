@@ -43,7 +43,7 @@ OPENED_WITHIN: Final = 2.0
 """Seconds for which a server's start waits for a session."""
 FORGETS_EVERY: Final = 60.0
 """Seconds between two deletions of ids of webhooks that are too old to be kept."""
-EVENTS_EVERY: Final = 0.01
+EVENTS_EVERY: Final = 0.05
 """Seconds between two sendings of events: the first is sent at once, and those that come meanwhile go together."""
 LONGEST_UNSTORABLE: Final = 1_000_000
 
