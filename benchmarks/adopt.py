@@ -15,13 +15,12 @@ from typing import Final
 
 from sqlalchemy import Engine
 
-from benchmarks.benchmark import Benchmark, Option
-from benchmarks.report import Cell, Report, Table, Target
+from benchmarks.report import Benchmark, Cell, Option, Report, Table, Target
 from benchmarks.rounds import interleaved, median_ratio
 from benchmarks.stage import stage
 from taskbridge.process.runtime import Runtime
 from taskbridge.store import adopt, adoption, backfill
-from taskbridge.store.bounded import within
+from taskbridge.store.db import within
 
 __all__ = ["ADOPT"]
 
@@ -179,7 +178,8 @@ def _table(title: str, unit: str, factor: float, found: dict[str, list[float]]) 
 
 ADOPT: Final = Benchmark(
     "adopt",
-    "What an adopted table costs those who write it.",
+    "Your own table can be the source: triggers note its changes.",
+    "A statement that writes many rows of an adopted table takes this many times as long as before the adoption.",
     "Insert many rows at once, and one by one, into an adopted table and into the same table without triggers; then "
     "adopt a long table while somebody writes it, and backfill it.",
     _measure,

@@ -1,6 +1,6 @@
 """How long it takes from the commit of a change of many rows of an adopted table until runs have them.
 
-The clock starts just before the COMMIT is sent. Three things are told: when the tail has seen the change, when the
+The clock starts just before the COMMIT is sent. Three things are told: when the poller has seen the change, when the
 first run of each tenant begins, and when a handler has each row. The latter two are bound by what the worker's
 processes do.
 """
@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from sqlalchemy import Engine
 
-from benchmarks.benchmark import Benchmark, Option
-from benchmarks.report import Cell, Report, Table, Target
+from benchmarks.report import Benchmark, Cell, Option, Report, Table, Target
 from benchmarks.rounds import Summary, summary
 from benchmarks.stage import stage, wait_until, worker
 from taskbridge.store import adopt, adoption
@@ -50,7 +49,7 @@ ONE: Final = "INSERT of one row"
 
 
 class _Measured(NamedTuple):
-    """Milliseconds from the commit: until the tail has seen it, of each tenant's first run, and of each row."""
+    """Milliseconds from the commit: until the poller has seen it, of each tenant's first run, and of each row."""
 
     seen: list[float]
     firsts: list[float]
@@ -124,7 +123,7 @@ class _Shop:
         return _Measured([seen], [min(times) for times in firsts.values()], each)
 
     def _seen_at(self, xid: str) -> float:
-        """Wait until the tail has stored a snapshot in which a transaction is visible; return when that was."""
+        """Wait until the poller has stored a snapshot in which a transaction is visible; return when that was."""
         with self._engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
             until = time.time() + LONGEST
             while time.time() < until:
@@ -132,7 +131,7 @@ class _Shop:
                 if found is not None:
                     return float(found)
                 time.sleep(0.002)
-        raise AssertionError(f"the tail did not see transaction {xid}")
+        raise AssertionError(f"the poller did not see transaction {xid}")
 
     def _lines(self) -> list[tuple[float, str, int]]:
         if not self._seen.exists():
@@ -181,7 +180,7 @@ def _measure(rows: int, changed: int, rounds: int, copies: int, concurrency: int
         {"rows": rows, "changed": changed, "rounds": rounds, "copies": copies, "concurrency": concurrency},
         [
             Table(
-                "From a commit until the tail has seen it",
+                "From a commit until the poller has seen it",
                 columns,
                 lines(by_tail),
                 f"The rows are those of {TENANTS} tenants. Nobody sends an event. The table is partitioned, so its "
@@ -205,7 +204,7 @@ def _measure(rows: int, changed: int, rounds: int, copies: int, concurrency: int
                 "The handler does nothing. The more rows, the more this is the pace at which the processes read.",
             ),
         ],
-        [Target(f"{name}: p99 until the tail has seen it, ms", one.p99, LIMIT_MS) for name, one in by_tail.items()],
+        [Target(f"{name}: p99 until the poller has seen it, ms", one.p99, LIMIT_MS) for name, one in by_tail.items()],
     )
 
 
@@ -220,9 +219,10 @@ def _summary(values: list[float]) -> Summary:
 
 BULK: Final = Benchmark(
     "bulk",
-    "From a change of very many rows to the runs that have them.",
+    "Bulk changes of an adopted table are found as soon as single ones.",
+    "The poller has seen a commit within this time in 99 of 100 cases.",
     "Measure how long it takes from the commit of a change of many rows of an adopted table, of which nobody sends an "
-    "event, until the tail has seen it, until the first run of each of its tenants begins, and until a handler has "
+    "event, until the poller has seen it, until the first run of each of its tenants begins, and until a handler has "
     "each row. Target: it is seen within 500 ms (p99).",
     _measure,
     (

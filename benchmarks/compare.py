@@ -38,8 +38,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 def main(commit: str, name: str, options: tuple[str, ...], rounds: int, as_json: bool) -> None:
     """Run benchmark NAME on COMMIT and on this tree in turn; OPTIONS go to the benchmark.
 
-    What is compared are the ratios to the benchmark's own baseline, and its figures that have a target. Whether more
-    is better depends on what was measured: it is for records per second, and is not for milliseconds.
+    It compares the figures that have a target. Whether more is better depends on the figure: it is for records per
+    second, but not for milliseconds.
     """
     found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     with _checked_out(commit) as other:
@@ -76,7 +76,7 @@ def _checked_out(commit: str) -> Iterator[Path]:
 
 
 def _measured(tree: Path, name: str, options: tuple[str, ...]) -> dict[str, float]:
-    """Run a benchmark with the code of `tree`; return its ratios to baselines, and its figures that have a target.
+    """Run a benchmark with the code of `tree`; return its figures that have a target.
 
     Raises:
         CalledProcessError: it failed; what it wrote on stderr has been shown.
@@ -86,8 +86,7 @@ def _measured(tree: Path, name: str, options: tuple[str, ...]) -> dict[str, floa
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     printed = subprocess.run(command, check=True, cwd=tree, env=environment, stdout=subprocess.PIPE).stdout
     report = Report.from_json(json.loads(printed))
-    ratios = {f"{one.what}, against {one.against}": one.times or 0.0 for one in report.headlines}
-    return ratios | {one.what: one.value for one in report.targets}
+    return {target.what: target.value for target in report.targets}
 
 
 def _row(what: str, pairs: list[tuple[float, float]]) -> dict[str, Any]:

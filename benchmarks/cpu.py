@@ -26,7 +26,7 @@ def process(pid: int | None = None) -> Any:
         ConfigurationError: psutil is not installed.
     """
     if find_spec("psutil") is None:
-        raise ConfigurationError("psutil counts the CPU time: pip install '.[dev]'")
+        raise ConfigurationError("psutil counts the CPU time: run `make .venv/.ready`")
     return importlib.import_module("psutil").Process(pid)
 
 

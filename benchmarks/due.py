@@ -14,11 +14,11 @@ from celery import Task
 
 from benchmarks import plain
 from benchmarks.cpu import Cpu
-from benchmarks.lateness import PIPELINE, let_wait
 from benchmarks.marks import Marks
 from benchmarks.report import Cell, Table
 from benchmarks.rounds import median_ratio
 from benchmarks.stage import wait_until
+from benchmarks.waiting import PIPELINE, let_wait, record_each
 from taskbridge.gate import State
 from taskbridge.process.runtime import Runtime
 
@@ -90,12 +90,7 @@ def wait(runtime: Runtime, names: list[str]) -> Callable[[], float]:
     """
     due = round(time.time() * 1000) + HEAD_START_MS + len(names) * 2 // 3
     let_wait(runtime, dict.fromkeys(names, due))
-    with runtime.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO taskbridge.records (source, key, tenant, delay_ms, criterion, document) "
-            "SELECT %s, name, name, 3600000, 'bench', '{}' FROM unnest(%s::text[]) name",
-            (PIPELINE, names),
-        )
+    record_each(runtime, names)
     time.sleep(max(0.0, due / 1000 - time.time() - LOOK_AROUND))
 
     def go() -> float:

@@ -1,7 +1,7 @@
 """When handlers were called, noted in one file by all processes of a worker.
 
-A mark is eight bytes: the time in nanoseconds of the Unix epoch. Appending one costs some microseconds, so that it
-weighs little on what is measured, and on ours and the baseline alike; counting them costs one `stat`.
+A mark is eight bytes: the time in nanoseconds of the Unix epoch. Appending one costs some microseconds, which
+affects TaskBridge and the baseline alike; counting them costs one `stat`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Figures as Markdown: the page of all benchmarks, and the blocks of figures in other pages.
+"""Figures as Markdown: the page of benchmarks, and the blocks of figures in other pages.
 
-A block stands between `<!-- figures: WHAT -->` and `<!-- end -->`. WHAT is
+A block is between `<!-- figures: WHAT -->` and `<!-- end -->`. WHAT is
 
-- `overview`: the headlines of all benchmarks;
+- `front`: five lines for the README;
 - NAME: the targets of a benchmark;
-- NAME N: its table with that number, counted from 1.
+- NAME N: its table number N, counted from 1.
 """
 
 from __future__ import annotations
@@ -12,72 +12,127 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from benchmarks.figures import Figures
-from benchmarks.plots import draw
-from benchmarks.report import Cell, Report, Table, shown
+from benchmarks.report import Benchmark, Cell, Report, Table, shown
 from taskbridge.errors import InvalidInput
 
-__all__ = ["PLOTS", "draw_plots", "pages_under", "refresh", "refreshed", "rendered"]
-
-PLOTS: Final = "benchmarks"
-"""The folder of the plots, beside the page."""
+__all__ = ["front", "pages_under", "refresh", "refreshed", "rendered"]
 
 _BLOCK: Final = re.compile(r"(<!-- figures: ([^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NOT_YET: Final = "Not measured yet.\n"
-_MOST_TARGETS: Final = 2
 
 _INTRODUCTION: Final = """# Benchmarks
 
-`make bench` measured what stands here and wrote this page; nothing on it is written by hand. Each benchmark measures
-its baselines in the same run, on the same servers, in turn with what they are compared with.
+`make bench` runs the benchmarks and writes this page; do not edit it. Each benchmark measures its baselines in the same
+run, on the same servers, in turn with TaskBridge, so a ratio says more than a time. Run one yourself with
+`python -m benchmarks NAME`; `python -m benchmarks.compare COMMIT NAME` compares two commits.
+
+## Promises
+
+Each benchmark guards one promise. This table shows its main figure.
+"""
+_UNMET: Final = """## Targets that are not met
+
 """
 
 
-def rendered(found: Mapping[str, Figures]) -> str:
+class _Line(NamedTuple):
+    """A line of the README: a benchmark's first table, the rows of TaskBridge and of the baseline, and the column."""
+
+    what: str
+    benchmark: str
+    ours: str
+    baseline: str
+    column: str
+
+
+_FRONT: Final = (
+    _Line(
+        "A lone event to the handler's first line, median ms",
+        "first-event",
+        "TaskBridge",
+        "plain Celery that reads",
+        "median ms",
+    ),
+    _Line(
+        "An event that joins a burst, µs for the producer",
+        "notify",
+        "notify_event.delay, absorbed",
+        "delay of plain Celery",
+        "median µs",
+    ),
+    _Line(
+        "First events of very many tenants at once, runs/s",
+        "storm",
+        "TaskBridge",
+        "plain Celery, does nothing",
+        "runs/s",
+    ),
+    _Line("Records of one tenant, records/s", "sweep", "taskbridge", "bare select", "records/s"),
+    _Line(
+        "An interrupted record after SIGKILL of its worker, median s",
+        "recovery",
+        "TaskBridge",
+        "Celery, acks_late",
+        "interrupted record, median s",
+    ),
+)
+
+
+def rendered(benchmarks: Sequence[Benchmark], stored: Mapping[str, Figures]) -> str:
     """Return the page of all benchmarks."""
-    places = _places(found)
-    parts = [_INTRODUCTION, overview(found)]
-    for number, (machine, versions) in enumerate(places, 1):
-        title = "Measured on" if len(places) == 1 else f"Machine {number}"
-        parts.append(f"## {title}\n\n{_listed({**machine, **versions})}")
-    for name, one in found.items():
-        where = "" if len(places) == 1 else f", on machine {places.index((one.machine, one.versions)) + 1}"
-        parts.append(_section(name, one, where))
+    measured = [(one, stored[one.name]) for one in benchmarks if one.name in stored]
+    places = list(dict.fromkeys(_place(figures) for _, figures in measured))
+    parts = [_INTRODUCTION, _promises(measured)]
+    if unmet := "".join(_unmet(one, figures.report) for one, figures in measured):
+        parts.append(_UNMET + unmet)
+    parts += [_section(one, figures, places.index(_place(figures)) + 1) for one, figures in measured]
+    parts += [f"## Machine {number}\n\n{_listed(place)}" for number, place in enumerate(places, 1)]
     return "\n".join(parts)
 
 
-def overview(found: Mapping[str, Figures]) -> str:
-    """Return the table of the headlines; of a benchmark without any, its first targets."""
-    rows = [(f"`{name}`", *row) for name, one in found.items() for row in _headlines(one.report)]
-    return _rows(("benchmark", "measured", "figure", "against", "ratio"), rows)
-
-
-def refreshed(page: Path, found: Mapping[str, Figures]) -> str:
-    """Return the text of `page` with every block of figures as `found` has them.
+def front(stored: Mapping[str, Figures]) -> str:
+    """Return the five lines of the README.
 
     Raises:
-        InvalidInput: a block has no end, or asks for what its benchmark does not have.
+        LookupError: a figure is not there.
+    """
+    rows = []
+    for line in _FRONT:
+        if line.benchmark not in stored:
+            raise LookupError(f"there are no figures of {line.benchmark}: measure it first")
+        table = stored[line.benchmark].report.tables[0]
+        ours, baseline = table.cell(line.ours, line.column), table.cell(line.baseline, line.column)
+        rows.append((line.what, shown(ours), f"{line.baseline}: {shown(baseline)}"))
+    return _rows(("measured", "TaskBridge", "baseline"), rows)
+
+
+def refreshed(page: Path, stored: Mapping[str, Figures]) -> str:
+    """Return the text of `page` with the figures of `stored` in each block.
+
+    Raises:
+        InvalidInput: a block has no end, or asks for figures that its benchmark does not have.
     """
     text = page.read_text(encoding="utf-8")
     if len(_BLOCK.findall(text)) != text.count("<!-- figures:"):
         raise InvalidInput(f"{page}: a block of figures has no end: write <!-- end --> below it, on a line of its own")
     try:
-        return _BLOCK.sub(lambda block: f"{block[1]}{_block(block[2], found)}{block[3]}", text)
+        return _BLOCK.sub(lambda block: f"{block[1]}{_block(block[2], stored)}{block[3]}", text)
     except LookupError as error:
         raise InvalidInput(f"{page}: {error.args[0]}") from None
 
 
-def refresh(places: Iterable[Path], found: Mapping[str, Figures]) -> None:
+def refresh(places: Iterable[Path], stored: Mapping[str, Figures]) -> None:
     """Refresh the blocks of figures of the pages in `places`.
 
     Raises: as `refreshed`.
     """
-    for one in pages_under(places):
-        after = refreshed(one, found)
-        if after != one.read_text(encoding="utf-8"):
-            one.write_text(after, encoding="utf-8")
+    for page in pages_under(places):
+        after = refreshed(page, stored)
+        if after != page.read_text(encoding="utf-8"):
+            page.write_text(after, encoding="utf-8")
 
 
 def pages_under(places: Iterable[Path]) -> list[Path]:
@@ -85,69 +140,61 @@ def pages_under(places: Iterable[Path]) -> list[Path]:
     return sorted(page for place in places for page in ([place] if place.is_file() else place.rglob("*.md")))
 
 
-def draw_plots(found: Mapping[str, Figures], directory: Path) -> None:
-    """Draw the plots of each benchmark that has any into `directory`.
-
-    Raises: as `draw`.
-    """
-    for name, one in found.items():
-        if one.report.plots:
-            directory.mkdir(parents=True, exist_ok=True)
-            draw(one.report.plots, directory / f"{name}.svg")
+def _place(figures: Figures) -> tuple[tuple[str, str], ...]:
+    """Return the machine and the versions that something was measured with."""
+    return (*figures.machine.items(), *figures.versions.items())
 
 
-def _places(found: Mapping[str, Figures]) -> list[tuple[Mapping[str, str], Mapping[str, str]]]:
-    places: list[tuple[Mapping[str, str], Mapping[str, str]]] = []
-    for one in found.values():
-        if (one.machine, one.versions) not in places:
-            places.append((one.machine, one.versions))
-    return places
+def _promises(measured: Sequence[tuple[Benchmark, Figures]]) -> str:
+    rows = []
+    for benchmark, figures in measured:
+        target = figures.report.targets[0]
+        when = f"{figures.date}, `{figures.commit}`"
+        promise = f"{benchmark.promise} ([{benchmark.name}](#{benchmark.name}))"
+        figure = f"{shown(target.value)} ({target.what})"
+        rows.append((promise, figure, target.bound, when, benchmark.meaning))
+    return _rows(("promise", "figure", "target", "measured", "what the figure means"), rows)
 
 
-def _section(name: str, one: Figures, where: str) -> str:
-    parts = [f"## {name}\n\n{one.text}\n\nMeasured on {one.date}{where}: `{_command(name, one.report)}`\n"]
-    parts += [f"**{table.title}**\n\n{_table(table)}" for table in one.report.tables]
-    if one.report.targets:
-        parts.append(_targets(one.report))
-    if one.report.plots:
-        titles = ", ".join(plot.title for plot in one.report.plots)
-        parts.append(f"![{titles}]({PLOTS}/{name}.svg)\n")
+def _unmet(benchmark: Benchmark, report: Report) -> str:
+    missed = [f"{target.what}: {target.text}" for target in report.targets if not target.met]
+    return f"- `{benchmark.name}`, {'; '.join(missed)}. {benchmark.unmet}".rstrip() + "\n" if missed else ""
+
+
+def _section(benchmark: Benchmark, figures: Figures, machine: int) -> str:
+    report = figures.report
+    where = f"Measured on {figures.date} at commit `{figures.commit}` on [machine {machine}](#machine-{machine}), with"
+    parts = [f"## {benchmark.name}\n\n{benchmark.text}\n\n{where} {_options(report)}.\n"]
+    parts += [f"**{table.title}**\n\n{_table(table)}" for table in report.tables]
+    parts.append(_targets(report))
     return "\n".join(parts)
 
 
-def _block(what: str, found: Mapping[str, Figures]) -> str:
-    """Raises LookupError for what there is not."""
+def _block(what: str, stored: Mapping[str, Figures]) -> str:
+    """Return the content of a block.
+
+    Raises:
+        LookupError: there are no such figures.
+    """
     name, _, number = what.partition(" ")
-    if what == "overview":
-        return overview(found)
-    if name not in found:
+    if what == "front":
+        return front(stored)
+    if name not in stored:
         return _NOT_YET
-    tables = found[name].report.tables
+    tables = stored[name].report.tables
     if not number:
-        return _targets(found[name].report)
+        return _targets(stored[name].report)
     if not number.isdecimal() or not 1 <= int(number) <= len(tables):
         raise LookupError(f"the benchmark {name} has no table {number!r}: give a number from 1 to {len(tables)}")
     return _table(tables[int(number) - 1])
-
-
-def _headlines(report: Report) -> list[tuple[Cell, ...]]:
-    if report.headlines:
-        return [(one.what, one.value, f"{one.against}: {shown(one.baseline)}", one.times) for one in report.headlines]
-    targets = report.targets[:_MOST_TARGETS]
-    return [(one.what, one.value, one.text.partition("(")[2].partition(")")[0], None) for one in targets]
 
 
 def _targets(report: Report) -> str:
     return "".join(f"- {target.what}: {target.text}\n" for target in report.targets)
 
 
-def _command(name: str, report: Report) -> str:
-    given = (f"--{option.replace('_', '-')} {_number(value)}" for option, value in report.parameters.items())
-    return " ".join(("python -m benchmarks", name, *given))
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else str(value)
+def _options(report: Report) -> str:
+    return ", ".join(f"{name} {shown(value)}" for name, value in report.parameters.items())
 
 
 def _table(table: Table) -> str:
@@ -155,12 +202,12 @@ def _table(table: Table) -> str:
     return f"{_rows(table.columns, table.rows)}{note}"
 
 
-def _listed(values: Mapping[str, str]) -> str:
-    return "".join(f"- {name}: {value}\n" for name, value in values.items())
+def _listed(facts: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"- {name}: {value}\n" for name, value in facts)
 
 
 def _rows(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table; what holds a number in any row stands to the right."""
+    """Return a table; a column with a number in any row is aligned to the right."""
     numbers = [any(not isinstance(row[at], str | None) for row in rows) for at in range(len(columns))]
     lines = [list(columns), ["---:" if number else "---" for number in numbers]]
     lines += [[shown(value) for value in row] for row in rows]

@@ -21,10 +21,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
-from benchmarks.benchmark import Benchmark, Option
 from benchmarks.cpu import process, seconds_of
 from benchmarks.posting import ANSWERED_WITHIN, Order, Posted
-from benchmarks.report import Cell, Report, Table, Target
+from benchmarks.report import Benchmark, Cell, Option, Report, Table, Target
 from benchmarks.rounds import interleaved, median_ratio, summary
 from benchmarks.stage import ROOT, stage, wait_until
 from taskbridge.embedded import Guarded
@@ -260,7 +259,8 @@ def _overload_table(overloaded: _Overloaded, burst: int) -> Table:
 
 RECEIVE: Final = Benchmark(
     "receive",
-    "What the sender of a webhook waits for.",
+    "Webhooks are stored before they are answered, also under load.",
+    "99 of 100 requests are answered within this many times the time of a bare endpoint that inserts one row.",
     "Measure how long a receiver of webhooks takes to answer, from the request's last byte on, and how many requests a "
     "second it takes. The baseline is a bare Starlette endpoint that inserts one row and commits, under the same "
     "server, in turn. Then more comes at once than may wait: what is answered with 200 is stored, and the rest is told "
@@ -274,4 +274,6 @@ RECEIVE: Final = Benchmark(
     ),
     {"rate": 200, "seconds": 0.25, "rounds": 1, "burst": 50},
     page={"seconds": 3.0, "rounds": 3},
+    unmet="The bare endpoint checks no signature. When this was measured, the receiver also wrote requests in groups, "
+    "and each request waited for its group.",
 )

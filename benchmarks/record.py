@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from sqlalchemy import Engine
 
-from benchmarks.benchmark import Benchmark, Option
-from benchmarks.report import Cell, Report, Table, Target
+from benchmarks.report import Benchmark, Cell, Option, Report, Table, Target
 from benchmarks.rounds import interleaved, median_ratio
 from benchmarks.stage import stage
 from taskbridge.store import record, record_many
@@ -88,7 +87,6 @@ def _measure(records: int, singles: int, rounds: int) -> Report:
                 1 / median(found[NEW]),
                 50_000,
                 at_least=True,
-                why="The INSERT without triggers, from documents that are text already, is the limit on one connection",
             ),
         ],
     )
@@ -151,7 +149,8 @@ def _table(title: str, found: dict[str, list[float]], baseline: str, note: str) 
 
 RECORD: Final = Benchmark(
     "record",
-    "Records per second of a producer.",
+    "Records are written in your own transaction, one by one or many at once.",
+    "One connection stores this many new records per second with `record_many`.",
     "Write records many at a time, new ones, changed ones and some that are there as they are, and one by one. The "
     "baseline is an INSERT of the same rows into such a table without triggers, from documents that are text already.",
     _measure,
@@ -161,4 +160,5 @@ RECORD: Final = Benchmark(
         Option("rounds", 7, 1, 1_000, "Rounds."),
     ),
     {"records": 200, "singles": 5, "rounds": 2},
+    unmet="On this machine the bare INSERT of the same rows, without our triggers, stays below the target as well.",
 )

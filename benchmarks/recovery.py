@@ -1,7 +1,8 @@
 """How soon a key's work goes on after the worker that had it is killed, while another worker lives.
 
-SIGKILL to a worker's process group, main process and pool, in the first batch of each key. From then on every key has
-an event per second, as traffic would. TaskBridge and its peers have two workers each, and are killed at the same time.
+SIGKILL hits a worker's process group, its main process and its pool, during the first batch of each key. From then on
+every key has an event each second, as it would with traffic. TaskBridge and the others have two workers each, of which
+one is killed at the same moment.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ import math
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from benchmarks.benchmark import Benchmark, Option
-from benchmarks.calls import Call, taken_calls
-from benchmarks.report import Cell, Report, Table, Target
+from benchmarks import recovery_handlers
+from benchmarks.recovery_handlers import PIPELINE, Call, calls
+from benchmarks.report import Benchmark, Cell, Option, Report, Table, Target
 from benchmarks.stage import stage, wait_until, worker
-from benchmarks.subjects import Ours, Subject, Theirs
 from taskbridge.errors import ConfigurationError
+from taskbridge.integration.tasks import NOTIFY_TASK
 from taskbridge.process.runtime import Runtime
+from taskbridge.store import record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,9 +52,9 @@ class Recovered(NamedTuple):
     waiting: int
 
 
-def recovered(numbers: Sequence[str], calls: Sequence[Call], crashed: float) -> Recovered:
+def recovered(numbers: Sequence[str], made: Sequence[Call], crashed: float) -> Recovered:
     """Return what became of a key with the records `numbers`, of which the first was interrupted."""
-    later = [call for call in calls if call.started > crashed]
+    later = [call for call in made if call.started > crashed]
     held = {number for call in later for number in call.numbers}
     return Recovered(
         min((call.started - crashed for call in later), default=math.inf),
@@ -61,64 +64,75 @@ def recovered(numbers: Sequence[str], calls: Sequence[Call], crashed: float) -> 
 
 
 class Key:
-    """One tenant of a subject, and the numbers of its records."""
+    """One tenant of a subject. `send` writes the record of a number and sends its event."""
 
-    def __init__(self, subject: Subject, tenant: str) -> None:
+    def __init__(self, tenant: str, send: Callable[[str, str], Any]) -> None:
         self.tenant: Final = tenant
-        self._subject = subject
+        self._send = send
         self._numbers: list[str] = []
 
     def send(self) -> None:
         """Send an event, with a record."""
-        number = str(len(self._numbers))
-        record = self._subject.add(self.tenant, {"number": number})
-        self._numbers.append(number)
-        self._subject.event(self.tenant, record)
+        self._numbers.append(str(len(self._numbers)))
+        self._send(self.tenant, self._numbers[-1])
 
-    def recovered(self, calls: Sequence[Call], crashed: float) -> Recovered:
-        """Return what became of it, by all `calls`."""
-        return recovered(self._numbers, [call for call in calls if call.tenant == self.tenant], crashed)
+    def recovered(self, made: Sequence[Call], crashed: float) -> Recovered:
+        """Return what became of it, by all calls that were made."""
+        return recovered(self._numbers, [call for call in made if call.tenant == self.tenant], crashed)
 
 
 def _measure(keys: int, cap: float) -> Report:
     """Kill the workers that have `keys` keys of each subject in hand; wait for `cap` seconds at most."""
     if find_spec("celery_once") is None or find_spec("celery_singleton") is None:
-        raise ConfigurationError("celery-once and celery-singleton are measured too: pip install '.[dev]'")
-    from benchmarks.peers import open_workplace  # noqa: PLC0415 - an extra
+        raise ConfigurationError("celery-once and celery-singleton are measured too: run `make .venv/.ready`")
+    from benchmarks import recovery_peers  # noqa: PLC0415 - its packages may be missing
 
-    with stage() as (runtime, directory), ExitStack() as opened:
-        place, peers = open_workplace(runtime.settings.redis_url, runtime.settings.postgres_url)
-        opened.callback(place.close)
-        place.make_table()
-        subjects: dict[str, Subject] = {OURS: Ours(runtime)}
-        subjects |= {name: Theirs(place, one) for name, one in peers.items()}
-        keys_of = {name: [Key(one, f"{name}-{at}") for at in range(keys)] for name, one in subjects.items()}
+    with stage() as (runtime, directory):
+        with runtime.engine.begin() as connection:
+            connection.exec_driver_sql(recovery_peers.TABLE)
+        peers = recovery_peers.senders(runtime.settings.redis_url)
+        sends = {
+            OURS: partial(_send, runtime),
+            **{name: partial(_publish, runtime, one) for name, one in peers.items()},
+        }
+        keys_of = {name: [Key(f"{name}-{at}", send) for at in range(keys)] for name, send in sends.items()}
         each = [key for ones in zip(*keys_of.values(), strict=True) for key in ones]
         with _workers(runtime, directory, keys, len(peers)):
             for key in each:
                 key.send()
                 time.sleep(runtime.settings.runner_ttl / BEATS / len(each))
-            wait_until(lambda: len(taken_calls(runtime.redis)) == len(each), "a batch of each key begins", 60)
-            groups = {call.group for call in taken_calls(runtime.redis)}
+            wait_until(lambda: len(calls(runtime.redis)) == len(each), "a batch of each key begins", 60)
+            groups = {call.group for call in calls(runtime.redis)}
             with _workers(runtime, directory, keys, len(peers)):
                 crashed = time.time()
                 for group in groups:
                     os.killpg(group, signal.SIGKILL)
                 _go_on(each, crashed + cap)
-                calls = taken_calls(runtime.redis)
-    found = {name: [key.recovered(calls, crashed) for key in ones] for name, ones in keys_of.items()}
+                made = calls(runtime.redis)
+    found = {name: [key.recovered(made, crashed) for key in ones] for name, ones in keys_of.items()}
     return _report(found, keys, cap, runtime.settings.runner_ttl + SLACK)
 
 
 @contextmanager
 def _workers(runtime: Runtime, directory: Path, keys: int, peers: int) -> Iterator[None]:
     """Run a worker of TaskBridge and one of the peers, with a slot for each key."""
-    with ExitStack() as running:
-        slots = ("--concurrency", str(keys))
-        running.enter_context(worker(runtime, directory, *slots, pipelines="benchmarks.recovery_handlers"))
-        slots = ("--concurrency", str(keys * peers))
-        running.enter_context(worker(runtime, directory, *slots, app="benchmarks.peers"))
+    ours, theirs = ("--concurrency", str(keys)), ("--concurrency", str(keys * peers))
+    with (
+        worker(runtime, directory, *ours, pipelines=recovery_handlers.__name__),
+        worker(runtime, directory, *theirs, app="benchmarks.recovery_peers"),
+    ):
         yield
+
+
+def _send(runtime: Runtime, tenant: str, number: str) -> None:
+    record(runtime.engine, PIPELINE, tenant, number, {"number": number})
+    runtime.app.tasks[NOTIFY_TASK].delay(tenant, PIPELINE)
+
+
+def _publish(runtime: Runtime, publish: Callable[[str, str], Any], tenant: str, number: str) -> None:
+    with runtime.engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO peer_rows (tenant, number) VALUES (%s, %s)", (tenant, number))
+    publish(tenant, number)
 
 
 def _go_on(keys: Sequence[Key], end: float) -> None:
@@ -175,7 +189,8 @@ NOTE: Final = (
 
 RECOVERY: Final = Benchmark(
     "recovery",
-    "How soon work goes on after a worker is killed.",
+    "The work of a worker that was killed resumes within seconds.",
+    "A tenant's next run starts within this many seconds after SIGKILL.",
     "Measure how soon the work of a key goes on after SIGKILL of the worker that had it in hand, while another lives. "
     "The baselines are celery-once, celery-singleton and Celery with acks_late, at their defaults.",
     _measure,

@@ -1,20 +1,20 @@
-"""What a benchmark found, as data: tables, targets and plots."""
+"""What a benchmark is, and what it finds, as data: tables and targets."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-__all__ = ["Cell", "Headline", "Plot", "Report", "Table", "Target", "shown"]
+__all__ = ["Benchmark", "Cell", "Option", "Report", "Table", "Target", "shown"]
 
 Cell = str | float | None
-"""A number with its unit in the column's head, a text, or None: not measured."""
+"""A number whose unit is in the column's head, a text, or None if it was not measured."""
 
 
 def shown(value: Cell) -> str:
-    """Return a cell as people read it: numbers with three significant digits, whole ones from 1,000 on."""
+    """Return a cell as it is printed: numbers have three significant digits, and no fraction from 1,000 on."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -26,87 +26,61 @@ def shown(value: Cell) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells, the first of each naming what was measured; `note` says what a reader must know of them."""
+    """Rows of cells; the first cell of each names what was measured. `note` explains the table."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
 
+    def cell(self, row: str, column: str) -> Cell:
+        """Return the cell in `column` of the row that begins with `row`.
+
+        Raises:
+            LookupError: there is no such row or column.
+        """
+        at = self.columns.index(column) if column in self.columns else None
+        found = next((cells for cells in self.rows if cells[0] == row), None)
+        if at is None or found is None:
+            raise LookupError(f"the table {self.title!r} has no cell {row!r}, {column!r}")
+        return found[at]
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure and the bound that it should keep: at most `limit`, or with `at_least` no less.
-
-    `why`: what keeps it from its bound, where it does not keep it; a sentence without a full stop.
-    """
+    """A figure and its bound: at most `limit`, or at least `limit` if `at_least`."""
 
     what: str
     value: float
     limit: float
     at_least: bool = False
-    why: str = ""
 
     @property
     def met(self) -> bool:
-        """Whether the figure keeps its bound."""
+        """Whether the figure is within its bound."""
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
     @property
-    def text(self) -> str:
-        """The figure, its bound and the verdict, as a sentence's end; then why it is not met."""
-        bound = "at least" if self.at_least else "at most"
-        verdict = f"{shown(self.value)} (target {bound} {shown(self.limit)}: {'met' if self.met else 'not met'})"
-        return verdict if self.met or not self.why else f"{verdict}. {self.why}"
-
-
-@dataclass(frozen=True, slots=True)
-class Headline:
-    """The most telling figure: what was measured, with its unit, against what, and the ratio of both.
-
-    `ratio` is `value / baseline` unless it is given, such as the median of the rounds' ratios.
-    """
-
-    what: str
-    value: float
-    against: str
-    baseline: float
-    ratio: float | None = None
+    def bound(self) -> str:
+        """The bound and the verdict, such as "at most 2: met"."""
+        return f"{'at least' if self.at_least else 'at most'} {shown(self.limit)}: {'met' if self.met else 'not met'}"
 
     @property
-    def times(self) -> float | None:
-        """The ratio; None where the baseline is 0."""
-        if self.ratio is not None or not self.baseline:
-            return self.ratio
-        return self.value / self.baseline
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """Lines of (x, y) points by name; on logarithmic axes if `logarithmic`."""
-
-    title: str
-    x: str
-    y: str
-    series: Mapping[str, Sequence[Sequence[float]]]
-    logarithmic: bool = False
+    def text(self) -> str:
+        """The figure, its bound and the verdict."""
+        return f"{shown(self.value)} (target {self.bound})"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that one benchmark found; `parameters` are what it was measured with.
-
-    `headlines`, one or two, go into the table of all benchmarks; without any its first targets do.
-    """
+    """Everything that one benchmark found with these `parameters`. The first target is the most telling one."""
 
     parameters: Mapping[str, float]
     tables: Sequence[Table]
-    targets: Sequence[Target] = ()
-    plots: Sequence[Plot] = ()
-    headlines: Sequence[Headline] = ()
+    targets: Sequence[Target]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON; `met` of each target goes with it."""
+        """Return the report as JSON, with the verdict of each target."""
         made: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         for target, written in zip(self.targets, made["targets"], strict=True):
             written["met"] = target.met
@@ -114,12 +88,53 @@ class Report:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read what `as_json` wrote."""
-        targets = [{name: one[name] for name in one if name != "met"} for one in value["targets"]]
+        """Read what `as_json` returned, here or at another commit."""
+        names = ("what", "value", "limit", "at_least")
         return cls(
             parameters=value["parameters"],
-            tables=[Table(**one) for one in value["tables"]],
-            targets=[Target(**one) for one in targets],
-            plots=[Plot(**one) for one in value["plots"]],
-            headlines=[Headline(**one) for one in value["headlines"]],
+            tables=[Table(**table) for table in value["tables"]],
+            targets=[Target(**{name: target[name] for name in names}) for target in value["targets"]],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A number from `least` to `most` that `measure` takes as `name`; an integer if `default` is one."""
+
+    name: str
+    default: float
+    least: float
+    most: float
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One benchmark.
+
+    Args:
+        name: the name of its command.
+        promise: what the README or the documentation promises, and this benchmark checks.
+        meaning: what the first target's figure means for a user, in one sentence.
+        text: what is measured against which baselines.
+        measure: takes the options by name; measures TaskBridge and the baselines in turn.
+        options: what can be set on the command line.
+        small: options with which it takes seconds; the figures then mean nothing.
+        page: options that `make bench` uses instead of the defaults.
+        unmet: why a target is not met, if one is not.
+    """
+
+    name: str
+    promise: str
+    meaning: str
+    text: str
+    measure: Callable[..., Report]
+    options: Sequence[Option]
+    small: Mapping[str, float]
+    page: Mapping[str, float] = field(default_factory=dict)
+    unmet: str = ""
+
+    def parameters(self, *, small: bool = False) -> dict[str, float]:
+        """Return all options for `make bench`, or those with which it takes seconds."""
+        defaults = {option.name: option.default for option in self.options}
+        return {**defaults, **(self.small if small else self.page)}

@@ -1,7 +1,7 @@
 """How many runs per second begin when very many tenants send their first event at once.
 
-Every tenant has one record and one event, whose run message waits when the clock starts. A run of ours reads the record
-and advances the cursor durably. The tasks of plain Celery do nothing, read the record, or read it and mark it as done.
+Every tenant has one record and one event, and all run messages are queued when the clock starts. Our run reads the
+record and advances the cursor durably. The tasks of plain Celery do nothing, read the record, or also mark it as done.
 """
 
 from __future__ import annotations
@@ -11,22 +11,17 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-from celery import Task
-
 from benchmarks import plain
-from benchmarks.benchmark import Benchmark, Option
 from benchmarks.cpu import Cpu
 from benchmarks.due import Ready, costs, drain, let_go, park, speed_ratio, speeds
 from benchmarks.marks import MARKS
-from benchmarks.report import Report, Target
+from benchmarks.report import Benchmark, Option, Report, Target
 from benchmarks.rounds import interleaved
 from benchmarks.stage import stage, wait_until, worker
-from benchmarks.steady import Send, steady
 from benchmarks.storm_handlers import PIPELINE
 from taskbridge.gate import Queue
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import Runtime
-from taskbridge.producing.notify import notify
 
 __all__ = ["STORM"]
 
@@ -36,15 +31,15 @@ READ: Final = "plain Celery, reads"
 FINISH: Final = "plain Celery, reads and marks as done"
 WARM: Final = 100
 NOTE: Final = (
-    "All messages lie in the queue when the clock starts. Only TaskBridge and the task that marks as done know "
+    "All messages are in the queue when the clock starts. Only TaskBridge and the task that marks as done know "
     "afterwards what was handled."
 )
 PARKING: Final = "parked."
 
 
-def _measure(tenants: int, workers: int, concurrency: int, threads: int, rounds: int, seconds: float) -> Report:
-    """Let `tenants` send their first event, per round and subject; then send events for `seconds` at each rate."""
-    # What waits for the clock to start is not lost, and is not published again.
+def _measure(tenants: int, workers: int, concurrency: int, threads: int, rounds: int) -> Report:
+    """Let `tenants` send their first event, per round and subject."""
+    # Messages that wait for the clock to start are not lost: they must not be published again.
     pool = "threads" if threads else "prefork"
     with stage(republish_after=3_600.0) as (runtime, directory), ExitStack() as stack:
         plain.prepare(runtime.engine)
@@ -83,14 +78,6 @@ def _measure(tenants: int, workers: int, concurrency: int, threads: int, rounds:
         found = interleaved(
             {name: partial(measured, ready, cpus[name], tenants) for name, ready in subjects.items()}, rounds
         )
-        sends: dict[str, Send] = {
-            OURS: partial(_save, runtime),
-            **{
-                name: partial(_save_plainly, runtime, tasks[task])
-                for name, task in ((NOTHING, "nothing"), (READ, "read"), (FINISH, "finish"))
-            },
-        }
-        at_a_rate = steady(marks, sends, OURS, seconds)
     return Report(
         {
             "tenants": tenants,
@@ -98,12 +85,10 @@ def _measure(tenants: int, workers: int, concurrency: int, threads: int, rounds:
             "concurrency": concurrency,
             "threads": threads,
             "rounds": rounds,
-            "seconds": seconds,
         },
         [
             speeds(found, OURS, tenants, "runs/s", f"{tenants:,} first events that wait", NOTE),
             costs(found, tenants, "ms per run"),
-            at_a_rate,
         ],
         [
             Target(f"runs/s, ratio to: {NOTHING}", speed_ratio(found, OURS, NOTHING), 1.5, at_least=True),
@@ -112,21 +97,19 @@ def _measure(tenants: int, workers: int, concurrency: int, threads: int, rounds:
                 speed_ratio(found, OURS, FINISH),
                 2.5,
                 at_least=True,
-                why="Our runs keep all cores busy, while tasks of plain Celery wait for their worker's main process. "
-                "The ratio is smaller where cores are slow or shared; what a run costs is in the second table",
             ),
         ],
     )
 
 
 def _storm(runtime: Runtime, names: list[str]) -> Callable[[], float]:
-    """Send an event of each tenant. The messages lie in a queue that nobody serves; to begin is to rename it."""
+    """Send an event of each tenant. The messages are in a queue without consumers; renaming it starts the clock."""
     parking = make_app(runtime.settings)
     parking.app.conf.broker_transport_options = {
         **parking.app.conf.broker_transport_options,
         "global_keyprefix": PARKING,
     }
-    # The events come first: the tail would start a tenant whose record it finds alone.
+    # The events come first: the poller would start a tenant whose record it finds alone.
     parking.notify_many(names, PIPELINE)
     _write(runtime, names)
     queue = runtime.keys.queue(Queue.FIRST)
@@ -142,23 +125,13 @@ def _write(runtime: Runtime, names: Sequence[str]) -> None:
         )
 
 
-def _save(runtime: Runtime, name: str) -> None:
-    _write(runtime, [name])
-    notify(runtime.app, name, PIPELINE)
-
-
-def _save_plainly(runtime: Runtime, task: Task[..., None], name: str) -> None:
-    plain.write(runtime.engine, [name])
-    task.delay(name)
-
-
 STORM: Final = Benchmark(
     "storm",
-    "Runs per second, when very many tenants send their first event at once.",
-    "Measure how many runs per second begin when very many tenants have one first event each, all at once and then at "
-    "a steady rate. The baselines are plain "
-    "Celery tasks that do nothing, that read the tenant's record, and that read it and mark it as done, with as many "
-    "workers of the same kind.",
+    "Batching costs no throughput, even if nothing can be batched.",
+    "Runs that read records and move cursors start this many times as fast as Celery tasks that do nothing.",
+    "Measure how many runs per second begin when very many tenants have one first event each, all at once. The "
+    "baselines are plain Celery tasks that do nothing, that read the tenant's record, and that read it and mark it as "
+    "done, with as many workers of the same kind.",
     _measure,
     (
         Option("tenants", 5_000, 1, 1_000_000, "Tenants, with a record and an event each."),
@@ -166,7 +139,8 @@ STORM: Final = Benchmark(
         Option("concurrency", 2, 1, 64, "Processes or threads of each worker."),
         Option("threads", 0, 0, 1, "1: pools of threads; 0: of processes."),
         Option("rounds", 3, 1, 100, "Rounds."),
-        Option("seconds", 3.0, 0.1, 600.0, "Seconds of each steady rate."),
     ),
-    {"tenants": 50, "workers": 1, "concurrency": 1, "threads": 0, "rounds": 1, "seconds": 0.1},
+    {"tenants": 50, "workers": 1, "concurrency": 1, "threads": 0, "rounds": 1},
+    unmet="Our runs keep all cores busy, while plain Celery's tasks wait for their worker's main process. Slow or "
+    "shared cores make the ratio smaller. The second table shows what a run costs.",
 )

@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 
-from benchmarks.benchmark import Benchmark, Option
-from benchmarks.report import Cell, Plot, Report, Table, Target
+from benchmarks.report import Benchmark, Cell, Option, Report, Table, Target
 from benchmarks.rounds import decades, interleaved, median_ratio, slope
 from benchmarks.stage import stage
 from taskbridge.declaring.batch import Batch
@@ -110,10 +109,7 @@ def _measure(records: int, largest: int) -> Report:
     ours = speeds["taskbridge"]
     ratios = {name: median_ratio(ours, found) for name, found in speeds.items()}
     names = (f"a batch of {PAGE}", "nothing pending", f"bare select of {PAGE}")
-    series = {
-        name: [*zip(sizes, found, strict=True)] for name, found in zip(names, zip(*costs, strict=True), strict=True)
-    }
-    slopes = [slope(points) for points in series.values()]
+    slopes = [slope([*zip(sizes, found, strict=True)]) for found in zip(*costs, strict=True)]
     rows: list[Sequence[Cell]] = [(f"{size:,}", *cost) for size, cost in zip(sizes, costs, strict=True)]
     rows.append(("slope", *slopes))
     return Report(
@@ -139,7 +135,6 @@ def _measure(records: int, largest: int) -> Report:
             Target("records per second, ratio to a flag on each row", ratios["flag on each row"], 4, at_least=True),
             Target(f"slope of the cost of a batch of {PAGE}", slopes[0], 0.1),
         ],
-        [Plot("Cost of one run", "records in the table", "ms", series, logarithmic=True)],
     )
 
 
@@ -254,7 +249,8 @@ def _connection(runtime: Runtime) -> Iterator[psycopg.Connection[Any]]:
 
 SWEEP: Final = Benchmark(
     "sweep",
-    "Records per second of one tenant, and how that grows with the table.",
+    "A batch costs the same however many records the table holds, and no row is flagged as done.",
+    "Reading, delivering and advancing records is this fraction as fast as only selecting them.",
     "Measure how many pending records of one tenant are read, delivered and advanced in a second. The baselines read "
     "the same documents: a bare select by pages, which marks nothing, and a queue with a flag on each row. Then "
     "measure what one run costs as the table grows. Targets: 0.85 of the bare select, 4 times the flag queue.",
@@ -265,4 +261,6 @@ SWEEP: Final = Benchmark(
     ),
     {"records": 1_000, "largest": 100_000},
     page={"largest": 10_000_000},
+    unmet="Our speed is almost that of the bare select, which itself is not four times as fast as the queue with "
+    "flags.",
 )

@@ -103,13 +103,12 @@ class ForeignGate(ConfigurationError):
 
 
 class MissingExtra(ConfigurationError, ImportError):
-    """What is used needs libraries that the extra `web` brings, and they are not installed."""
+    """A library is not installed that one of the package's extras brings."""
 
-    def __init__(self, library: str | None) -> None:
-        name = (library or "a library").partition(".")[0]
+    def __init__(self, library: str, extra: str) -> None:
         super().__init__(
-            f"{name} is missing, which the extra 'web' of celery-taskbridge brings",
-            "run `pip install '.[web]'` in a checkout",
+            f"{library}, which the extra {extra!r} of celery-taskbridge provides, is not installed",
+            f"run `pip install '.[{extra}]'` in a checkout",
         )
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from taskbridge.common.limits import SETTINGS
 from taskbridge.common.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
@@ -31,7 +31,7 @@ class Settings:
     postgres_url: str = ""
     """Where records, cursors and quarantine live: `postgresql://user:password@host:port/database`."""
     redis_url: str = ""
-    """The gate: `redis://:password@host:port/0`, `rediss://` for TLS."""
+    """The gate: `redis://:password@host:port/0`, `rediss://` for TLS, `unix:///path/redis.sock?db=0` for a socket."""
     broker_url: str = ""
     """Celery's broker. Empty: the gate's Redis, where counting the event and publishing its run are one atomic step."""
     pipelines: tuple[str, ...] = ()
@@ -122,7 +122,19 @@ class Settings:
     @property
     def broker(self) -> str:
         """The broker's URL: its own, else the gate's."""
-        return self.broker_url or self.redis_url
+        return self.broker_url or _as_broker(self.redis_url)
+
+
+def _as_broker(url: str) -> str:
+    """Return a URL of redis-py as kombu takes it, which writes a socket in another way."""
+    if not url.startswith("unix://"):
+        return url
+    parts = urlsplit(url)
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    given = {name: quote(query[name], safe="") for name in ("username", "password") if name in query}
+    user, password = given.get("username") or parts.username or "", given.get("password") or parts.password or ""
+    whose = f"{user}:{password}@" if user or password else ""
+    return f"redis+socket://{whose}{parts.path}?virtual_host={query.get('db', '0')}"
 
 
 def _all_of(sources: Sequence[Callable[[], Mapping[str, str]]]) -> dict[str, str]:
@@ -166,7 +178,7 @@ _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 
 _SCHEMES: dict[str, tuple[str, ...]] = {
     "postgres_url": ("postgresql", "postgresql+psycopg", "postgres"),
-    "redis_url": ("redis", "rediss"),
+    "redis_url": ("redis", "rediss", "unix"),
 }
 
 

@@ -16,8 +16,8 @@ def begin(gate: Gate, run: RunKey, *, most_runs: int = 0) -> Begun | Answer:
 
 
 def settle(
-    gate: Gate, run: RunKey, end: Settlement, spacing: Spacing, *, most_handed: int = 1, most_runs: int = 0
+    gate: Gate, run: RunKey, end: Settlement, spacing: Spacing, *, most_in_flight: int = 1, most_runs: int = 0
 ) -> Answer:
     """End a run; see `Gate.settle_many`. `most_runs` is as in `Gate.begin_many`."""
-    (answer,) = gate.settle_many([(run, end, spacing, most_runs)], most_handed=most_handed)
+    (answer,) = gate.settle_many([(run, end, spacing, most_runs)], most_in_flight=most_in_flight)
     return answer

@@ -158,7 +158,7 @@ def _backfill(engine: Engine, adopted: Adopted, *, anew: bool) -> None:
     `anew`: this process let it begin at the first row, so it was not done before, whoever did it since.
     """
     from taskbridge import store
-    from taskbridge.process.translation import translated_errors
+    from taskbridge.common.server_errors import translated_errors
 
     pages, rows, told_at = store.backfill(engine, adopted), 0, time.monotonic()
     again = before = False

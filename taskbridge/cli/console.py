@@ -8,8 +8,7 @@ no effect.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SHOWN_PROBLEMS",
-    "SPOKEN",
+    "TYPED",
     "cell",
     "clock",
     "complain",
@@ -45,10 +44,8 @@ __all__ = [
 SHOWN_PROBLEMS: Final = 20
 """How many of a file's rejected lines are listed."""
 
-SPOKEN: Final[list[Callable[[str], str]]] = []
-"""Rewrites the commands in our messages, for example where `manage.py` runs the program."""
-# Our own messages have their commands in backticks. Other text may be the user's, and stays as it is.
-_COMMAND: Final = re.compile(r"`(?:celery -A )?taskbridge [a-z]+\b`?")
+TYPED: Final[dict[str, str]] = {}
+"""Parts of our own texts, and what is written for them here, such as commands that `manage.py` runs."""
 _COLOURS: Final = {
     "running": "green",
     "handled": "green",
@@ -98,13 +95,14 @@ def _console(*, stderr: bool) -> Console:
 
 def plain(text: str) -> str:
     """Return `text` as it may be printed: on one line, without terminal sequences, its commands as they are typed."""
-    return printable(_COMMAND.sub(lambda found: spoken(found[0]), text))
+    # Our own messages have their commands in backticks. Other text may be the user's, and stays as it is.
+    return printable(spoken(text, "`"))
 
 
-def spoken(text: str) -> str:
-    """Return our own text with all its commands as they are typed here."""
-    for change in SPOKEN:
-        text = change(text)
+def spoken(text: str, before: str = "") -> str:
+    """Return our own text as it is written here; only what follows `before` is changed."""
+    for part, replacement in TYPED.items():
+        text = text.replace(before + part, before + replacement)
     return text
 
 

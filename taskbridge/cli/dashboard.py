@@ -11,7 +11,7 @@ import click
 from taskbridge.cli import environment
 from taskbridge.cli.listening import check_free
 from taskbridge.cli.options import data_dir_option, examples
-from taskbridge.errors import ConfigurationError, MissingExtra
+from taskbridge.errors import ConfigurationError
 from taskbridge.settings import Settings
 
 __all__ = ["dashboard"]
@@ -30,12 +30,8 @@ def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool, d
 
     Without TASKBRIDGE_DASHBOARD_PASSWORD it answers this machine only; with it any user name goes into the audit.
     """
-    try:
-        import jinja2  # noqa: F401 - the pages are made with it
-        import starlette  # noqa: F401 - the app is made with it
-        import uvicorn
-    except ImportError as error:
-        raise MissingExtra(error.name) from error
+    import uvicorn
+
     if not Settings.read().dashboard_password and not _is_loopback(host):
         raise ConfigurationError(
             f"{host} can be reached from other machines, and there is no password",

@@ -16,13 +16,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import click
+
 from taskbridge.common.texts import storable
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.settings import Settings
 
 if TYPE_CHECKING:
     from taskbridge.embedded import Servers
-    from taskbridge.observing.answers import Answers
+    from taskbridge.observing.context import Context
     from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.process.runtime import Runtime
     from taskbridge.store import Paused
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "POSTGRES",
     "REDIS",
-    "answers_of",
+    "context_of",
     "existing",
     "kept",
     "light_runtime",
@@ -65,15 +67,18 @@ def light_runtime() -> LightRuntime:
     """Return what a command needs that neither notifies nor runs."""
     from taskbridge.process.light_runtime import LightRuntime
 
-    return LightRuntime(Settings.read())
+    found = LightRuntime(Settings.read())
+    # The process may outlive the command, as one of Django's tests does.
+    if context := click.get_current_context(silent=True):
+        context.call_on_close(found.close_sessions)
+    return found
 
 
-def answers_of(runtime: LightRuntime) -> Answers:
-    """Return the answers about the pipelines that a runtime declares."""
-    from taskbridge.observing.answers import Answers
+def context_of(runtime: LightRuntime) -> Context:
+    """Return what the answers about the pipelines of a runtime are made from."""
+    from taskbridge.observing.context import Context
 
-    declared = {name: runtime.pipelines[name] for name in runtime.pipelines.names()}
-    return Answers(runtime.database, runtime.gate, declared, runtime.settings)
+    return Context.of(runtime)
 
 
 def start(tenants: Iterable[str], pipeline: str) -> None:

@@ -11,6 +11,7 @@ import click
 
 from taskbridge.cli.console import complain, spoken
 from taskbridge.cli.interrupts import Interrupted
+from taskbridge.common.libraries import explained_imports
 from taskbridge.errors import TaskBridgeError
 
 __all__ = ["Group"]
@@ -31,7 +32,8 @@ class Group(click.Group):
             click.exceptions.Exit: it failed; the message is on stderr.
         """
         try:
-            result = super().invoke(ctx)
+            with explained_imports():
+                result = super().invoke(ctx)
             sys.stdout.flush()
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
@@ -45,7 +47,7 @@ class Group(click.Group):
 def _spoken_plainly(error: Exception | Interrupted) -> Exception | Interrupted:
     if isinstance(error, (TaskBridgeError, OSError, Interrupted)):
         return error
-    from taskbridge.process.translation import translated_errors
+    from taskbridge.common.server_errors import translated_errors
 
     try:
         with translated_errors():

@@ -17,8 +17,8 @@ from taskbridge.common.texts import counted, one_line
 from taskbridge.common.times import ago, ahead, span
 
 if TYPE_CHECKING:
-    from taskbridge.observing.answers import Answers
-    from taskbridge.observing.shapes import BurstRow, Story, TenantAnswer
+    from taskbridge.observing.context import Context
+    from taskbridge.observing.types import Burst, RecordLine, Story, TenantAnswer
     from taskbridge.process.light_runtime import LightRuntime
 
 __all__ = ["inspect"]
@@ -63,9 +63,12 @@ def inspect(
 
 
 def _inspect_tenant(runtime: LightRuntime, names: list[str], tenant: str, *, as_json: bool) -> None:
-    answers = environment.answers_of(runtime)
-    found = [one for one in (answers.tenant(name, tenant) for name in names) if one.known]
-    bursts = {one.pipeline: answers.bursts(one.pipeline, tenant, SHOWN_BURSTS) for one in found}
+    from taskbridge.observing.history import bursts as last_bursts
+    from taskbridge.observing.inspect import tenant as inspected
+
+    context = environment.context_of(runtime)
+    found = [one for one in (inspected(context, name, tenant) for name in names) if one.known]
+    bursts = {one.pipeline: last_bursts(context, one.pipeline, tenant, SHOWN_BURSTS) for one in found}
     delays = {one.pipeline: _delay(runtime, one) for one in found}
     if as_json:
         pipelines = {
@@ -79,12 +82,14 @@ def _inspect_tenant(runtime: LightRuntime, names: list[str], tenant: str, *, as_
         for one in found:
             _show_tenant(one, bursts[one.pipeline], delays[one.pipeline])
     if not found:
-        console.complain(_unknown(answers, names, tenant))
+        console.complain(_unknown(context, names, tenant))
         raise click.exceptions.Exit(1)
 
 
-def _unknown(answers: Answers, names: list[str], tenant: str) -> str:
-    others = answers.left_out()
+def _unknown(context: Context, names: list[str], tenant: str) -> str:
+    from taskbridge.observing.health import left_out
+
+    others = left_out(context)
     hint = f"; {others.sentence}: {others.remedy}" if others is not None else ""
     return f"no tenant of {', '.join(names)} is called {tenant!r}: it has no records, no runner and no pause{hint}"
 
@@ -100,11 +105,11 @@ def _delay(runtime: LightRuntime, one: TenantAnswer) -> dict[str, Any] | None:
     return {"records": waiting.waiting, "criterion": waiting.criterion, "due_at": one.due_at}
 
 
-def _burst_as_json(one: BurstRow) -> dict[str, Any]:
+def _burst_as_json(one: Burst) -> dict[str, Any]:
     return asdict(one) | {"runs_saved": one.runs_saved}
 
 
-def _show_tenant(answer: TenantAnswer, bursts: list[BurstRow], delay: dict[str, Any] | None) -> None:
+def _show_tenant(answer: TenantAnswer, bursts: list[Burst], delay: dict[str, Any] | None) -> None:
     console.show(f"{answer.pipeline}, {answer.tenant}: {answer.sentence}")
     console.show(*(f"  {line}" for line in _figures(answer, delay)))
     if answer.runs_shown:
@@ -123,9 +128,8 @@ def _show_tenant(answer: TenantAnswer, bursts: list[BurstRow], delay: dict[str, 
         console.stdout().print(made)
     for burst in bursts:
         first = "" if burst.first_event_ms is None else f"; the first event waited {burst.first_event_ms:,} ms"
-        windowed = "" if burst.windowed_ms is None else f" (with a window of 500 ms: {burst.windowed_ms:,} ms)"
         events, runs = counted(burst.events, "event"), counted(burst.runs, "run")
-        console.show(f"burst at {console.clock(burst.began_at)}: {events} became {runs}{first}{windowed}")
+        console.show(f"burst at {console.clock(burst.began_at)}: {events} became {runs}{first}")
 
 
 def _figures(answer: TenantAnswer, delay: dict[str, Any] | None) -> Iterator[str]:
@@ -139,12 +143,12 @@ def _figures(answer: TenantAnswer, delay: dict[str, Any] | None) -> Iterator[str
         due = "" if seconds is None else f", due {ahead(seconds)}"
         yield f"{delay['records']:,} of them wait for the delay of {delay['criterion']}{due}"
     lease = f", its lease ends in {answer.lease_seconds:.1f} s" if answer.lease_seconds else ""
-    yield f"current burst: {counted(answer.events, 'event')}, {counted(answer.runs, 'run')}{lease}"
-    counts = answer.counts
-    yield "in total: " + ", ".join(counted(counts[f"{one}s"], one) for one in ("event", "run", "record"))
-    if counts["failures"]:
+    yield f"current burst: {counted(answer.burst_events, 'event')}, {counted(answer.burst_runs, 'run')}{lease}"
+    totals = {"event": answer.events, "run": answer.runs, "record": answer.records}
+    yield "in total: " + ", ".join(counted(count, what) for what, count in totals.items())
+    if answer.failures:
         since = f", for {span(answer.failing_since)}" if answer.failing_since else ""
-        yield f"failed {counted(counts['failures'], 'time')} in a row{since}: {one_line(answer.last_error or '')}"
+        yield f"failed {counted(answer.failures, 'time')} in a row{since}: {one_line(answer.last_error or '')}"
     for one in answer.quarantine:
         yield f"{one.state}: {one.key}, {ago(one.at)}: {one_line(one.reason)}"
     if not answer.history:
@@ -156,17 +160,17 @@ def _figures(answer: TenantAnswer, delay: dict[str, Any] | None) -> Iterator[str
 def _inspect_record(
     runtime: LightRuntime, names: list[str], key: str, source: str | None, tenant: str | None, *, as_json: bool
 ) -> None:
-    from taskbridge.store import where_is
+    from taskbridge.observing.record import records_everywhere
 
-    answers = environment.answers_of(runtime)
-    found = [one for one in where_is(runtime.database, key, source, tenant) if _is_asked(one, runtime, names)]
-    stories = [_story(answers, one, names) if number < SHOWN_STORIES else None for number, one in enumerate(found)]
+    context = environment.context_of(runtime)
+    found = [one for one in records_everywhere(context, key, source, tenant) if _is_asked(one, runtime, names)]
+    stories = [_story(context, one, names) if number < SHOWN_STORIES else None for number, one in enumerate(found)]
     if as_json:
-        rows = [one | _story_as_json(story) for one, story in zip(found, stories, strict=True)]
+        rows = [asdict(one) | _story_as_json(story) for one, story in zip(found, stories, strict=True)]
         console.emit_json({"key": key, "records": rows})
     else:
         for one, story in zip(found, stories, strict=True):
-            _show_record(one, story, is_declared=one["pipeline"] in runtime.pipelines.names())
+            _show_record(one, story, is_declared=one.pipeline in runtime.pipelines.names())
     if not found:
         console.complain(
             f"no record has the key {key!r}: check the key, --source and TENANT, or it was pruned; "
@@ -175,44 +179,30 @@ def _inspect_record(
         raise click.exceptions.Exit(1)
 
 
-def _is_asked(one: dict[str, Any], runtime: LightRuntime, names: list[str]) -> bool:
+def _is_asked(one: RecordLine, runtime: LightRuntime, names: list[str]) -> bool:
     """Whether a record's reader was asked about: all are, unless one pipeline was named."""
-    return one["pipeline"] in names or len(names) == len(runtime.pipelines.names())
+    return one.pipeline in names or len(names) == len(runtime.pipelines.names())
 
 
-def _story(answers: Answers, one: dict[str, Any], names: list[str]) -> Story | None:
-    return (
-        answers.story(one["source"], one["tenant"], one["key"], one["pipeline"]) if one["pipeline"] in names else None
-    )
+def _story(context: Context, one: RecordLine, names: list[str]) -> Story | None:
+    from taskbridge.observing.record import story
+
+    if one.pipeline is None or one.pipeline not in names:
+        return None
+    return story(context, one.source, one.tenant, one.key, one.pipeline)
 
 
 def _story_as_json(story: Story | None) -> dict[str, Any]:
     return {"steps": [], "note": None} if story is None else {"steps": asdict(story)["steps"], "note": story.note}
 
 
-def _show_record(one: dict[str, Any], story: Story | None, *, is_declared: bool) -> None:
-    console.show(_sentence(one))
+def _show_record(one: RecordLine, story: Story | None, *, is_declared: bool) -> None:
+    written = f"written {ago(one.changed_at)}{', deleted' if one.deleted else ''}"
+    which = "" if one.unmatched else f", tenant {one.tenant!r}, revision {one.revision}"
+    console.show(f"{one.source}{which}, {written}: {one.sentence}")
     for step in story.steps if story else ():
         console.show(f"  {console.clock(step.at)}  {step.sentence}")
     if story is not None and story.note:
         console.show(f"  {story.note}")
-    if one["pipeline"] is not None and not is_declared:
-        console.show(
-            f"  {one['pipeline']} is not declared here: name its module in TASKBRIDGE_PIPELINES to see the steps"
-        )
-
-
-def _sentence(one: dict[str, Any]) -> str:
-    written = f"written {ago(one['changed_at'])}{', deleted' if one['deleted'] else ''}"
-    if one["unmatched"]:
-        return f"{one['source']}, {written}: unmatched: {one_line(one['unmatched'])}"
-    what = f"{one['source']}, tenant {one['tenant']!r}, revision {one['revision']}, {written}"
-    if one["pipeline"] is None:
-        return f"{what}: no pipeline reads this source"
-    sentence = f"{what}: {one['state']} in {one['pipeline']}"
-    if one["reason"]:
-        return f"{sentence} after {counted(one['attempts'], 'attempt')}: {one_line(one['reason'])}"
-    if one["state"] == "pending" and one["failures"]:
-        times = counted(one["failures"], "time")
-        return f"{sentence}; its tenant failed {times} in a row, last: {one_line(one['last_error'] or '')}"
-    return sentence
+    if one.pipeline is not None and not is_declared:
+        console.show(f"  {one.pipeline} is not declared here: name its module in TASKBRIDGE_PIPELINES to see the steps")

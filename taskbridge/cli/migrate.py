@@ -45,6 +45,7 @@ def migrate(revision: str, rebase: bool, yes: bool, data_dir: Path) -> None:
     from alembic.util import CommandError
 
     from taskbridge import store
+    from taskbridge.common.server_errors import FOREIGN_CLUSTER
     from taskbridge.store.schema import head
 
     if revision == "base" and not yes:
@@ -62,7 +63,7 @@ def migrate(revision: str, rebase: bool, yes: bool, data_dir: Path) -> None:
     else:
         console.show(f"schema {before or 'none'} -> {after or 'none'}")
     if foreign:
-        console.complain(f"what comes next: {store.FOREIGN_CLUSTER}")
+        console.complain(f"what comes next: {FOREIGN_CLUSTER}")
     if after != revision and revision not in ("head", "base"):
         raise SchemaMismatch(f"the database stays at {after}: only `--to base` goes back, and it drops the tables")
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from taskbridge.cli import console, environment, interrupts
 from taskbridge.cli.status import totals_line
-from taskbridge.common.lost_connections import POSTGRES_AWAY
+from taskbridge.common.server_errors import POSTGRES_AWAY, translated_errors
 from taskbridge.errors import Unavailable
-from taskbridge.process.translation import translated_errors
 from taskbridge.store import driver_error
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Monitor:
         self._runtime = runtime
         self._workers = workers
         self._ours = ours
-        self._answers = environment.answers_of(runtime)
+        self._context = environment.context_of(runtime)
         self._next_look = 0.0
         self._shown: tuple[object, ...] = ()
         self._lost_since: float | None = None
@@ -93,16 +92,18 @@ class Monitor:
             ) from error
 
     def _look(self) -> None:
+        from taskbridge.observing.health import health
+
         before = time.monotonic()
         if before < self._next_look:
             return
-        health = self._answers.health()
-        totals = [totals_line(one) for one in health.pipelines]
+        found = health(self._context)
+        totals = [totals_line(one) for one in found.pipelines]
         # Sentences count seconds: a line is written when another pipeline or tenant is concerned, not at each look.
-        shown = (*totals, {(one.pipeline, one.tenant, one.colour) for one in health.findings})
+        shown = (*totals, {(one.pipeline, one.tenant, one.colour) for one in found.findings})
         if shown != self._shown:
             self._shown = shown
-            console.tell("; ".join([*totals, *(one.sentence for one in health.findings)]))
+            console.tell("; ".join([*totals, *(one.sentence for one in found.findings)]))
         after = time.monotonic()
         self._next_look = after + max(LOOK_SECONDS, (after - before) / LOOKS_SHARE)
 

@@ -60,10 +60,11 @@ class _Scope:
 
     def warn_if_unknown(self) -> None:
         """Say on stderr that nobody has seen this tenant yet."""
-        if (
-            self.tenant is not None
-            and not environment.answers_of(self.runtime).tenant(self.pipeline, self.tenant).known
-        ):
+        from taskbridge.observing.inspect import tenant
+
+        if self.tenant is None:
+            return
+        if not tenant(environment.context_of(self.runtime), self.pipeline, self.tenant).known:
             console.tell(f"{self.name} has neither records nor a runner yet: check its spelling.")
 
 

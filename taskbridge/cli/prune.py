@@ -96,7 +96,7 @@ def prune(
 
 def _prune(steps: Iterator[Step], counts: Counter[str], holders: _Holders) -> None:
     """Take step after step, with a progress bar. A signal ends it after a step."""
-    from taskbridge.process.translation import translated_errors
+    from taskbridge.common.server_errors import translated_errors
 
     with console.progress() as progress:
         tasks: dict[str, Any] = {}

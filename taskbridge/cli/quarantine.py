@@ -138,7 +138,9 @@ def list_them(
         console.emit_json({"pipeline": names[0] if len(names) == 1 else None, "count": count, "records": rows})
     else:
         _show(names, records, count)
-    others = environment.answers_of(runtime).left_out() if pipeline is None else None
+    from taskbridge.observing.health import left_out
+
+    others = left_out(environment.context_of(runtime)) if pipeline is None else None
     if others is not None:
         console.tell(f"{others.sentence}; {console.spoken(others.remedy)}")
 

@@ -12,7 +12,7 @@ import click
 from taskbridge.cli import environment
 from taskbridge.cli.listening import check_free
 from taskbridge.cli.options import data_dir_option, examples
-from taskbridge.errors import ConfigurationError, MissingExtra, TaskBridgeError
+from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.settings import Settings
 
 __all__ = ["app_named", "serve"]
@@ -31,11 +31,8 @@ def serve(target: str | None, host: str, port: int, access_log: bool, data_dir: 
 
     POST /events needs TASKBRIDGE_EVENTS_TOKENS and no MODULE:ATTRIBUTE; both answer 503 while Postgres is away.
     """
-    try:
-        import starlette  # noqa: F401 - the receiver is made with it
-        import uvicorn
-    except ImportError as error:
-        raise MissingExtra(error.name) from error
+    import uvicorn
+
     environment.existing(data_dir)
     check_free(host, port)
     uvicorn.run(_app(target), host=host, port=port, access_log=access_log)

@@ -15,8 +15,8 @@ from taskbridge.common.texts import counted, one_line
 from taskbridge.common.times import ago, moment, span
 
 if TYPE_CHECKING:
-    from taskbridge.observing.answers import Answers
-    from taskbridge.observing.shapes import By, Health, PipelineLine, Sort, TenantLine
+    from taskbridge.observing.context import Context
+    from taskbridge.observing.types import By, Health, PipelineLine, Sort, TenantLine
     from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.store import Paused
 
@@ -81,14 +81,17 @@ def status(
     uses_history = recent_failures or sort in LATELY
     runtime = environment.session(data_dir, environment.light_runtime, redis=not uses_history)
     names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
-    answers = environment.answers_of(runtime)
+    context = environment.context_of(runtime)
     if recent_failures:
-        _show_failures(answers, pipeline, hours, limit, as_json=as_json)
+        _show_failures(context, pipeline, hours, limit, as_json=as_json)
     elif sort in LATELY:
-        _show_noisy(answers, pipeline, LATELY[sort], hours, limit, as_json=as_json)
+        _show_noisy(context, pipeline, LATELY[sort], hours, limit, as_json=as_json)
     else:
+        from taskbridge.observing.status import tenants
+
         pages = {
-            name: answers.tenants(
+            name: tenants(
+                context,
                 name,
                 failing=failing,
                 sort=NOW[sort],
@@ -98,7 +101,7 @@ def status(
             )
             for name in names
         }
-        found = _Found(runtime, answers, names, pages, limit, is_by_name=sort == "name")
+        found = _Found(runtime, context, names, pages, limit, is_by_name=sort == "name")
         if as_json:
             console.emit_json(found.as_json())
         else:
@@ -111,23 +114,26 @@ class _Found:
     def __init__(
         self,
         runtime: LightRuntime,
-        answers: Answers,
+        context: Context,
         names: list[str],
         pages: dict[str, list[TenantLine]],
         limit: int,
         *,
         is_by_name: bool,
     ) -> None:
+        from taskbridge.observing.health import health
+        from taskbridge.observing.history import saved
+        from taskbridge.observing.status import failing
         from taskbridge.store import backfills_due
 
         self.names, self.limit, self.is_by_name = names, limit, is_by_name
         self.pages = pages
-        self.health: Health = answers.health()
+        self.health: Health = health(context)
         self.findings = [one for one in self.health.findings if one.pipeline is None or one.pipeline in names]
         self.lines = {one.pipeline: one for one in self.health.pipelines if one.pipeline in names}
         self.paused: dict[str, Paused] = {name: runtime.pauses.of(name) for name in names}
-        self.days = {name: answers.saved(name, days=SAVED_DAYS) for name in names}
-        self.errors = [one for one in answers.failing(limit=SHOWN_ERRORS) if one.pipeline in names]
+        self.saved = {one.pipeline: one for one in saved(context, days=SAVED_DAYS)}
+        self.errors = [one for one in failing(context, limit=SHOWN_ERRORS) if one.pipeline in names]
         self.backfills = [*backfills_due(runtime.database)]
 
     def as_json(self) -> dict[str, Any]:
@@ -150,7 +156,8 @@ class _Found:
     def _pipeline_as_json(self, name: str) -> dict[str, Any]:
         page, line = self.pages[name], self.lines[name]
         totals = asdict(line)
-        del totals["pipeline"], totals["survey"]
+        for key in ("pipeline", "survey", "paused", "active"):
+            del totals[key]
         if line.unseen and not line.pending:
             totals |= {"pending": None, "oldest_seconds": None}
         circuit = line.survey.circuit
@@ -171,8 +178,8 @@ class _Found:
         }
 
     def _saved(self, name: str) -> dict[str, int]:
-        sums = {key: sum(getattr(day, key) for day in self.days[name]) for key in ("events", "runs", "runs_saved")}
-        return {"days": SAVED_DAYS, **sums}
+        found = self.saved[name]
+        return {"days": SAVED_DAYS, "events": found.events, "runs": found.runs, "runs_saved": found.runs_saved}
 
     def show(self, *, failing: bool) -> None:
         """Print the answer."""
@@ -256,8 +263,10 @@ def _table(tenants: list[TenantLine]) -> Any:
     return made
 
 
-def _show_noisy(answers: Answers, pipeline: str | None, by: By, hours: float, limit: int, *, as_json: bool) -> None:
-    found = answers.noisy(pipeline, by=by, hours=hours, limit=min(limit, 1_000))
+def _show_noisy(context: Context, pipeline: str | None, by: By, hours: float, limit: int, *, as_json: bool) -> None:
+    from taskbridge.observing.history import noisy
+
+    found = noisy(context, pipeline, by=by, hours=hours, limit=min(limit, 1_000))
     if as_json:
         console.emit_json({"by": by, "hours": hours, **asdict(found)})
         return
@@ -267,11 +276,13 @@ def _show_noisy(answers: Answers, pipeline: str | None, by: By, hours: float, li
         counts = [f"{value:,}" for value in (one.events, one.runs, one.records, one.failures)]
         made.add_row(console.plain(one.tenant), one.pipeline, *counts, f"{one.run_ms / 1000:,.1f} s")
     console.stdout().print(made)
-    _show_basis(answers, pipeline, found.basis)
+    _show_basis(context, pipeline, found.basis)
 
 
-def _show_failures(answers: Answers, pipeline: str | None, hours: float, limit: int, *, as_json: bool) -> None:
-    found = answers.failed(pipeline, hours=hours, limit=min(limit, 1_000))
+def _show_failures(context: Context, pipeline: str | None, hours: float, limit: int, *, as_json: bool) -> None:
+    from taskbridge.observing.history import failed
+
+    found = failed(context, pipeline, hours=hours, limit=min(limit, 1_000))
     if as_json:
         values = asdict(found)
         console.emit_json({"hours": hours, "errors": values.pop("groups"), **values})
@@ -289,11 +300,13 @@ def _show_failures(answers: Answers, pipeline: str | None, hours: float, limit: 
     if found.rejected:
         records = counted(found.rejected, "record was", "records were")
         console.show(f"{records} rejected in that time: `taskbridge quarantine list` shows why")
-    _show_basis(answers, pipeline, found.basis)
+    _show_basis(context, pipeline, found.basis)
 
 
-def _show_basis(answers: Answers, pipeline: str | None, basis: str) -> None:
+def _show_basis(context: Context, pipeline: str | None, basis: str) -> None:
     console.show(basis)
-    others = answers.left_out() if pipeline is None else None
+    from taskbridge.observing.health import left_out
+
+    others = left_out(context) if pipeline is None else None
     if others is not None:
         console.tell(f"{others.sentence}; {console.spoken(others.remedy)}")

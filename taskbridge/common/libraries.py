@@ -1,18 +1,32 @@
-"""The libraries that talk to the servers: whether they are as new as the package asks for."""
+"""The libraries that TaskBridge needs: whether they are new enough, and what to install if one is missing."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Final
 
-from taskbridge.errors import ConfigurationError
+from taskbridge.errors import ConfigurationError, MissingExtra
 
-__all__ = ["check_libraries"]
+__all__ = ["check_libraries", "explained_imports"]
 
 PACKAGE: Final = "celery-taskbridge"
 CHECKED: Final = ("celery", "kombu", "redis", "sqlalchemy", "psycopg")
 """An older one fails while it is imported, or much later and in other words."""
+
+EXTRAS: Final = {
+    "alembic": "cli",
+    "prometheus_client": "cli",
+    "rich": "cli",
+    "psutil": "embedded",
+    "httpcore2": "web",
+    "jinja2": "web",
+    "starlette": "web",
+    "uvicorn": "web",
+}
+"""The extra that installs each module; the package alone needs none of them."""
 
 _REQUIREMENT: Final = re.compile(r"(?P<name>[\w.-]+)(\[[^]]*\])?>=(?P<lowest>[\d.]+)")
 
@@ -52,3 +66,26 @@ def _numbers(text: str) -> list[int]:
     while numbers and not numbers[-1]:
         numbers.pop()
     return numbers
+
+
+@contextmanager
+def explained_imports() -> Iterator[None]:
+    """Say what to install if an import in the block fails because a library, or libpq, is missing.
+
+    Raises:
+        MissingExtra: an extra installs it.
+        ConfigurationError: psycopg finds no libpq.
+    """
+    try:
+        yield
+    except ImportError as error:
+        library = (error.name or "").partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and library in EXTRAS:
+            raise MissingExtra(library, EXTRAS[library]) from error
+        # psycopg gives no name, and its own text is about its implementation.
+        if "no pq wrapper" in str(error):
+            raise ConfigurationError(
+                "psycopg finds no libpq, the client library of PostgreSQL",
+                "install it from your system's packages (libpq5 on Debian), or run `pip install 'psycopg[binary]'`",
+            ) from error
+        raise

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from taskbridge.common.lost_connections import is_away
+from taskbridge.common.server_errors import is_away
 from taskbridge.common.texts import errors_of_group
 from taskbridge.declaring.batch import RetryAfter
 

@@ -18,7 +18,7 @@ class TaskBridge(AppConfig):
     def ready(self) -> None:
         """Let TaskBridge know Django's settings, and let Django's ORM write in the transactions of batches."""
         from taskbridge import settings  # noqa: PLC0415 - Django loads this module early
-        from taskbridge.django import borrowing, checks, configuration, following, migrating  # noqa: PLC0415
+        from taskbridge.django import borrowing, checks, configuration, migrating, test_databases  # noqa: PLC0415
         from taskbridge.process.light_runtime import ALSO_CHECKED, CHECKED_FIRST  # noqa: PLC0415
         from taskbridge.process.runtime import reread  # noqa: PLC0415
         from taskbridge.running.middleware import MIDDLEWARE  # noqa: PLC0415
@@ -27,11 +27,11 @@ class TaskBridge(AppConfig):
             # The program `celery` configures the app, and so needs the names of queues, before it loads the project.
             reread()
             settings.GIVEN.append(configuration.variables)
-            settings.OVERRIDES.append(configuration.variables_of_a_test)
+            settings.OVERRIDES.append(test_databases.variables_of_a_test)
             configuration.note_names()
-            following.follow()
+            test_databases.follow()
             MIDDLEWARE.append(borrowing.borrowing)
             ALSO_CHECKED.append(configuration.check_one_database)
-            CHECKED_FIRST.append(configuration.check_no_project_in_a_test)
+            CHECKED_FIRST.append(test_databases.check_no_project_in_a_test)
             checks.connect_checks()
             pre_migrate.connect(migrating.bring_up_to_date, sender=self, weak=False)

@@ -27,7 +27,7 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.django.configuration import alias_of_handlers, has_other_isolation
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.running.middleware import Hook
-from taskbridge.store.bounded import Bounded, driver_of
+from taskbridge.store.db import Bounded, driver_of
 from taskbridge.store.lent import View
 from taskbridge.store.queries import query
 

@@ -11,6 +11,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register  # n
 from django.db import connections
 
 from taskbridge import store
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.django.borrowing import OTHER_ISOLATION, REMEDY
 from taskbridge.django.configuration import (
     ALIAS,
@@ -25,7 +26,6 @@ from taskbridge.django.migrations import unadopted
 from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
 from taskbridge.process.light_runtime import LightRuntime
-from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings, unknown_variables
 
 __all__ = ["connect_checks"]

@@ -5,10 +5,7 @@ The environment wins over them.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
-import sys
 from importlib.util import find_spec
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -20,22 +17,21 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 from taskbridge.errors import ConfigurationError
 from taskbridge.settings import Settings
-from taskbridge.store.address import parameters_of
+from taskbridge.store.db import parameters_of
 from taskbridge.store.queries import query
 
 __all__ = [
     "ALIAS",
     "NAMES",
+    "POSTGRES",
     "alias_of_handlers",
-    "check_no_project_in_a_test",
+    "alias_of_postgres",
     "check_one_database",
     "has_other_isolation",
     "is_of_a_test",
     "note_names",
-    "prefix_of_a_test",
     "url_of",
     "variables",
-    "variables_of_a_test",
 ]
 
 ALIAS: Final = "TASKBRIDGE_DATABASE"
@@ -48,10 +44,7 @@ _READ_COMMITTED: Final = psycopg.IsolationLevel.READ_COMMITTED
 _CONNECT_SECONDS: Final = 5
 NAMES: Final[dict[str, object]] = {}
 """What the databases are called when the project is loaded: by then no test has given them other names."""
-URL: Final = "TASKBRIDGE_POSTGRES_URL"
-PREFIX: Final = "TASKBRIDGE_KEY_PREFIX"
-_OF_THE_PROJECT: Final[dict[str, set[str]]] = {URL: set(), PREFIX: set()}
-"""What the environment and Django's settings said at that time that these are."""
+POSTGRES: Final = "TASKBRIDGE_POSTGRES_URL"
 
 
 def alias_of_handlers() -> str | None:
@@ -70,8 +63,6 @@ def note_names() -> None:
     """Note what the databases are called."""
     # A backend is not loaded for it: one of others may lack its driver.
     NAMES.update({alias: one["NAME"] for alias, one in connections.settings.items()})
-    for name, texts in _OF_THE_PROJECT.items():
-        texts.update(str(text) for text in (os.environ.get(name), getattr(settings, name, None)) if text)
 
 
 def is_of_a_test(alias: str) -> bool:
@@ -79,53 +70,8 @@ def is_of_a_test(alias: str) -> bool:
     return bool(NAMES.get(alias) != connections[alias].settings_dict["NAME"])
 
 
-def variables_of_a_test() -> dict[str, str]:
-    """Return the URL of the database that Django has made for its tests, and a key prefix of its own; else nothing.
-
-    The project's own may be in the environment: they are not for tests. What a test has set stays.
-    """
-    alias = _alias_of_postgres()
-    if alias is None or not is_of_a_test(alias):
-        return {}
-    own = {URL: url_of(alias), PREFIX: prefix_of_a_test(alias, connections[alias].settings_dict["NAME"])}
-    return {name: text for name, text in own.items() if _is_of_the_project(name)}
-
-
-def _is_of_the_project(name: str) -> bool:
-    """Whether what a variable says now, if anything, is what it said when the project was loaded."""
-    given = os.environ.get(name) or getattr(settings, name, None)
-    return not given or str(given) in _OF_THE_PROJECT[name]
-
-
-def prefix_of_a_test(alias: str, name: str) -> str:
-    """Return the key prefix of the test's database of that name, the same in each process."""
-    where = connections[alias].settings_dict
-    return f"test-{hashlib.sha256(repr((where['HOST'], where['PORT'], name)).encode()).hexdigest()[:12]}"
-
-
-def check_no_project_in_a_test(configured: Settings) -> None:
-    """See that a test for which Django has made no database writes neither into the project's own nor into its Redis.
-
-    Django keeps its own connections from it in such a test.
-
-    Raises:
-        ConfigurationError: it would.
-    """
-    mail = sys.modules.get("django.core.mail")
-    alias = _alias_of_postgres()
-    # Django's test environment, which pytest-django sets up too, has this.
-    if alias is None or not hasattr(mail, "outbox") or is_of_a_test(alias):
-        return
-    if configured.postgres_url in {url_of(alias), *_OF_THE_PROJECT[URL]}:
-        raise ConfigurationError(
-            "this is a test for which Django has made no database, so records and events would be the project's own",
-            f"take a TestCase or a TransactionTestCase with {alias!r} among its `databases`, or mark the test as "
-            "`django_db`",
-        )
-
-
-def _alias_of_postgres() -> str | None:
-    """Return the alias of handlers, where that is a database of PostgreSQL."""
+def alias_of_postgres() -> str | None:
+    """Return the alias of handlers if that is a database of PostgreSQL."""
     alias = alias_of_handlers()
     is_postgres = alias is not None and alias in connections and connections[alias].vendor == "postgresql"
     return alias if is_postgres else None
@@ -138,19 +84,14 @@ def check_one_database(configured: Settings) -> None:
         ConfigurationError: they are not, so nothing that Django writes would be seen.
         psycopg.Error: one of them cannot be reached.
     """
-    alias = _alias_of_postgres()
+    alias = alias_of_postgres()
     if alias is None:
         return
-    urls, names = (configured.postgres_url, url_of(alias)), (NAMES.get(alias), connections[alias].settings_dict["NAME"])
+    urls = configured.postgres_url, url_of(alias)
     # Who gave an app settings of its own, as a test does, chose the database.
     if not urls[0] or urls[0] == urls[1] or urls[0] != Settings.read().postgres_url:
         return
-    if names[0] != names[1]:
-        # A test made a database for itself, and TASKBRIDGE_POSTGRES_URL names that of the project.
-        name = parameters_of(urls[0]).get("dbname", "")
-        records, own = ("", str(name)), ("", str(name if name in names else names[1]))
-    else:
-        records, own = map(_where, urls)
+    records, own = map(_where, urls)
     if records != own:
         raise ConfigurationError(
             f"TASKBRIDGE_POSTGRES_URL names another database ({records[1]}) than DATABASES[{alias!r}] ({own[1]}), so "
@@ -179,7 +120,7 @@ def variables() -> dict[str, str]:
         there = ", ".join(connections)
         raise ConfigurationError(f"{ALIAS} is {alias!r}, which is not in DATABASES", f"name one of {there}")
     if alias is not None and connections[alias].vendor == "postgresql":
-        found["TASKBRIDGE_POSTGRES_URL"] = url_of(alias)
+        found[POSTGRES] = url_of(alias)
     broker = getattr(settings, "CELERY_BROKER_URL", None)
     if isinstance(broker, str) and broker:
         found["TASKBRIDGE_BROKER_URL"] = broker

@@ -11,11 +11,11 @@ from django.core.management.base import CommandError
 from django.db import connections
 
 from taskbridge import store
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.django.configuration import alias_of_handlers, check_one_database, url_of
 from taskbridge.django.disconnecting import disconnect
 from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
-from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
 from taskbridge.store.queries import query
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any, ClassVar, Final
 
-from django.apps import apps
+from django.conf import settings
 from django.core.exceptions import FieldDoesNotExist
 from django.core.management import CommandError
 from django.db import router, transaction
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations import Migration
-from django.db.migrations.loader import MIGRATIONS_MODULE_NAME, MigrationLoader
+from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
-from django.utils.module_loading import module_has_submodule
 from sqlalchemy import Connection
 
 from taskbridge import store
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.django.configuration import ALIAS, alias_of_handlers
 from taskbridge.django.lending import lent
 from taskbridge.django.typed import typed
 from taskbridge.errors import InvalidInput, TaskBridgeError
-from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
 from taskbridge.store.backfills import adopting
 from taskbridge.store.queries import query, quoted
@@ -146,15 +143,11 @@ class AdoptTable(Operation):
         # The modules of migrations are loaded once, so an operation is known by itself.
         own = next((key for key, one in loader.graph.nodes.items() if self in adoptions(one)), None)
         found: tuple[tuple[str, str], AdoptTable] | None = None
-        for key in () if own is None else loader.graph.forwards_plan(own):
-            for one in adoptions(loader.graph.nodes[key]):
-                if one is self:
-                    break
-                model = one.model and one.model.lower()
-                if one.source == self.source and router.allow_migrate(
-                    schema_editor.connection.alias, key[0], model_name=model
-                ):
-                    found = key, one
+        for key, one in _adoptions(loader, schema_editor.connection.alias, own and loader.graph.forwards_plan(own)):
+            if one is self:
+                break
+            if one.source == self.source:
+                found = key, one
         if found is None:
             return None
         key, one = found
@@ -170,8 +163,7 @@ class AdoptTable(Operation):
             except (InvalidInput, LookupError, FieldDoesNotExist) as error:
                 raise InvalidInput(
                     f"the earlier adoption cannot be made again ({error})",
-                    "go back with `manage.py migrate --fake`, and adopt the table by hand with "
-                    "`manage.py taskbridge adopt`",
+                    "go back with `manage.py migrate --fake`, and adopt the table by hand with `taskbridge adopt`",
                 ) from error
 
     def _adopt(self, connection: Connection, app_label: str, state: ProjectState) -> None:
@@ -264,30 +256,34 @@ def _state_after(loader: MigrationLoader, key: tuple[str, str], one: AdoptTable)
 def unadopted(connection: Any, there: Collection[str]) -> Iterator[tuple[str, str, str]]:
     """Give migration, source and command of each adoption that is applied, and whose source is not there."""
     loader = MigrationLoader(connection)
-    found: dict[str, tuple[tuple[str, str], AdoptTable]] = {}
-    applied = [key for key, one in loader.graph.nodes.items() if key in loader.applied_migrations and adoptions(one)]
+    applied = loader.graph.nodes.keys() & loader.applied_migrations.keys()
+    in_order = sorted(applied, key=lambda key: len(loader.graph.forwards_plan(key)))
     # The last of a source counts.
-    for key in sorted(applied, key=lambda one: len(loader.graph.forwards_plan(one))):
-        for one in adoptions(loader.graph.nodes[key]):
-            model = one.model and one.model.lower()
-            if one.source not in there and router.allow_migrate(connection.alias, key[0], model_name=model):
-                found[one.source] = key, one
+    found = {one.source: (key, one) for key, one in _adoptions(loader, connection.alias, in_order)}
     for source, (key, one) in found.items():
-        table, tenant, keys, watched = one._names(key[0], _state_after(loader, key, one))
-        yield ".".join(key), source, adopting(source, table, tenant, keys, watched)
+        if source not in there:
+            table, tenant, keys, watched = one._names(key[0], _state_after(loader, key, one))
+            yield ".".join(key), source, adopting(source, table, tenant, keys, watched)
 
 
 def adopting_migration(alias: str, source: str) -> str | None:
     """Return a migration that adopts the source, applied or not; those that tests leave out are looked at too."""
-    for app in apps.get_app_configs():
-        named, is_given = MigrationLoader.migrations_module(app.label)
-        if (named is None or not is_given) and not module_has_submodule(app.module, MIGRATIONS_MODULE_NAME):
-            continue
-        package: Any = import_module(named or f"{app.name}.{MIGRATIONS_MODULE_NAME}")
-        for _, name, _ in iter_modules(getattr(package, "__path__", ())):
-            kind = getattr(import_module(f"{package.__name__}.{name}"), "Migration", None)
-            for one in adoptions(kind(name, app.label)) if kind else ():
-                model = one.model and one.model.lower()
-                if one.source == source and router.allow_migrate(alias, app.label, model_name=model):
-                    return f"{app.label}.{name}"
-    return None
+    from django.test.utils import override_settings  # noqa: PLC0415 - for tests alone
+
+    given: Any = settings.MIGRATION_MODULES
+    # pytest-django's `--nomigrations` puts an object there that has None for each app.
+    modules = {label: module for label, module in given.items() if module} if isinstance(given, dict) else {}
+    with override_settings(MIGRATION_MODULES=modules):
+        loader = MigrationLoader(None)
+    nodes = sorted(loader.graph.nodes)
+    return next((".".join(key) for key, one in _adoptions(loader, alias, nodes) if one.source == source), None)
+
+
+def _adoptions(
+    loader: MigrationLoader, alias: str, keys: Iterable[tuple[str, str]] | None
+) -> Iterator[tuple[tuple[str, str], AdoptTable]]:
+    """Give the adoptions in these migrations that are for this database, each with its migration."""
+    for key in keys or ():
+        for one in adoptions(loader.graph.nodes[key]):
+            if router.allow_migrate(alias, key[0], model_name=one.model and one.model.lower()):
+                yield key, one

@@ -6,7 +6,10 @@ same certainty through `Guarded`.
 
 from __future__ import annotations
 
-from taskbridge.embedded.guarded import Guarded
-from taskbridge.embedded.servers import Servers, running, serve
+from taskbridge.common.libraries import explained_imports
+
+with explained_imports():
+    from taskbridge.embedded.guarded import Guarded
+    from taskbridge.embedded.servers import Servers, running, serve
 
 __all__ = ["Guarded", "Servers", "running", "serve"]

@@ -1,10 +1,8 @@
 -- The run is alive: move its deadline on.
 -- KEYS: due runner running
--- ARGV: tenant token ttl_ms now_ms
+-- ARGV: tenant token ttl_ms:number now_ms
 -- RETURNS: {KEPT} | {LOST}
-local due_key, runner_key, running_key = KEYS[1], KEYS[2], KEYS[3]
-local tenant, token, ttl_ms, us = ARGV[1], ARGV[2], tonumber(ARGV[3]), clock_us(ARGV[4])
-local deadline = milliseconds(us) + ttl_ms
+local deadline = now + ttl_ms
 
 local runner = redis.call("HMGET", runner_key, "state", "token")
 local state, current = runner[1], runner[2]

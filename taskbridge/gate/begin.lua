@@ -1,14 +1,8 @@
 -- A run message arrived: take the runner, unless the message is late or doubled, or the tenant has to wait in the queue.
--- KEYS: due runner lease circuit running wait_queue turns handed reminded sent
--- ARGV: pipeline tenant token ttl_ms republish_ms most_runs worker nonce now_ms
+-- USES: wait_queue
+-- KEYS: due runner lease circuit running wait_queue fair_queue in_flight in_flight_due
+-- ARGV: pipeline tenant token ttl_ms:number republish_ms:number most_runs:number worker nonce now_ms
 -- RETURNS: {BEGUN, events, new_events, runs, failures, age_ms, probe, died, traceparent, found, burst} | {POSTPONED} | {REFUSED}
-local due_key, runner_key, lease_key = KEYS[1], KEYS[2], KEYS[3]
-local circuit_key, running_key, wait_queue_key = KEYS[4], KEYS[5], KEYS[6]
-local turns_key, handed_key, reminded_key, sent_key = KEYS[7], KEYS[8], KEYS[9], KEYS[10]
-local pipeline, tenant, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local republish_ms, most_runs, worker = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
-local nonce, us = ARGV[8], clock_us(ARGV[9])
-local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "failures", "first",
   "began", "runs", "joined", "died", "reminded", "traceparent", "burst", "nonce", "reply")
@@ -21,12 +15,11 @@ end
 if state ~= "queued" or current ~= token then
   return { REFUSED }
 end
-redis.call("ZREM", handed_key, pipeline .. ":" .. tenant)
-redis.call("ZREM", reminded_key, pipeline .. ":" .. tenant)
-redis.call("ZREM", sent_key, tenant)
+redis.call("ZREM", in_flight_key, pipeline .. ":" .. tenant)
+redis.call("ZREM", in_flight_due_key, tenant)
 if joined then
   -- It may have come here out of the wait queue while its message was on its way.
-  redis.call("ZREM", turns_key, pipeline .. ":" .. tenant)
+  redis.call("ZREM", fair_queue_key, pipeline .. ":" .. tenant)
 end
 
 local circuit = redis.call("HMGET", circuit_key, "until", "probe", "walk", "probes", "rest", "width")

@@ -15,7 +15,10 @@ class Constant(int, Enum):
     LONGEST_CIRCUIT_WAIT_MS = 30_000, "the longest that it stays open; the wait doubles with each failed probe"
     WALKS_AFTER = 5, "probes in a row that failed; from then on probes try other records than the first"
     WALK = 13, "probes in a row that try records further and further ahead; the next tries the first again"
-    BEHIND = 100_000_000_000_000, "milliseconds that put a continuation behind all first events in the wait queue"
+    BEHIND = (
+        100_000_000_000_000,
+        "milliseconds that put continuations behind the first events of a wait queue, and runs of reminders apart",
+    )
     SLOW_START_ENDS = 64, "runs at a time at which the slow start of a pipeline without a cap is over"
     FIRSTS_IN_A_ROW = 3, "first events that go before a continuation that waits"
     DECLINED_MS = 200, "until a run is published again that came to a worker which does not declare its pipeline"

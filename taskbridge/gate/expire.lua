@@ -2,14 +2,11 @@
 -- operator starts a tenant that waits `early`, or that it is its `turn`. A runner that lingered ends here. A message that
 -- still waits in the queue of first events is not lost, so none is published: a storm of them would leave as many doubled
 -- ones in the other queue, before whatever comes to wait there.
--- KEYS: due runner queue first counts turns handed reminded sent
--- ARGV: pipeline tenant republish_ms why nonce now_ms
+-- USES: queueing in_flight
+-- KEYS: due runner queue first counts fair_queue in_flight in_flight_due
+-- ARGV: pipeline tenant republish_ms:number why nonce now_ms
 -- RETURNS: {PUBLISHED, token} | {REPUBLISHED, token} | {REISSUED, token} | {POSTPONED} | {ENDED} | {NOT_DUE}
-local due_key, runner_key, queue_key, first_key, counts_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local turns_key, handed_key, reminded_key, sent_key = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local pipeline, tenant, republish_ms, why = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local nonce, us = ARGV[5], clock_us(ARGV[6])
-local now, member = milliseconds(us), pipeline .. ":" .. tenant
+local member = pipeline .. ":" .. tenant
 
 local deadline = redis.call("ZSCORE", due_key, tenant)
 local runner = redis.call("HMGET", runner_key, "state", "token", "patience", "held", "events", "swept", "lease",
@@ -19,13 +16,13 @@ local events, swept, lease_end, queue = runner[5], runner[6], tonumber(runner[7]
 if state == "queued" and has_issued(nonce, token) then
   return { PUBLISHED, token }
 end
-local in_turns = redis.call("ZSCORE", turns_key, member)
+local in_turns = redis.call("ZSCORE", fair_queue_key, member)
 -- Who came out of the wait queue is held as it was there.
 local waits_for_turn = in_turns and held
 local is_called = why == "turn" and waits_for_turn or why == "early" and state == "waiting"
 local is_past = why ~= "turn" and deadline and tonumber(deadline) <= now
 if in_turns and not waits_for_turn then
-  redis.call("ZREM", turns_key, member)
+  redis.call("ZREM", fair_queue_key, member)
 end
 if not is_past and not is_called then
   return { NOT_DUE }
@@ -60,9 +57,7 @@ if state == "queued" then
   -- The wait does not double: the message may get lost right after this look.
   if still_queued() then
     redis.call("ZADD", due_key, now + wait_ms, tenant)
-    if is_queued(reminded_key, member, now) then
-      note_queued(reminded_key, member, now + wait_ms)
-    end
+    stay_in_flight(in_flight_key, member, now + wait_ms, now)
     return { POSTPONED }
   end
   answer, wait_ms = REPUBLISHED, math.min(waited_ms * 2, LONGEST_REPUBLISH_MS)
@@ -81,7 +76,7 @@ if held then
   redis.call("HDEL", runner_key, "held", "queue")
 end
 if waits_for_turn then
-  redis.call("ZREM", turns_key, member)
+  redis.call("ZREM", fair_queue_key, member)
 end
 if answer ~= PUBLISHED then
   redis.call("HINCRBY", counts_key, answer == REISSUED and "replaced" or "republished", 1)
@@ -89,13 +84,10 @@ if answer ~= PUBLISHED then
   redis.call("PEXPIRE", counts_key, MONTH_MS)
 end
 queue_run(due_key, runner_key, tenant, token, wait_ms, us)
--- A message that was published before stays in the count of what published it.
-if why == "turn" or is_queued(handed_key, member, now) then
-  note_queued(handed_key, member, now + wait_ms)
-elseif answer == REPUBLISHED and is_queued(reminded_key, member, now) then
-  note_queued(reminded_key, member, now + wait_ms)
-else
-  note_queued(sent_key, tenant, now + wait_ms)
+if why == "turn" then
+  add_in_flight(in_flight_key, member, false, now + wait_ms)
+elseif not stay_in_flight(in_flight_key, member, now + wait_ms, now) then
+  add_in_flight(in_flight_due_key, tenant, false, now + wait_ms)
 end
 publish(queue_key, pipeline, tenant, token, us)
 return { answer, token }

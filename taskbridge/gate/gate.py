@@ -31,13 +31,21 @@ __all__ = ["Gate"]
 
 T = TypeVar("T")
 
-MOST_SENT: Final = 100
-"""Where so many runs of a pipeline were published by deadlines and have not begun, tickers publish no more."""
+MOST_DUE_IN_FLIGHT: Final = 100
+"""Where so many runs of a pipeline are in flight that deadlines published, tickers publish no more."""
 AT_ONCE: Final = 100
 """How many tenants one call of a script goes over, so that nobody else waits long for Redis."""
 ANSWER_LASTS_MS: Final = 10_000
 _ANSWERS: Final = {answer.value: answer for answer in Answer}
 """An enum's own look-up costs ten times as much, and a round of the tail makes a thousand."""
+_OWN_ARGS: Final = ("nonce", "now_ms")
+_LONG_NONCES: Final = frozenset({"begin", "take"})
+"""Scripts that keep a nonce: two calls with the same one would do harm, so theirs are longer."""
+_ENDINGS: Final = {
+    name: [(8 if name in _LONG_NONCES else 3) if arg == "nonce" else 0 for arg in script.args if arg in _OWN_ARGS]
+    for name, script in SCRIPTS.items()
+}
+"""Of each script the bytes of its nonce, and 0 for the time."""
 TICKER_HOLDS_MS: Final = 50
 """How long other tickers leave a pipeline to the one that found work, even if that one dies."""
 
@@ -72,7 +80,7 @@ class Gate(Inspector):
         super().__init__(client, keys, queue_prefix=None if message is None else queue_prefix)
         self._wire = Wire(client)
         self._ticker = self._nonce()
-        self._begun_keys: dict[tuple[str, str, Queue | None], list[tuple[str, bool]]] = {}
+        self._texts: dict[tuple[str, str, Queue | None], list[tuple[str, bool]]] = {}
         self._timing = timing
         self._publish = publish
         self._calling = threading.local()
@@ -83,11 +91,11 @@ class Gate(Inspector):
     def notify(self, pipeline: str, tenant: str, spacing: Spacing) -> Answer:
         """Count one event and start the tenant's runner if it has none. STARTED, DELAYED or ABSORBED."""
         # What `notify_many` does for one event, by a shorter way: a producer waits for it.
-        due, queue, turns, shares, runner, lease, last = self._beginnings("notify", pipeline, Queue.FIRST)
-        own = (f"{text}{tenant}" for text, _ in (runner, lease, last))
-        keys = (due[0], queue[0], turns[0], shares[0], *own, self._keys.clock)
-        args = (pipeline, self._timing.republish, "", self._nonce(), self._now(), tenant, spacing.delay, spacing.lease)
-        (reply,) = self._wire.call(self._scripts["notify"], [(keys, args)])
+        texts = self._key_texts("notify", pipeline, Queue.FIRST)
+        keys = [f"{text}{tenant}" if of_a_tenant else text for text, of_a_tenant in texts]
+        own = (tenant, spacing.delay, spacing.lease)
+        call: Call = ((*keys, self._keys.clock), (pipeline, self._timing.republish, "", *self._ending("notify"), *own))
+        (reply,) = self._wire.call(self._scripts["notify"], [call])
         return self._published(reply, Queue.FIRST, pipeline, tenant)
 
     def notify_many(self, events: Sequence[tuple[str, str, Spacing]]) -> list[Answer]:
@@ -117,14 +125,14 @@ class Gate(Inspector):
         reminders: Sequence[Reminder],
         *,
         by_base: bool = False,
-        most_reminded: int = 1,
+        most_in_flight: int = 1,
         keeps_last: bool = True,
     ) -> list[Answer]:
         """Say that tenants have records that no run has handled. STARTED, POSTPONED, DELAYED or ABSORBED each.
 
-        In one round trip; a script goes over 100 of them. `most_reminded` are published at once, less those of all
-        pipelines that reminders published and that have not begun; the others wait for their turn, so that neither
-        first events nor deadlines stand behind them.
+        In one round trip; a script goes over 100 of them. `most_in_flight` are published at once, less the runs
+        of reminders that are in flight; the others wait for their turn, so that neither first events nor deadlines
+        stand behind them.
 
         `by_base`: a base round found them. A run that is under way may be handling them, so it is not told; a tenant
         without one waits for its turn. Without `by_base` a run that is under way is followed by another.
@@ -132,7 +140,7 @@ class Gate(Inspector):
         `keeps_last`: the pipeline's delays count from the last run, so Redis is asked for it.
         """
         told = [(tenant, delay, "" if last is None else last) for tenant, delay, last in reminders]
-        shared = (self._timing.republish, most_reminded, int(by_base), int(keeps_last))
+        shared = (self._timing.republish, most_in_flight, int(by_base), int(keeps_last))
         return [answer for answer, _ in self._for_each("remind", {pipeline: (shared, told)})]
 
     def _for_each(
@@ -146,13 +154,13 @@ class Gate(Inspector):
         """
         calls: list[Call] = []
         for pipeline, (args, tenants) in work.items():
-            beginnings = self._beginnings(name, pipeline, Queue.FIRST)
-            shared = [text for text, of_a_tenant in beginnings if not of_a_tenant]
-            own = [text for text, of_a_tenant in beginnings if of_a_tenant]
+            texts = self._key_texts(name, pipeline, Queue.FIRST)
+            shared = [text for text, of_a_tenant in texts if not of_a_tenant]
+            own = [text for text, of_a_tenant in texts if of_a_tenant]
             for start in range(0, len(tenants), AT_ONCE):
                 some = tenants[start : start + AT_ONCE]
                 keys = [f"{text}{tenant}" for tenant, *_ in some for text in own]
-                told = (pipeline, *args, self._nonce(), self._now(), *chain.from_iterable(some))
+                told = (pipeline, *args, *self._ending(name), *chain.from_iterable(some))
                 calls.append(((*shared, *keys, self._keys.clock), told))
         replies = list(chain.from_iterable(self._wire.call(self._scripts[name], calls)))
         answers, rest = replies[::2], replies[1::2]
@@ -170,42 +178,30 @@ class Gate(Inspector):
         number).
         """
         times = (self._timing.runner_ttl, self._timing.republish)
-        calls = [
-            (
-                self._keys_of("begin", run.pipeline, run.tenant, None),
-                (*run, *times, most_runs, worker, self._nonce(8), self._now()),
-            )
-            for run, most_runs in runs
-        ]
-        return [_begun(reply) for reply in self._wire.call(self._scripts["begin"], calls)]
+        begins = [(run.pipeline, run.tenant, (*run, *times, most_runs, worker)) for run, most_runs in runs]
+        return [_begun(reply) for reply in self._call("begin", begins)]
 
     def decline(self, runs: Sequence[RunKey]) -> list[Answer]:
         """Give runs up, in one round trip, whose pipelines this worker does not declare. DECLINED or LOST each.
 
         The ticker of a worker that declares the pipeline publishes a run again. If there is none, nothing circulates.
+        Whoever is next in the fair queue has the turns of runs that had one.
         """
-        calls = [
-            (
-                self._keys_of("decline", run.pipeline, run.tenant, None),
-                (*run, self._timing.republish, self._now()),
-            )
-            for run in runs
-        ]
-        return [Answer(reply[0]) for reply in self._wire.call(self._scripts["decline"], calls)]
+        replies = self._call("decline", [(run.pipeline, run.tenant, (*run, self._timing.republish)) for run in runs])
+        self.publish_waiting([*dict.fromkeys(member for _, *members in replies for member in members if member)])
+        return [Answer(answer) for answer, *_ in replies]
 
     def take(self, most_first: int, most_next: int) -> tuple[list[Message], list[str]]:
         """Take up to so many run messages out of the queues, up to `most_next` in all.
 
-        Returns with them, for the places that are left, who is next among those that wait for their turn: text that
-        `publish_turns` takes. First events come before the others, but for each fourth place: that is a
+        Returns with them, for the places that are left, who is next in the fair queue: text that `publish_waiting`
+        takes. First events come before the others, but for each fourth place: that is a
         continuation's where one waits. Only where the scripts publish the messages themselves. A message that is not
         a run's ends it.
         """
         # A thread sends no second call before it has the answer to its first.
         caller = f"{self._ticker}.{os.getpid()}.{threading.get_ident()}"
-        keys, args = self._keys_of("take", "", caller, None), (most_first, most_next, RUN_TASK_TEXT, self._nonce(8))
-        (found,) = self._wire.call(self._scripts["take"], [(keys, args)])
-        *texts_of, turns = found
+        *texts_of, waiting = self._run("take", "", caller, None, most_first, most_next, RUN_TASK_TEXT)
         firsts, nexts = (
             [Message(queue, text, RunKey(*json.loads(json.loads(text)["body"])[0])) for text in texts]
             for queue, texts in zip(Queue, texts_of, strict=True)
@@ -215,7 +211,7 @@ class Gate(Inspector):
         while firsts or nexts:
             merged += [*firsts[:row], *nexts[:1]]
             firsts, nexts = firsts[row:], nexts[1:]
-        return merged, turns
+        return merged, waiting
 
     def put_back(self, messages: Sequence[Message]) -> None:
         """Put messages that `take` returned back into their places."""
@@ -230,29 +226,28 @@ class Gate(Inspector):
         return Answer(answer) is Answer.KEPT
 
     def settle_many(
-        self, runs: Sequence[tuple[RunKey, Settlement, Spacing, int]], *, most_handed: int = 1
+        self, runs: Sequence[tuple[RunKey, Settlement, Spacing, int]], *, most_in_flight: int = 1
     ) -> list[Answer]:
         """End runs, each with its pipeline's spacing and most runs, in one round trip.
 
-        CONTINUED, POSTPONED, LINGERING, FINISHED, HELD, REISSUED or LOST each. A run that ends gives the next one its
-        turn, unless `most_handed` messages of that kind are queued.
+        CONTINUED, POSTPONED, LINGERING, FINISHED, HELD, REISSUED or LOST each. A run that ends publishes that of the
+        next tenant in the fair queue, unless as many runs of that kind are in flight.
         """
-        calls = []
+        ends = []
         for run, end, spacing, most_runs in runs:
             told = (int(value) if isinstance(value, bool) else value for value in end)
             times = (spacing.empty_tick, spacing.last_ttl, self._timing.republish)
-            args = (*run, *told, *times, most_handed, most_runs, self._nonce(), self._now())
-            calls.append((self._keys_of("settle", run.pipeline, run.tenant, Queue.NEXT), args))
-        answers, turns, calls_of_others = [], dict[str, None](), list[Callable[[], object]]()
-        for (run, *_), reply in zip(runs, self._wire.call(self._scripts["settle"], calls), strict=True):
+            ends.append((run.pipeline, run.tenant, (*run, *told, *times, most_in_flight, most_runs)))
+        answers, waiting, calls_of_others = [], dict[str, None](), list[Callable[[], object]]()
+        for (run, *_), reply in zip(runs, self._call("settle", ends, Queue.NEXT), strict=True):
             called = reply[2:]
             answers.append(self._published(reply[:2], Queue.NEXT, run.pipeline, run.tenant))
             if len(called) == 1:
                 calls_of_others.append(partial(self.expire, run.pipeline, called))
             # Runs that end together are told of the same one.
-            turns |= dict.fromkeys(called[1:])
-        if turns:
-            calls_of_others.append(partial(self.publish_turns, [*turns]))
+            waiting |= dict.fromkeys(called[1:])
+        if waiting:
+            calls_of_others.append(partial(self.publish_waiting, [*waiting]))
         self._call_others(calls_of_others)
         return answers
 
@@ -277,16 +272,13 @@ class Gate(Inspector):
         count: Any = self._client.llen(f"{self._queue_prefix}{self._keys.queue(Queue.FIRST)}")
         return int(count)
 
-    def turns(self, limit: int) -> tuple[int, list[str]]:
-        """Return how many tenants were given their turn and have not begun, and up to `limit` of those that are next.
+    def fair_queue(self, limit: int) -> list[str]:
+        """Return up to `limit` members of the fair queue, the next one first, as `publish_waiting` takes them."""
+        members: Any = self._client.zrange(self._keys.fair_queue, 0, limit - 1) if limit > 0 else []
+        return list(members)
 
-        Each is text that `publish_turns` takes.
-        """
-        handed, *members = self._run("turn", "", "", None, limit)
-        return handed, members
-
-    def publish_turns(self, members: Sequence[str]) -> None:
-        """Give those who wait for their turn theirs, in one round trip.
+    def publish_waiting(self, members: Sequence[str]) -> None:
+        """Give tenants in the fair queue their turn, in one round trip.
 
         Nothing happens to one that somebody else gave it meanwhile.
         """
@@ -306,20 +298,15 @@ class Gate(Inspector):
         permitted, wait_ms = self._run("permit", run.pipeline, run.tenant, None, run.token, wanted, at_least, *limits)
         return permitted, wait_ms
 
-    def peek(self, pipeline: str, limit: int) -> tuple[list[str], int | None]:
-        """Return up to `limit` tenants that are due, and the milliseconds until the next deadline (None: no other)."""
-        wait_ms, *tenants = self._run("peek", pipeline, "", None, limit)
-        return tenants, None if wait_ms < 0 else wait_ms
-
     def tick(self, pipeline: str, limit: int) -> Due:
         """Return up to `limit` tenants that this ticker should start, and when it should look again.
 
-        Nobody, while another ticker is at work or enough of them are queued.
+        Nobody, while another ticker is at work or enough of them are in flight.
         """
-        wait_ms, late_ms, turns, *tenants = self._run(
-            "tick", pipeline, "", None, limit, MOST_SENT, self._ticker, TICKER_HOLDS_MS
+        wait_ms, late_ms, waiting, *tenants = self._run(
+            "tick", pipeline, "", None, limit, MOST_DUE_IN_FLIGHT, self._ticker, TICKER_HOLDS_MS
         )
-        return Due(tenants, None if wait_ms < 0 else wait_ms, None if late_ms < 0 else late_ms, turns)
+        return Due(tenants, None if wait_ms < 0 else wait_ms, None if late_ms < 0 else late_ms, waiting)
 
     def expire(self, pipeline: str, tenants: Sequence[str], *, early: bool = False) -> list[Answer]:
         """Act on deadlines that passed, in one round trip.
@@ -333,30 +320,16 @@ class Gate(Inspector):
             self._published(reply, Queue.NEXT, pipeline, tenant) for reply, tenant in zip(replies, tenants, strict=True)
         ]
 
-    def _expire(self, runs: Sequence[tuple[str, str]], why: str) -> list[list[Any]]:
-        return self._wire.call(
-            self._scripts["expire"],
-            [
-                (
-                    self._keys_of("expire", pipeline, tenant, Queue.NEXT),
-                    (pipeline, tenant, self._timing.republish, why, self._nonce(), self._now()),
-                )
-                for pipeline, tenant in runs
-            ],
-        )
+    def _expire(self, runs: Sequence[tuple[str, str]], why: str) -> list[Any]:
+        shared = (self._timing.republish, why)
+        return self._call("expire", [(*run, (*run, *shared)) for run in runs], Queue.NEXT)
 
     def remember_last(self, pipeline: str, starts: Sequence[tuple[str, int]], spacing: Spacing) -> None:
         """Keep when the last run of each tenant began, for as long as it can delay the next.
 
         `starts` are (tenant, milliseconds) each. A later start that Redis knows stays, and is kept as long.
         """
-        self._wire.call(
-            self._scripts["remember"],
-            [
-                (self._keys_of("remember", pipeline, tenant, None), (last_ms, spacing.last_ttl, self._now()))
-                for tenant, last_ms in starts
-            ],
-        )
+        self._call("remember", [(pipeline, tenant, (last_ms, spacing.last_ttl)) for tenant, last_ms in starts])
 
     def rebuilt_for(self, pipeline: str) -> int | None:
         """Return the longest delay (milliseconds) for which all last runs that matter are in Redis.
@@ -427,41 +400,49 @@ class Gate(Inspector):
         wait_ms, lost, ends_ms = self._run("hold_tail", pipeline, "", None, self._ticker, hold_ms, had_until)
         return TailHold(wait_ms, bool(lost), ends_ms)
 
-    def _keys_of(self, name: str, pipeline: str, tenant: str, queue: Queue | None) -> list[str]:
-        keys = [text + tenant if of_a_tenant else text for text, of_a_tenant in self._beginnings(name, pipeline, queue)]
-        keys.append(self._keys.clock)
-        return keys
+    def _run(self, name: str, pipeline: str, tenant: str, queue: Queue | None, *args: str | float) -> Any:
+        """Run a script once and return its reply."""
+        (reply,) = self._call(name, [(pipeline, tenant, args)], queue)
+        return reply
 
-    def _beginnings(self, name: str, pipeline: str, queue: Queue | None) -> list[tuple[str, bool]]:
+    def _call(
+        self, name: str, calls: Iterable[tuple[str, str, tuple[str | float, ...]]], queue: Queue | None = None
+    ) -> list[Any]:
+        """Run a script once for each (pipeline, tenant, arguments), in one round trip; return the replies."""
+        made: list[Call] = []
+        for pipeline, tenant, args in calls:
+            texts = self._key_texts(name, pipeline, queue)
+            keys = [text + tenant if of_a_tenant else text for text, of_a_tenant in texts]
+            made.append(((*keys, self._keys.clock), (*args, *self._ending(name))))
+        return self._wire.call(self._scripts[name], made)
+
+    def _key_texts(self, name: str, pipeline: str, queue: Queue | None) -> list[tuple[str, bool]]:
         """Return the keys of a script, each without its tenant and whether one comes after it."""
-        found = self._begun_keys.get((name, pipeline, queue))
-        if found is None:
-            found = self._begun_keys[name, pipeline, queue] = [
+        texts = self._texts.get((name, pipeline, queue))
+        if texts is None:
+            texts = self._texts[name, pipeline, queue] = [
                 (f"{self._queue_prefix}{self._keys.queue(of)}", False)
                 if (of := {"queue": queue, "first": Queue.FIRST, "next": Queue.NEXT}.get(kind)) is not None
                 else beginning(self._keys, kind, pipeline)
                 for kind in (*SCRIPTS[name].keys, *SCRIPTS[name].keys_of_each)
             ]
-        return found
+        return texts
+
+    def _ending(self, name: str) -> tuple[str, ...]:
+        """Return a script's last arguments, which the gate itself adds: a nonce and the time, if it takes them."""
+        return tuple(self._nonce(size) if size else self._now() for size in _ENDINGS[name])
 
     def _nonce(self, size: int = 3) -> str:
         """Return what tells a call from all others, also from one of a Redis whose clock stepped back.
 
         It is the random part of the tokens that the call issues, so a script recognizes a call that is sent again
-        because its reply was lost. Where begin and take keep it, two calls with one nonce would do harm, so it is
-        longer there.
+        because its reply was lost.
         """
         return os.urandom(size).hex()
 
     def _now(self) -> str:
         """Nothing: the scripts ask the server. Tests that move time override this."""
         return ""
-
-    def _run(self, name: str, pipeline: str, tenant: str, queue: Queue | None, *args: str | float) -> list[Any]:
-        keys = self._keys_of(name, pipeline, tenant, queue)
-        reply: list[Any]
-        (reply,) = self._wire.call(self._scripts[name], [(keys, (*args, self._now()))])
-        return reply
 
     def _published(self, reply: Sequence[Any], queue: Queue, pipeline: str, tenant: str) -> Answer:
         """Turn a reply into its answer; a reply that carries a token is a run that must be published."""

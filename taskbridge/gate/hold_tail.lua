@@ -1,11 +1,8 @@
 -- May this worker read the tail of a pipeline? Until its hold ends it may again, and no other.
 -- KEYS: tailing
--- ARGV: worker hold_ms had_until now_ms
+-- ARGV: worker hold_ms:number had_until:number now_ms
 -- RETURNS: {wait_ms, lost, ends}: milliseconds until another's hold ends, 0: it may; 1 if no hold is known, or only one that
 -- ended before `had_until`, when the last one ended that this worker knew of, else 0; and when the hold ends
-local tailing_key = KEYS[1]
-local worker, hold_ms, had_until, us = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), clock_us(ARGV[4])
-local now = milliseconds(us)
 
 -- Its end stands in the value: a server whose clock is behind would keep the key for longer. Each hold ends later than the
 -- one before, whoever has it; so an earlier end says that Redis came back with older data. The key lives on, so that who

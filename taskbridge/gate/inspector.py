@@ -212,7 +212,7 @@ class Inspector:
                 pipe.hgetall(self._keys.runner(pipeline, tenant))
                 pipe.zscore(self._keys.due(pipeline), tenant)
                 pipe.get(self._keys.lease(pipeline, tenant))
-                pipe.zscore(self._keys.turns, f"{pipeline}:{tenant}")
+                pipe.zscore(self._keys.fair_queue, f"{pipeline}:{tenant}")
             replies: list[Any] = pipe.execute()
         return [_status(*replies[at : at + 4]) for at in range(0, len(replies), 4)]
 
@@ -220,10 +220,10 @@ class Inspector:
         """Return the places of `tenants` among those that wait, in one round trip."""
         with self._client.pipeline(transaction=False) as pipe:
             pipe.zcard(self._keys.wait_queue(pipeline))
-            pipe.zcard(self._keys.turns)
+            pipe.zcard(self._keys.fair_queue)
             for tenant in tenants:
                 pipe.zrank(self._keys.wait_queue(pipeline), tenant)
-                pipe.zrank(self._keys.turns, f"{pipeline}:{tenant}")
+                pipe.zrank(self._keys.fair_queue, f"{pipeline}:{tenant}")
             waiting, turns, *ranks = pipe.execute()
         return [
             Place(None if place is None else place + 1, waiting, None if turn is None else turn + 1, turns)
@@ -300,6 +300,12 @@ class Inspector:
     def active(self, pipeline: str) -> list[str]:
         """Return the tenants that are not idle: those with a deadline."""
         tenants: Any = self._client.zrange(self._keys.due(pipeline), 0, -1)
+        return list(tenants)
+
+    def overdue(self, pipeline: str, limit: int, ms: int = 0) -> list[str]:
+        """Return up to `limit` tenants whose deadlines passed `ms` or more milliseconds ago, the oldest first."""
+        until = self.now_ms() - ms
+        tenants: Any = self._client.zrangebyscore(self._keys.due(pipeline), "-inf", until, start=0, num=limit)
         return list(tenants)
 
     def paused(self, pipeline: str) -> list[str]:

@@ -21,7 +21,7 @@ class Queue(StrEnum):
     NEXT = "taskbridge.next"
 
 
-OF_ALL: Final = frozenset({"turns", "shares", "handed", "reminded", "owner"})
+OF_ALL: Final = frozenset({"fair_queue", "virtual_time", "in_flight", "owner"})
 OF_A_TENANT: Final = frozenset({"runner", "lease", "last", "tenant_rate", "tenant_calls"})
 
 
@@ -67,28 +67,23 @@ class Keys:
         return f"{self.prefix}:taken:{caller}"
 
     @property
-    def turns(self) -> str:
-        """Sorted set of who waits for its turn: member `{pipeline}:{tenant}`, score a start tag; see `turns.lua`."""
-        return f"{self.prefix}:turns"
+    def fair_queue(self) -> str:
+        """Sorted set of tenants that wait for their turn: member `{pipeline}:{tenant}`, score a start tag."""
+        return f"{self.prefix}:fair-queue"
 
     @property
-    def shares(self) -> str:
-        """Hash: the last start tag of each pipeline in `turns`, while anybody waits there."""
-        return f"{self.prefix}:shares"
+    def virtual_time(self) -> str:
+        """Hash: the last start tag of each pipeline in `fair_queue`, while anybody waits there."""
+        return f"{self.prefix}:virtual-time"
 
     @property
-    def handed(self) -> str:
-        """Sorted set of who got its turn and has not begun: member as in `turns`, score when it counts as lost."""
-        return f"{self.prefix}:handed"
+    def in_flight(self) -> str:
+        """Sorted set of runs that turns and reminders published and that have not begun; see `in_flight.lua`."""
+        return f"{self.prefix}:in-flight"
 
-    @property
-    def reminded(self) -> str:
-        """Sorted set of runs that reminders published and that have not begun: members and scores as in `handed`."""
-        return f"{self.prefix}:reminded"
-
-    def sent(self, pipeline: str) -> str:
-        """Sorted set of runs that deadlines published and that have not begun: member tenant, score as in `handed`."""
-        return f"{self.prefix}:sent:{pipeline}"
+    def in_flight_due(self, pipeline: str) -> str:
+        """Sorted set of runs that deadlines published and that have not begun: member tenant, see `in_flight.lua`."""
+        return f"{self.prefix}:in-flight-due:{pipeline}"
 
     def due(self, pipeline: str) -> str:
         """Sorted set of deadlines: member tenant, score milliseconds of the Unix epoch."""
@@ -135,7 +130,7 @@ class Keys:
 
     def wait_queue(self, pipeline: str) -> str:
         """Sorted set of tenants that wait for a run slot or for the circuit, in their order."""
-        return f"{self.prefix}:line:{pipeline}"
+        return f"{self.prefix}:wait-queue:{pipeline}"
 
     def pipeline_rate(self, pipeline: str) -> str:
         """Virtual clock of a pipeline's rate limit, in microseconds."""

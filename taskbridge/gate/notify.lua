@@ -1,13 +1,12 @@
 -- Events of tenants: start each one's runner, or count the event for the runner that it has.
--- KEYS: due queue turns shares
+-- USES: queueing last expiry
+-- KEYS: due queue fair_queue virtual_time
 -- KEYS OF EACH: runner lease last
--- ARGV: pipeline republish_ms traceparent nonce now_ms
--- ARGV OF EACH: tenant delay_ms lease_ms
+-- ARGV: pipeline republish_ms:number traceparent nonce now_ms
+-- ARGV OF EACH: tenant delay_ms:number lease_ms:number
 -- RETURNS: of each {STARTED, token} | {DELAYED, runner} | {ABSORBED, runner}
 -- With a `traceparent`, that of the sender's span, `runner` is {token of the run that is queued or on, traceparent of the runner's
 -- first event}, each empty where there is none; else nothing.
-local due_key, queue_key, turns_key, shares_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local pipeline, republish_ms, traceparent, nonce, us = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4], clock_us(ARGV[5])
 
 -- Tenants whose runs this call started. A tenant may stand in it several times.
 local started = {}
@@ -16,7 +15,7 @@ local function told(state, token, first)
   return traceparent ~= "" and { state ~= "waiting" and token or "", first or "" }
 end
 
-local function notify(runner_key, lease_key, last_key, tenant, delay_ms, lease_ms, own_us)
+local function notify(own_us, runner_key, lease_key, last_key, tenant, delay_ms, lease_ms)
   local now = milliseconds(own_us)
   if lease_ms > 0 then
     redis.call("SET", lease_key, now + lease_ms, lifetime(lease_ms, now))
@@ -53,8 +52,8 @@ local function notify(runner_key, lease_key, last_key, tenant, delay_ms, lease_m
     if held then
       redis.call("HDEL", runner_key, "held")
       -- Its pipeline was not given that turn, so it has another.
-      if redis.call("ZREM", turns_key, pipeline .. ":" .. tenant) == 1 and redis.call("HEXISTS", shares_key, pipeline) == 1 then
-        redis.call("HINCRBY", shares_key, pipeline, -1)
+      if redis.call("ZREM", fair_queue_key, pipeline .. ":" .. tenant) == 1 and redis.call("HEXISTS", virtual_time_key, pipeline) == 1 then
+        redis.call("HINCRBY", virtual_time_key, pipeline, -1)
       end
     end
     token = new_token(own_us, token, nonce)
@@ -74,10 +73,8 @@ local function notify(runner_key, lease_key, last_key, tenant, delay_ms, lease_m
 end
 
 local replies = {}
-for at = 1, (#ARGV - 5) / 3 do
-  local runner_key, lease_key, last_key = KEYS[3 * at + 2], KEYS[3 * at + 3], KEYS[3 * at + 4]
-  local tenant, delay_ms, lease_ms = ARGV[3 * at + 3], tonumber(ARGV[3 * at + 4]), tonumber(ARGV[3 * at + 5])
+for nth = 1, count do
   -- Each has a microsecond of its own, as if it were called alone: tokens come from it.
-  replies[2 * at - 1], replies[2 * at] = notify(runner_key, lease_key, last_key, tenant, delay_ms, lease_ms, us + at - 1)
+  replies[2 * nth - 1], replies[2 * nth] = notify(us + nth - 1, of_each(nth))
 end
 return replies

@@ -1,12 +1,9 @@
 -- Take the gate for the deployment of this database, or keep it. Another one is remembered for a day, and gives way once none of
 -- its workers has called this for OWNER_MS and it left no work.
 -- KEYS: owner
--- ARGV: database label began_ms is_idle now_ms
+-- ARGV: database label began_ms:number is_idle:flag now_ms
 -- RETURNS: {other, began, is_away}: the label of another deployment that has the gate, else "", since when the gate has had
 -- owners, and whether the other is away
-local owner_key = KEYS[1]
-local database, label, began_ms, is_idle, us = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4] == "1", clock_us(ARGV[5])
-local now = milliseconds(us)
 
 local since, ends, owner, owner_label = string.match(redis.call("GET", owner_key) or "", "^(%d+) (%d+) (%S+) (.*)$")
 local began, is_away = tonumber(since), now >= (tonumber(ends) or 0) and 1 or 0

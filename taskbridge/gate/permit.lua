@@ -3,15 +3,10 @@
 -- they asked. With `at_least` 0 the call is made in any case: it is charged for, and those after it wait longer.
 -- Each limit is a virtual clock (GCRA): its key has the microsecond at which all that was permitted is worked off.
 -- KEYS: runner pipeline_rate tenant_rate pipeline_calls tenant_calls
--- ARGV: token wanted at_least pipeline_us pipeline_burst tenant_us tenant_burst pipeline_call_us pipeline_call_burst tenant_call_us tenant_call_burst now_ms
+-- ARGV: token wanted:number at_least:number pipeline_us:number pipeline_burst:number tenant_us:number
+--   tenant_burst:number pipeline_call_us:number pipeline_call_burst:number tenant_call_us:number
+--   tenant_call_burst:number now_ms
 -- RETURNS: {permitted, wait_ms}, both 0 where another run took over; a limit whose microseconds per record or call are 0 is none
-local runner_key, pipeline_rate_key, tenant_rate_key = KEYS[1], KEYS[2], KEYS[3]
-local pipeline_calls_key, tenant_calls_key = KEYS[4], KEYS[5]
-local token, wanted, at_least = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local pipeline_us, pipeline_burst = tonumber(ARGV[4]), tonumber(ARGV[5])
-local tenant_us, tenant_burst = tonumber(ARGV[6]), tonumber(ARGV[7])
-local pipeline_call_us, pipeline_call_burst = tonumber(ARGV[8]), tonumber(ARGV[9])
-local tenant_call_us, tenant_call_burst, us = tonumber(ARGV[10]), tonumber(ARGV[11]), clock_us(ARGV[12])
 
 -- How far the virtual clock is ahead of the server's.
 local function ahead_us(rate_key)

@@ -1,10 +1,8 @@
 -- Postgres knows when a tenant's last run began: keep that for as long as it can delay the next, unless a later start is known.
+-- USES: expiry
 -- KEYS: last
--- ARGV: last_ms last_ttl_ms now_ms
+-- ARGV: last_ms:number last_ttl_ms:number now_ms
 -- RETURNS: {left_ms}: for how much longer it matters; 0 or less, and nothing is kept
-local last_key = KEYS[1]
-local last_ms, last_ttl_ms, us = tonumber(ARGV[1]), tonumber(ARGV[2]), clock_us(ARGV[3])
-local now = milliseconds(us)
 
 -- As `settle` writes it.
 local known, earliest = string.match(redis.call("GET", last_key) or "", "^(%d*)(:?%d*)$")

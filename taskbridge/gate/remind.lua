@@ -4,22 +4,20 @@
 -- a base round found them (`by_base`): where Redis lost its data it finds many at once. Who waits for a deadline keeps it: where
 -- many come due at once, the ticker starts them, and turns are far slower. A run that is under way may be handling those, so
 -- it is not told.
--- KEYS: due queue turns shares reminded
+-- USES: queueing last fair_queue in_flight
+-- KEYS: due queue fair_queue virtual_time in_flight
 -- KEYS OF EACH: runner last
--- ARGV: pipeline republish_ms most_reminded by_base keeps_last nonce now_ms
--- ARGV OF EACH: tenant delay_ms last_ms
+-- ARGV: pipeline republish_ms:number most_in_flight:number by_base:flag keeps_last:flag nonce now_ms
+-- ARGV OF EACH: tenant delay_ms:number last_ms:number
 -- RETURNS: of each {STARTED, token} | {POSTPONED} | {DELAYED} | {ABSORBED}; `last_ms` is the last run as Postgres has it, or empty
-local due_key, queue_key, turns_key, shares_key, reminded_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local pipeline, republish_ms, most_reminded = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local by_base, keeps_last, nonce, us = ARGV[4] == "1", ARGV[5] == "1", ARGV[6], clock_us(ARGV[7])
 
 -- How many runs may still be queued. The queue's length would say nothing where the broker is another server.
-local room = by_base and 0 or most_reminded - queued(reminded_key, milliseconds(us))
+local room = by_base and 0 or most_in_flight - count_in_flight(in_flight_key, true, now)
 
 -- Tenants whose runs this call started. A tenant may stand in it several times.
 local started = {}
 
-local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
+local function remind(own_us, runner_key, last_key, tenant, delay_ms, last_ms)
   local now = milliseconds(own_us)
   -- Most have no runner, or a run that is coming: of these nothing else is asked.
   local state, token = unpack(redis.call("HMGET", runner_key, "state", "token"))
@@ -74,11 +72,11 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
 
   local start = math.max(now, began and began + delay_ms or 0, earliest or 0)
   if start <= now and room <= 0 and not state then
-    wait_for_turn(runner_key, turns_key, shares_key, pipeline, tenant, own_us, "found", unpack(fresh))
+    wait_for_turn(runner_key, fair_queue_key, virtual_time_key, pipeline, tenant, own_us, "found", unpack(fresh))
     return POSTPONED, false
   elseif start <= now and room > 0 then
     room = room - 1
-    note_queued(reminded_key, pipeline .. ":" .. tenant, now + republish_ms)
+    add_in_flight(in_flight_key, pipeline .. ":" .. tenant, true, now + republish_ms)
     token = new_token(own_us, token, nonce)
     queue_run(due_key, runner_key, tenant, token, republish_ms, own_us, "queue", "first", unpack(fresh))
     publish(queue_key, pipeline, tenant, token, own_us)
@@ -94,12 +92,10 @@ local function remind(runner_key, last_key, tenant, delay_ms, last_ms, own_us)
 end
 
 local replies = {}
-for at = 1, (#ARGV - 7) / 3 do
-  local runner_key, last_key = KEYS[2 * at + 4], KEYS[2 * at + 5]
-  local tenant, delay_ms, last_ms = ARGV[3 * at + 5], tonumber(ARGV[3 * at + 6]), tonumber(ARGV[3 * at + 7])
+for nth = 1, count do
   -- Each has a microsecond of its own, as if it were called alone: tokens come from it.
-  replies[2 * at - 1], replies[2 * at] = remind(runner_key, last_key, tenant, delay_ms, last_ms, us + at - 1)
+  replies[2 * nth - 1], replies[2 * nth] = remind(us + nth - 1, of_each(nth))
 end
-write_turns(due_key, turns_key)
-keep_turns(turns_key, shares_key, pipeline)
+write_fair_queue(due_key, fair_queue_key)
+keep_virtual_time(fair_queue_key, virtual_time_key, pipeline)
 return replies

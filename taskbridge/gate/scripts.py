@@ -3,127 +3,56 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Final
 
 from taskbridge.gate.constants import Constant
 from taskbridge.gate.state import Answer
 
-__all__ = ["SCRIPTS", "Script", "render"]
+__all__ = ["SCRIPTS", "Script", "read", "render"]
+
+_LABEL: Final = re.compile(r"^-- (USES|KEYS|KEYS OF EACH|ARGV|ARGV OF EACH|RETURNS): (.*(?:\n--   .*)*)", re.MULTILINE)
+_AS_TYPE: Final = {"": "{}", "number": "tonumber({})", "flag": '{} == "1"'}
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One verb. The header of `{name}.lua` has `keys` and `args` in the same order; a test compares them.
+    """One verb, as the comment at the head of `{name}.lua` declares it.
 
-    After its keys every script gets the key of the gate's clock. `uses` names files whose functions it calls. A script
-    for many tenants gets `keys_of_each` and `args_of_each` for each of them, after the others.
+    KEYS and ARGV name what the script is given: the key `due` is the local variable `due_key`, and `ttl_ms:number` the
+    local `ttl_ms`. The last key of every script is the gate's clock, and a script that is given `now_ms` has the time
+    in `us` and `now`. A script for many tenants has keys and arguments OF EACH, after the others: `count` says how many
+    there are, and `of_each(1)` returns those of the first. USES names files whose functions the script calls.
     """
 
     name: str
     keys: tuple[str, ...]
     args: tuple[str, ...]
-    uses: tuple[str, ...] = ()
     keys_of_each: tuple[str, ...] = ()
     args_of_each: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
 
-
-SCRIPTS: dict[str, Script] = {
-    script.name: script
-    for script in (
-        Script(
-            "notify",
-            ("due", "queue", "turns", "shares"),
-            ("pipeline", "republish_ms", "traceparent", "nonce", "now_ms"),
-            uses=("queueing", "last", "expiry"),
-            keys_of_each=("runner", "lease", "last"),
-            args_of_each=("tenant", "delay_ms", "lease_ms"),
-        ),
-        Script(
-            "remind",
-            ("due", "queue", "turns", "shares", "reminded"),
-            ("pipeline", "republish_ms", "most_reminded", "by_base", "keeps_last", "nonce", "now_ms"),
-            uses=("queueing", "last", "turns", "unbegun"),
-            keys_of_each=("runner", "last"),
-            args_of_each=("tenant", "delay_ms", "last_ms"),
-        ),
-        Script(
-            "begin",
-            ("due", "runner", "lease", "circuit", "running", "wait_queue", "turns", "handed", "reminded", "sent"),
-            ("pipeline", "tenant", "token", "ttl_ms", "republish_ms", "most_runs", "worker", "nonce", "now_ms"),
-            uses=("wait_queue",),
-        ),
-        Script(
-            "decline",
-            ("due", "runner", "handed", "reminded", "sent"),
-            ("pipeline", "tenant", "token", "republish_ms", "now_ms"),
-        ),
-        Script("beat", ("due", "runner", "running"), ("tenant", "token", "ttl_ms", "now_ms")),
-        Script(
-            "settle",
-            ("due", "runner", "last", "queue", "circuit", "running", "wait_queue", "turns", "shares", "handed"),
-            (
-                "pipeline",
-                "tenant",
-                "token",
-                "outcome",
-                "took",
-                "handled",
-                "failed",
-                "blame",
-                "retry_ms",
-                "owner",
-                "all_wait",
-                "counted",
-                "empty_tick_ms",
-                "last_ttl_ms",
-                "republish_ms",
-                "most_handed",
-                "most_runs",
-                "nonce",
-                "now_ms",
-            ),
-            uses=("queueing", "expiry", "turns", "unbegun", "wait_queue", "circuit"),
-        ),
-        Script(
-            "permit",
-            ("runner", "pipeline_rate", "tenant_rate", "pipeline_calls", "tenant_calls"),
-            (
-                "token",
-                "wanted",
-                "at_least",
-                "pipeline_us",
-                "pipeline_burst",
-                "tenant_us",
-                "tenant_burst",
-                "pipeline_call_us",
-                "pipeline_call_burst",
-                "tenant_call_us",
-                "tenant_call_burst",
-                "now_ms",
-            ),
-        ),
-        Script(
-            "expire",
-            ("due", "runner", "queue", "first", "counts", "turns", "handed", "reminded", "sent"),
-            ("pipeline", "tenant", "republish_ms", "why", "nonce", "now_ms"),
-            uses=("queueing", "unbegun"),
-        ),
-        Script("peek", ("due",), ("limit", "now_ms")),
-        Script(
-            "tick",
-            ("due", "sent", "ticking", "turns"),
-            ("limit", "most_queued", "ticker", "hold_ms", "now_ms"),
-            uses=("timekeeping", "unbegun"),
-        ),
-        Script("turn", ("turns", "handed"), ("limit", "now_ms"), uses=("unbegun",)),
-        Script("take", ("first", "next", "turns", "taken"), ("most_first", "most_next", "run_task", "nonce")),
-        Script("probe", ("queue",), ("pipeline", "tenant", "token", "now_ms")),
-        Script("own", ("owner",), ("database", "label", "began_ms", "is_idle", "now_ms")),
-        Script("hold_tail", ("tailing",), ("worker", "hold_ms", "had_until", "now_ms")),
-        Script("remember", ("last",), ("last_ms", "last_ttl_ms", "now_ms"), uses=("expiry",)),
-    )
-}
+    @property
+    def variables(self) -> list[str]:
+        """Lua that names the keys and arguments."""
+        keys, args = len(self.keys), len(self.args)
+        timed = self.args[-1:] == ("now_ms",)
+        lines = [_named(_variables(self.keys, "_key"), _values("KEYS", self.keys))]
+        plain = self.args[:-1] if timed else self.args
+        lines.append(_named(_variables(plain), _values("ARGV", plain)))
+        if timed:
+            lines.append(f"local us = clock_us(ARGV[{args}])\nlocal now = milliseconds(us)")
+        if self.args_of_each:
+            each_key, each_arg = len(self.keys_of_each), len(self.args_of_each)
+            values = [
+                *_values("KEYS", self.keys_of_each, f"{each_key} * (nth - 1) + {keys} + "),
+                *_values("ARGV", self.args_of_each, f"{each_arg} * (nth - 1) + {args} + "),
+            ]
+            lines.append(f"local count = (#ARGV - {args}) / {each_arg}")
+            lines.append(f"local function of_each(nth)\n  return {', '.join(values)}\nend")
+        return lines
 
 
 def read(file_name: str) -> str:
@@ -142,4 +71,32 @@ def render(script: Script, publish: str) -> str:
     used = set(re.findall(r"[A-Z_]+", "".join(parts)))
     numbers = [one for one in (*Answer, *Constant) if one.name in used]
     names = "".join(f"local {one.name} = {int(one)}\n" for one in numbers)
-    return "\n".join((names, *parts))
+    return "\n".join((names, *parts[:-1], *script.variables, parts[-1]))
+
+
+def _variables(names: Sequence[str], ending: str = "") -> list[str]:
+    return [name.partition(":")[0] + ending for name in names]
+
+
+def _values(array: str, names: Sequence[str], before: str = "") -> list[str]:
+    kinds = [name.partition(":")[2] for name in names]
+    return [_AS_TYPE[kind].format(f"{array}[{before}{at}]") for at, kind in enumerate(kinds, 1)]
+
+
+def _named(variables: Sequence[str], values: Sequence[str]) -> str:
+    return f"local {', '.join(variables)} = {', '.join(values)}" if variables else ""
+
+
+def _scripts() -> dict[str, Script]:
+    """Return the script of each file whose head says what it returns; the others are parts of these."""
+    found = {}
+    for file in sorted(files(__package__).iterdir(), key=lambda file: file.name):
+        name, _, kind = file.name.partition(".")
+        declared = dict(_LABEL.findall(read(file.name))) if kind == "lua" else {}
+        if "RETURNS" in declared:
+            labels = ("KEYS", "ARGV", "KEYS OF EACH", "ARGV OF EACH", "USES")
+            found[name] = Script(name, *(tuple(declared.get(label, "").replace("--", "").split()) for label in labels))
+    return found
+
+
+SCRIPTS: Final = _scripts()

@@ -1,20 +1,13 @@
 -- The run ends: `more` records are left, the worker is `stopped` in the middle, all is `done`, `retry` after a while, the
 -- tenant is `paused`, or the cursor has an owner with a higher token (`stale`).
--- KEYS: due runner last queue circuit running wait_queue turns shares handed
--- ARGV: pipeline tenant token outcome took handled failed blame retry_ms owner all_wait counted empty_tick_ms last_ttl_ms republish_ms most_handed most_runs nonce now_ms
+-- USES: queueing expiry fair_queue in_flight wait_queue circuit
+-- KEYS: due runner last queue circuit running wait_queue fair_queue virtual_time in_flight
+-- ARGV: pipeline tenant token outcome took:number handled:number failed:number blame retry_ms:number owner
+--   all_wait:flag counted:flag empty_tick_ms:number last_ttl_ms:number republish_ms:number most_in_flight:number
+--   most_runs:number nonce now_ms
 -- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
 -- the tenant that may begin in the slot of this run as the third element, if one waits in the queue, and as the fourth who
 -- is next among those that wait for their turn, if a turn is to be given
-local due_key, runner_key, last_key, queue_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local circuit_key, running_key, wait_queue_key = KEYS[5], KEYS[6], KEYS[7]
-local turns_key, shares_key, handed_key = KEYS[8], KEYS[9], KEYS[10]
-local pipeline, tenant, token, outcome, took = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
-local handled, failed, blame, retry_ms = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[9])
-local owner, all_wait, counted = ARGV[10], ARGV[11] == "1", ARGV[12] == "1"
-local empty_tick_ms, last_ttl_ms = tonumber(ARGV[13]), tonumber(ARGV[14])
-local republish_ms, most_handed = tonumber(ARGV[15]), tonumber(ARGV[16])
-local most_runs, nonce, us = tonumber(ARGV[17]), ARGV[18], clock_us(ARGV[19])
-local now = milliseconds(us)
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "began", "delay", "before",
   "lease", "failures")
@@ -42,7 +35,7 @@ local function wait_until(deadline, answer)
 end
 
 local function continue_now(at_front)
-  note_queued(handed_key, pipeline .. ":" .. tenant, now + republish_ms)
+  add_in_flight(in_flight_key, pipeline .. ":" .. tenant, false, now + republish_ms)
   return continue(CONTINUED, token, at_front)
 end
 
@@ -52,9 +45,9 @@ local function continue_in_turn()
     join_wait_queue(runner_key, wait_queue_key, tenant, now, 1)
     return wait_until(now + republish_ms, POSTPONED)
   end
-  if redis.call("ZCARD", turns_key) > 0 or queued(handed_key, now) >= most_handed then
-    wait_for_turn(runner_key, turns_key, shares_key, pipeline, tenant, us, "turn")
-    write_turns(due_key, turns_key)
+  if redis.call("ZCARD", fair_queue_key) > 0 or count_in_flight(in_flight_key, false, now) >= most_in_flight then
+    wait_for_turn(runner_key, fair_queue_key, virtual_time_key, pipeline, tenant, us, "turn")
+    write_fair_queue(due_key, fair_queue_key)
     return { POSTPONED }
   end
   return continue_now()
@@ -85,12 +78,12 @@ end
 local function all_wait_for_their_turn()
   local members = {}
   for _, waiting in ipairs(redis.call("ZRANGE", wait_queue_key, 0, -1)) do
-    members[#members + 1] = text(next_tag(turns_key, shares_key, pipeline))
+    members[#members + 1] = text(next_tag(fair_queue_key, virtual_time_key, pipeline))
     members[#members + 1] = pipeline .. ":" .. waiting
   end
   -- Lua passes few thousand arguments at the most.
   for at = 1, #members, 1000 do
-    redis.call("ZADD", turns_key, unpack(members, at, math.min(at + 999, #members)))
+    redis.call("ZADD", fair_queue_key, unpack(members, at, math.min(at + 999, #members)))
   end
   redis.call("DEL", wait_queue_key)
 end
@@ -220,11 +213,11 @@ elseif not is_open then
     end
   end
 end
-keep_turns(turns_key, shares_key, pipeline)
+keep_virtual_time(fair_queue_key, virtual_time_key, pipeline)
 -- A worker slot comes free. If too few turns are in its queue, the next tenant gets its turn.
 if not reply[3] then
-  local next_member = redis.call("ZRANGE", turns_key, 0, 0)[1]
-  if next_member and queued(handed_key, now) < most_handed then
+  local next_member = redis.call("ZRANGE", fair_queue_key, 0, 0)[1]
+  if next_member and count_in_flight(in_flight_key, false, now) < most_in_flight then
     reply[2], reply[3], reply[4] = reply[2] or false, false, next_member
   end
 end

@@ -2,12 +2,10 @@
 -- all, some are kept for continuations where these wait: else a storm of first events would keep them waiting until its end.
 -- It ends before a message that is not a run's, or not as a script writes it: that is Celery's.
 -- A caller whose reply was lost sends the call again and is given the same messages.
--- KEYS: first next turns taken
--- ARGV: most_first most_next run_task nonce
+-- KEYS: first next fair_queue taken
+-- ARGV: most_first:number most_next:number run_task nonce
 -- RETURNS: {firsts, nexts, members}: the messages of each queue as they lay there, the next one first, and for the places
 -- that are left who is next among those that wait for their turn
-local first_key, next_key, turns_key, taken_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local most_first, most_next, run_task, nonce = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
 
 if redis.call("HGET", taken_key, "nonce") == nonce then
   return cmsgpack.unpack(redis.call("HGET", taken_key, "reply"))
@@ -34,7 +32,7 @@ local firsts = take(first_key, most_first - kept)
 local nexts = take(next_key, most_next - #firsts)
 -- Behind a message that stays there, whoever is given a turn could not be taken.
 local left = redis.call("LLEN", next_key) == 0 and most_next - #firsts - #nexts or 0
-local members = left > 0 and redis.call("ZRANGE", turns_key, 0, left - 1) or {}
+local members = left > 0 and redis.call("ZRANGE", fair_queue_key, 0, left - 1) or {}
 if #firsts + #nexts > 0 then
   redis.call("HSET", taken_key, "nonce", nonce, "reply", cmsgpack.pack({ firsts, nexts, members }))
   redis.call("PEXPIRE", taken_key, REPEATED_WITHIN_MS)

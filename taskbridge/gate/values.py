@@ -130,14 +130,14 @@ class Message(NamedTuple):
 class Due(NamedTuple):
     """Which `tenants` a ticker should start now, and `next_ms` until it should look again (None: there is no deadline).
 
-    `late_ms` is how long ago the oldest deadline passed (None: none has), in milliseconds like `next_ms`. `turns`: how
-    many tenants, of all pipelines, wait for their turn.
+    `late_ms` is how long ago the oldest deadline passed (None: none has), in milliseconds like `next_ms`. `waiting`:
+    how many tenants, of all pipelines, are in the fair queue.
     """
 
     tenants: list[str]
     next_ms: int | None
     late_ms: int | None
-    turns: int = 0
+    waiting: int = 0
 
 
 class Reminder(NamedTuple):

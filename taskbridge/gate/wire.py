@@ -3,6 +3,9 @@
 What redis-py does around a command costs a producer more than the gate's script does. So a script is called on a
 connection that this module keeps, with redis-py's own packing and parsing; whatever goes wrong there is left to
 redis-py's client, which connects anew, tries again and loads scripts.
+
+Events have a client of their own. Its connections share one deadline for all that a producer's call does, and redis-py
+has time-outs for single steps only.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
 from redis.retry import Retry
 
-from taskbridge.common.lost_connections import REDIS_AWAY, REDIS_SWITCHED, is_switched
+from taskbridge.common.server_errors import REDIS_AWAY, REDIS_SWITCHED, is_switched
 
 __all__ = ["COMMAND", "Call", "Wire", "client", "hurry"]
 
@@ -68,6 +71,9 @@ def client(url: str, hurried: float | None = None, *, for_people: bool = False) 
         "retry": Retry(NoBackoff(), 1) if tries_once_more else Retry(ExponentialBackoff(cap=1, base=0.05), 3),
         "retry_on_error": list(REDIS_SWITCHED),
     }
+    if url.startswith("unix:"):
+        # Not every redis-py takes it for a socket of the file system.
+        del options["socket_connect_timeout"]
     kind: type[redis.ConnectionPool] = redis.ConnectionPool
     if "max_connections=" in url:
         kind = redis.BlockingConnectionPool

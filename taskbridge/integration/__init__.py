@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from taskbridge.common.libraries import check_libraries
+from taskbridge.common.libraries import check_libraries, explained_imports
 from taskbridge.errors import ConfigurationError
 
 __all__ = ["is_celery"]
@@ -19,6 +19,8 @@ def is_celery(program: Path) -> bool:
 try:
     # Before the modules of this package import what is too old.
     check_libraries()
+    with explained_imports():
+        import psycopg as _  # noqa: F401
 except ConfigurationError as error:
     if not is_celery(Path(sys.argv[0])):
         raise

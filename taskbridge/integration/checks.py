@@ -14,6 +14,7 @@ from typing import Any, Final
 from kombu.exceptions import ChannelError
 from redis.exceptions import NoPermissionError
 
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import Queue
@@ -21,43 +22,28 @@ from taskbridge.gate.message import check_serializer
 from taskbridge.integration.installation import check_journal, installed_beside
 from taskbridge.integration.remote import ask
 from taskbridge.integration.transport import BOUNDED_CONNECTIONS, BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
-from taskbridge.observing.troubles import (
-    MOST_COUNTED,
-    MOST_RUNNERS,
-    Trouble,
-    nobody_looks,
-    slow_work,
-    troubles,
-    undeclared,
-    unmatched,
-    unserved,
-)
+from taskbridge.observing.context import Context
+from taskbridge.observing.health import nobody_looks, unserved, work
 from taskbridge.process.broker import broker_connection
 from taskbridge.process.light_runtime import ALSO_CHECKED
 from taskbridge.process.runtime import Runtime
-from taskbridge.process.translation import translated_errors
 from taskbridge.store import (
-    Looks,
     check_adoptions,
     check_cluster,
     check_schema,
     check_version,
     read_ages,
-    read_backlogs,
     undeclared_readers,
-    unmatched_sources,
     unread_sources,
 )
+from taskbridge.store.db import pooler_of
 from taskbridge.store.queries import query
 from taskbridge.store.schema import head
 
 __all__ = ["Finding", "Level", "examine", "worst"]
 
-UNMATCHED_COUNTED: Final = 100_000
 
 SKEW_SECONDS: Final = 1.0
-OVERDUE_SECONDS: Final = 30.0
-OVERDUE_LOOK: Final = 200
 ANSWER_SECONDS: Final = 1.0
 PROBE_SECONDS: Final = 5.0
 BASE_SECONDS: Final = 300.0
@@ -143,10 +129,39 @@ def _postgres(runtime: Runtime) -> Findings:
     with runtime.engine.connect() as connection:
         version = connection.exec_driver_sql(query("server_version")).scalar_one()
         standby = connection.exec_driver_sql(query("is_standby")).scalar_one()
+        encoding = connection.exec_driver_sql(query("encoding")).scalar_one()
     if standby:
         yield Finding(Level.PROBLEM, "Postgres", f"{version} is a standby, which takes no writes", "name the primary")
     else:
         yield Finding(Level.OK, "Postgres", str(version))
+    yield _encoding(str(encoding))
+    yield from _pooler(runtime)
+
+
+def _encoding(name: str) -> Finding:
+    """Say which names and documents the database can hold."""
+    if name == "UTF8":
+        return Finding(Level.OK, "encoding", "UTF8, which holds every name and document")
+    what = {
+        "SQL_ASCII": "takes any bytes and checks none, and refuses documents with characters outside of ASCII",
+    }.get(name, "refuses names and documents with characters that it lacks, as Chinese ones in LATIN1")
+    return Finding(Level.WARNING, "encoding", f"{name} {what}", "move to a database with `ENCODING 'UTF8'`")
+
+
+def _pooler(runtime: Runtime) -> Findings:
+    found = pooler_of(runtime.engine, runtime.settings.postgres_url)
+    if found is None:
+        return
+    prepares = "statements are prepared" if found.prepares else "no statement is prepared"
+    text = f"{found.name} in {found.mode} mode: {prepares}, and each transaction sets its own time limits"
+    yield Finding(Level.OK, "pooler", text)
+    if runtime.settings.tail_listens:
+        yield Finding(
+            Level.WARNING,
+            "pooler",
+            "TASKBRIDGE_TAIL_LISTENS has no effect: nobody can LISTEN through a pooler, so workers poll",
+            "leave it out, or let TASKBRIDGE_POSTGRES_URL of the workers lead to Postgres itself",
+        )
 
 
 def _schema(runtime: Runtime) -> Findings:
@@ -468,16 +483,19 @@ def _rounds(runtime: Runtime) -> Findings:
     longest = max(BASE_SECONDS, INTERVALS * settings.base_interval)
     for name, ages in read_ages(runtime.engine, runtime.pipelines.names()).items():
         found = next(unserved(ages.tail, settings.tail_interval, 0.0), None)
-        if found is None and ages.base > longest:
-            since = "ever since it was declared" if math.isinf(ages.base) else f"for {ages.base:,.0f} s"
-            found = Trouble(
-                f"nobody looks for what Redis may have forgotten, {since}",
-                "start a worker that declares the pipeline; if one runs, its log says what keeps it",
-            )
         if found is not None:
             sound = False
             level = Level.PROBLEM if found.grave else Level.WARNING
             yield Finding(level, "tail", f"{name}: {found.sentence}", found.remedy)
+        elif ages.base > longest:
+            sound = False
+            since = "ever since it was declared" if math.isinf(ages.base) else f"for {ages.base:,.0f} s"
+            yield Finding(
+                Level.WARNING,
+                "tail",
+                f"{name}: nobody looks for what Redis may have forgotten, {since}",
+                "start a worker that declares the pipeline; if one runs, its log says what keeps it",
+            )
     if sound:
         yield Finding(Level.OK, "tail", "new records of every pipeline are looked for")
 
@@ -485,11 +503,6 @@ def _rounds(runtime: Runtime) -> Findings:
 def _work(runtime: Runtime) -> Findings:
     """Look for work that does not go on."""
     sound = True
-    others = Looks(runtime.engine).undeclared(runtime.pipelines.names())
-    if others:
-        sound = False
-        unknown = undeclared(others)
-        yield Finding(Level.WARNING, "work", unknown.sentence, unknown.remedy)
     read = {runtime.pipelines[name].source for name in runtime.pipelines.names()}
     for source in unread_sources(runtime.engine, read):
         sound = False
@@ -499,25 +512,9 @@ def _work(runtime: Runtime) -> Findings:
             f"{source}: no pipeline reads this source, so its records lie there",
             "declare a pipeline with this source; if the name was mistyped, write them under the right one",
         )
-    surveys = runtime.gate.survey(runtime.pipelines.names(), MOST_RUNNERS)
-    backlogs = read_backlogs(
-        runtime.engine,
-        {name: runtime.pipelines[name].source for name in surveys},
-        {name: one.tenants for name, one in surveys.items()},
-        MOST_COUNTED,
-    )
-    tails = {name: ages.tail for name, ages in read_ages(runtime.engine, list(surveys)).items()}
-    slow = slow_work(runtime.gate, runtime.engine, runtime.settings, runtime.pipelines, surveys, tails)
-    for name, survey in surveys.items():
-        paused = Looks(runtime.engine).paused(name, MOST_COUNTED)
-        for one in (*slow.get(name, ()), *troubles(runtime.pipelines[name], survey, backlogs[name], paused)):
-            sound = False
-            level = Level.PROBLEM if one.grave else Level.WARNING
-            yield Finding(level, "work", f"{name}: {one.sentence}", one.remedy)
-    for name, count in unmatched_sources(runtime.engine, UNMATCHED_COUNTED).items():
+    for one in work(Context.of(runtime)):
         sound = False
-        found = unmatched(name, count, UNMATCHED_COUNTED)
-        yield Finding(Level.WARNING, "work", found.sentence, found.remedy)
+        yield Finding(Level.PROBLEM if one.grave else Level.WARNING, "work", one.sentence, one.remedy)
     if sound:
         yield Finding(
             Level.OK,
@@ -528,20 +525,11 @@ def _work(runtime: Runtime) -> Findings:
 
 def _overdue(runtime: Runtime) -> Findings:
     """Look for deadlines that nobody acts on."""
-    late = 0
-    for name in runtime.pipelines.names():
-        tenants, _ = runtime.gate.peek(name, OVERDUE_LOOK)
-        now_ms = runtime.gate.now_ms()
-        late += sum(
-            one.deadline_ms is not None and now_ms - one.deadline_ms > OVERDUE_SECONDS * 1000
-            for one in runtime.gate.look(name, tenants)
-        )
-    if late:
-        yield Finding(
-            Level.PROBLEM,
-            "deadlines",
-            f"nobody starts {late:,} that are due for more than {OVERDUE_SECONDS:.0f} s",
-            "start a worker; its ticker does that",
-        )
-    else:
-        yield Finding(Level.OK, "deadlines", f"no runner is due for more than {OVERDUE_SECONDS:.0f} s")
+    sound = True
+    for name, survey in runtime.gate.survey(runtime.pipelines.names(), 1).items():
+        for one in unserved(0.0, runtime.settings.tail_interval, survey.overdue_seconds):
+            sound = False
+            level = Level.PROBLEM if one.grave else Level.WARNING
+            yield Finding(level, "deadlines", f"{name}: {one.sentence}", one.remedy)
+    if sound:
+        yield Finding(Level.OK, "deadlines", "no runner is overdue")

@@ -16,18 +16,19 @@ from kombu import Exchange
 from kombu import Queue as KombuQueue
 from redis import RedisError
 
+from taskbridge.common.server_errors import place_of, translated_errors
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import OURS, Queue
 from taskbridge.gate.message import RUN_TASK, check_serializer
 from taskbridge.handlers.journal import JOURNAL, NOT_FOR_THE_JOURNAL
 from taskbridge.integration.broker_watch import BrokerWatchStep
+from taskbridge.integration.failed_worker import FailedWorkerStep
 from taskbridge.integration.queue_order import QueueOrder
 from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
 from taskbridge.integration.transport import DECLARED_COMMAND, check_versions, transport_of
 from taskbridge.observing.metrics_server import MetricsStep
 from taskbridge.process.runtime import Runtime, keys_of, runtime_of, serves
-from taskbridge.process.translation import place_of, translated_errors
 from taskbridge.producing.producer import Bridge
 from taskbridge.running.ticker import TickerStep
 from taskbridge.settings import Settings, unknown_variables
@@ -71,7 +72,7 @@ def install(app: Celery, settings: Settings | None = None) -> Bridge:
     if settings is not None:
         runtime_of(app, settings)
     bridge = _INSTALLED[app] = Bridge(app, register(app))
-    app.steps["worker"].update((TickerStep, MetricsStep, BrokerWatchStep))
+    app.steps["worker"].update((TickerStep, MetricsStep, BrokerWatchStep, FailedWorkerStep))
     _add_queues(app)
     app.on_after_configure.connect(_configured, weak=False)
     if app.configured:  # type: ignore[attr-defined]

@@ -35,11 +35,11 @@ from kombu.transport import redis, virtual
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, ResponseError
 
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import counted, error_line
 from taskbridge.gate.message import RUN_TASK
 from taskbridge.integration.broker_watch import watched
 from taskbridge.process.broker import broker_connection
-from taskbridge.process.translation import translated_errors
 
 __all__ = [
     "BOUNDED_CONNECTIONS",

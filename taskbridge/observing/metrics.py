@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -26,12 +27,12 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import TaskBridgeError, Unavailable
 from taskbridge.gate.inspector import Queued, Survey
-from taskbridge.observing.troubles import MOST_RUNNERS, nobody_looks
+from taskbridge.observing.health import MOST_RUNNERS, nobody_looks
 from taskbridge.process.light_runtime import LightRuntime
-from taskbridge.process.translation import translated_errors
-from taskbridge.store import Backlog, Counters, read_ages, read_backlogs, read_counters
+from taskbridge.store import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
 
 if TYPE_CHECKING:
     from taskbridge.process.runtime import Runtime
@@ -58,26 +59,13 @@ class Look(NamedTuple):
     scope: str
 
 
-class _OfServer(NamedTuple):
-    """Whether a server answered."""
+class _Backlog(NamedTuple):
+    """A backlog whose pending records are unknown."""
 
-    answered: bool
-
-
-class _OfBacklog(NamedTuple):
-    """What is known of a backlog; None: nothing."""
-
-    pending: int | None
-    oldest_seconds: float | None
     quarantined: int
     failing: int
-
-
-class _OfTicker(NamedTuple):
-    """What one ticker has seen of a pipeline."""
-
-    lateness: Histogram
-    orphaned: int
+    pending: None = None
+    oldest_seconds: None = None
 
 
 _COUNTERS: Final = Look("counters", "Postgres", "deployment")
@@ -85,18 +73,22 @@ _AGES: Final = Look("ages", "Postgres", "deployment")
 _BACKLOGS: Final = Look("backlogs", "Redis, Postgres", "deployment")
 _SURVEYS: Final = Look("surveys", "Redis", "deployment")
 _MESSAGES: Final = Look("messages", "Redis", "deployment")
-_TICKER: Final = Look("ticker", "its ticker", "this worker")
+_LATENESS: Final = Look("lateness", "its ticker", "this worker")
+_ORPHANED: Final = Look("orphaned", "its ticker", "this worker")
 _SERVERS: Final = Look("servers", "the scrape", "this worker")
 
 
 class Metric(NamedTuple):
-    """One metric: its name as in queries, its type, the look that finds it, what it says, and its attribute there."""
+    """One metric: its name in queries, its type, where it comes from, its help, and its attribute there.
+
+    An empty `figure`: what is found there is the value itself.
+    """
 
     name: str
     kind: str
     look: Look
     help: str
-    figure: str
+    figure: str = ""
     label: str = "pipeline"
 
 
@@ -220,18 +212,16 @@ METRICS: Final = (
     Metric(
         "taskbridge_tick_lateness_seconds",
         "histogram",
-        _TICKER,
+        _LATENESS,
         "How late the oldest passed deadline was, at each look of the ticker that found one.",
-        "lateness",
     ),
     Metric(
         "taskbridge_orphaned_tenants_total",
         "counter",
-        _TICKER,
+        _ORPHANED,
         "Tenants with pending records and no run, found by a base round and given one.",
-        "orphaned",
     ),
-    Metric("taskbridge_up", "gauge", _SERVERS, "1 if the server answered, else 0.", "answered", "server"),
+    Metric("taskbridge_up", "gauge", _SERVERS, "1 if the server answered, else 0.", label="server"),
 )
 
 Found = dict[Look, Mapping[str, Any]]
@@ -266,37 +256,38 @@ class Metrics(Collector):
         return generate_latest(registry(self)).decode()
 
     def _look(self) -> Found:
-        runtime, ticker, self.problems = self._runtime, self._ticker, []
-        names, interval = runtime.pipelines.names(), runtime.settings.tail_interval
+        runtime, self.problems = self._runtime, []
+        names = runtime.pipelines.names()
         of_redis = self._ask(self._redis, lambda: _surveys(runtime, names))
         surveys, messages, refused = of_redis or (None, None, ())
         for sentence in refused:
             self._note(sentence)
         sources = {name: runtime.pipelines[name].source for name in names}
         tenants = {name: one.tenants for name, one in (surveys or {}).items()}
-        standing = self._ask(
+        of_postgres = self._ask(
             self._postgres,
             lambda: (read_ages(runtime.database, names), read_backlogs(runtime.database, sources, tenants)),
         )
-        found: Found = {
-            _SERVERS: {"redis": _OfServer(surveys is not None), "postgres": _OfServer(standing is not None)}
-        }
+        found: Found = {_SERVERS: {"redis": surveys is not None, "postgres": of_postgres is not None}}
         if surveys is not None:
             found[_SURVEYS], found[_MESSAGES] = surveys, messages or {}
-        if standing is not None:
-            found[_AGES], backlogs = standing
-            counters = self._sums.look(names, ANSWER_TIMEOUT if ticker is None else SUMS_TIMEOUT)
+        if of_postgres is not None:
+            found[_AGES], backlogs = of_postgres
+            if surveys is not None:
+                found[_BACKLOGS] = {name: self._known(found[_AGES][name], backlogs[name]) for name in surveys}
+            counters = self._sums.look(names, ANSWER_TIMEOUT if self._ticker is None else SUMS_TIMEOUT)
             if counters is not None:
                 found[_COUNTERS] = counters
-            if surveys is not None:
-                found[_BACKLOGS] = {
-                    name: _known(one, is_looked_for=not nobody_looks(found[_AGES][name].tail, interval))
-                    for name, one in backlogs.items()
-                    if name in surveys
-                }
-        if ticker is not None:
-            found[_TICKER] = {name: _OfTicker(ticker.lateness[name], ticker.orphaned[name]) for name in names}
+        if self._ticker is not None:
+            found[_LATENESS] = {name: self._ticker.lateness[name] for name in names}
+            found[_ORPHANED] = {name: self._ticker.orphaned[name] for name in names}
         return found
+
+    def _known(self, ages: Ages, backlog: Backlog) -> Backlog | _Backlog:
+        """Return what is known of a backlog: if nobody looks for records, tenants that have some have no runner."""
+        if backlog.pending or not nobody_looks(ages.tail, self._runtime.settings.tail_interval):
+            return backlog
+        return _Backlog(backlog.quarantined, backlog.failing)
 
     def _ask(self, server: _Server, question: Callable[[], T]) -> T | None:
         try:
@@ -346,36 +337,6 @@ def _of_each(
     return found, refused
 
 
-class _Sums:
-    """The counters, sums over all cursors. A thread of its own reads them, for a hundredth of the time at the most."""
-
-    def __init__(self, runtime: LightRuntime) -> None:
-        self._runtime = runtime
-        self._found: dict[str, Counters] | None = None
-        self._thread: threading.Thread | None = None
-        self._not_before = 0.0
-
-    def look(self, names: Sequence[str], seconds: float) -> dict[str, Counters] | None:
-        """Return the counters as they were read last, after waiting so many seconds for a reading; None: not yet."""
-        if (self._thread is None or not self._thread.is_alive()) and time.monotonic() >= self._not_before:
-            self._thread = threading.Thread(
-                target=self._read, args=(names,), name="taskbridge-metrics-sums", daemon=True
-            )
-            self._thread.start()
-        if self._thread is not None:
-            self._thread.join(seconds)
-        return self._found
-
-    def _read(self, names: Sequence[str]) -> None:
-        started = time.monotonic()
-        try:
-            self._found = read_counters(self._runtime.database, names)
-        except Exception as error:
-            log.warning("metrics: the counters cannot be read: %s: %s", type(error).__name__, error)
-        took = time.monotonic() - started
-        self._not_before = started + (took * 100 if took > SUMS_TIMEOUT / 2 else 0)
-
-
 class _Server:
     """Asks one server in a thread of its own, so that a server that hangs holds up neither a scrape nor the worker."""
 
@@ -383,11 +344,12 @@ class _Server:
         self._name = name
         self._thread: threading.Thread | None = None
 
-    def ask(self, question: Callable[[], T]) -> T:
+    def ask(self, question: Callable[[], T], seconds: float | None = None) -> T:
         """Return the answer.
 
         Raises:
-            Unavailable: there is none after `ANSWER_TIMEOUT` seconds, or the question before has none yet.
+            Unavailable: there is none after so many seconds (None: `ANSWER_TIMEOUT`), or the question before has none
+                yet.
         """
         silent = Unavailable(f"{self._name} does not answer in time: look at its load")
         if self._thread is not None and self._thread.is_alive():
@@ -402,10 +364,36 @@ class _Server:
 
         self._thread = threading.Thread(target=work, name=f"taskbridge-metrics-{self._name}", daemon=True)
         self._thread.start()
-        self._thread.join(ANSWER_TIMEOUT)
+        self._thread.join(ANSWER_TIMEOUT if seconds is None else seconds)
         if not answer.done():
             raise silent
         return answer.result()
+
+
+class _Sums:
+    """The counters, sums over all cursors. They are read in the background, at most a hundredth of the time."""
+
+    def __init__(self, runtime: LightRuntime) -> None:
+        self._runtime = runtime
+        self._server = _Server("sums")
+        self._found: dict[str, Counters] | None = None
+        self._not_before = 0.0
+
+    def look(self, names: Sequence[str], seconds: float) -> dict[str, Counters] | None:
+        """Return the counters as they were read last, after waiting so many seconds for new ones; None: not yet."""
+        if time.monotonic() >= self._not_before:
+            with suppress(Unavailable):
+                self._server.ask(lambda: self._read(names), seconds)
+        return self._found
+
+    def _read(self, names: Sequence[str]) -> None:
+        started = time.monotonic()
+        try:
+            self._found = read_counters(self._runtime.database, names)
+        except Exception as error:
+            log.warning("metrics: the counters cannot be read: %s: %s", type(error).__name__, error)
+        took = time.monotonic() - started
+        self._not_before = started + (took * 100 if took > SUMS_TIMEOUT / 2 else 0)
 
 
 def registry(metrics: Metrics) -> CollectorRegistry:
@@ -415,19 +403,12 @@ def registry(metrics: Metrics) -> CollectorRegistry:
     return made
 
 
-def _known(backlog: Backlog, *, is_looked_for: bool) -> _OfBacklog:
-    """Return what is known of a backlog: where nobody looks for records, tenants that have some have no runner."""
-    known = is_looked_for or backlog.pending
-    pending, oldest = (backlog.pending, backlog.oldest_seconds) if known else (None, None)
-    return _OfBacklog(pending, oldest, backlog.quarantined, backlog.failing)
-
-
 def _family(metric: Metric, found: Mapping[str, Any]) -> Family:
     kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
     adding: Any = kinds[metric.kind](metric.name.removesuffix("_total"), metric.help, labels=(metric.label,))
     family: Family = adding
     for label, one in found.items():
-        figure = attrgetter(metric.figure)(one)
+        figure = attrgetter(metric.figure)(one) if metric.figure else one
         if isinstance(figure, Histogram):
             adding.add_metric((label,), *_cumulative(figure))
         elif figure is not None:

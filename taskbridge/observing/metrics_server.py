@@ -8,6 +8,7 @@ from typing import Any
 
 from celery import bootsteps
 
+from taskbridge.common.libraries import explained_imports
 from taskbridge.errors import ConfigurationError
 from taskbridge.process.runtime import Runtime, runtime_of, serves
 
@@ -18,12 +19,13 @@ def serve(runtime: Runtime) -> Callable[[], None]:
     """Serve this worker's metrics over HTTP at the address and port of its settings; return a function that ends it.
 
     Raises:
-        ConfigurationError: they cannot be used.
+        ConfigurationError: they cannot be used, or prometheus-client is not installed.
     """
     # A producer imports this module with the app, and serves nothing.
-    from prometheus_client import start_http_server  # noqa: PLC0415
+    with explained_imports():
+        from prometheus_client import start_http_server  # noqa: PLC0415
 
-    from taskbridge.observing import metrics  # noqa: PLC0415
+        from taskbridge.observing import metrics  # noqa: PLC0415
 
     address, port = runtime.settings.metrics_address, runtime.settings.metrics_port
     try:

@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from taskbridge.common.server_errors import note_place
 from taskbridge.errors import ConfigurationError
-from taskbridge.process.translation import note_place
 
 if TYPE_CHECKING:
     from celery import Celery

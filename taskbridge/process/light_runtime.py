@@ -6,25 +6,25 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import redis
 
+from taskbridge.common.server_errors import note_place
 from taskbridge.declaring.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.errors import ConfigurationError, ForeignGate
 from taskbridge.gate import Keys, client
 from taskbridge.gate.inspector import Inspector
 from taskbridge.handlers.journal import JOURNAL
-from taskbridge.process.translation import note_place
 from taskbridge.settings import Settings
-from taskbridge.store import Pauses, Reader, Tenants, check_cluster, check_schema, check_version, deployment, know
-from taskbridge.store.address import parameters_of
+from taskbridge.store import Pauses, Tenants, check_cluster, check_schema, check_version, connect, deployment, know
+from taskbridge.store.db import parameters_of
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from taskbridge.store import Quarantine
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["ALSO_CHECKED", "CHECKED_FIRST", "LightRuntime", "redis_of"]
 
@@ -116,21 +116,12 @@ class LightRuntime:
 
     @property
     def database(self) -> Database:
-        """Postgres, for statements that need no transaction of SQLAlchemy's."""
-        return self._reader
-
-    @cached_property
-    def _reader(self) -> Reader:
-        return Reader(**self._address())
+        """Postgres."""
+        return self.engine
 
     @cached_property
     def engine(self) -> Engine:
         """The pool of connections to Postgres."""
-        from taskbridge.store import connect  # noqa: PLC0415 - not for who only looks
-
-        return connect(**self._address())
-
-    def _address(self) -> dict[str, Any]:
         settings = self.settings
         if not settings.postgres_url:
             raise ConfigurationError("TASKBRIDGE_POSTGRES_URL is not set: set it, or start `taskbridge up`")
@@ -138,11 +129,7 @@ class LightRuntime:
             one(settings)
         where = parameters_of(settings.postgres_url)
         note_place("Postgres", where.get("host") or "localhost", where.get("port") or "5432")
-        return {
-            "url": settings.postgres_url,
-            "schema": settings.schema,
-            "statement_timeout": settings.statement_timeout,
-        }
+        return connect(settings.postgres_url, settings.schema, statement_timeout=settings.statement_timeout)
 
     def source_of(self, pipeline: str) -> str:
         """Return the source that a pipeline reads; of one that nobody declares, its name."""
@@ -194,6 +181,11 @@ class LightRuntime:
         owner = self.gate.owner()
         if owner is not None and owner[0] != self.deployment[0]:
             raise ForeignGate(owner[1], self.keys.owner)
+
+    def close_sessions(self) -> None:
+        """Close the sessions of Postgres that were opened; others are opened where they are needed."""
+        if "engine" in self.__dict__:
+            self.engine.dispose()
 
     def release_gate(self) -> None:
         """Let any deployment take the gate, if Redis can be used; one whose workers run takes it back."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from taskbridge.common.histogram import Histogram
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import ForeignGate, TaskBridgeError
 from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, hurry, message
 from taskbridge.gate.inspector import Inspector
@@ -27,7 +28,6 @@ from taskbridge.process.broker import broker_connection
 from taskbridge.process.heartbeat import Heartbeat
 from taskbridge.process.light_runtime import LightRuntime, redis_of
 from taskbridge.process.pace import Pace
-from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
 from taskbridge.store import Cursors, Records, Tails, driver_error
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from taskbridge.process.event_loop import EventLoop
     from taskbridge.process.event_threads import EventThreads
 
-__all__ = ["Runtime", "afresh", "keys_of", "reread", "runtime_of", "serves"]
+__all__ = ["BEFORE_USE", "Runtime", "afresh", "keys_of", "reread", "runtime_of", "runtimes", "serves"]
 
 G = TypeVar("G", bound=Gate)
 
@@ -56,6 +56,8 @@ BROKER_REST: Final = 1.0
 """Seconds for which nothing is published after an attempt failed, so that many runs do not wait one after the other."""
 OWNER_REST: Final = 60.0
 """Seconds for which a producer does not ask again whose gate it is, where nobody's is known."""
+BEFORE_USE: Final[list[Callable[[], None]]] = []
+"""Called before the runtime of an app is used: a framework may have changed what its settings are read from."""
 _SOCKET_TIMEOUTS: Final = ("socket_connect_timeout", "socket_timeout")
 
 
@@ -72,11 +74,13 @@ class Runtime(LightRuntime):
         """How many runs can be on at a time in the worker of this process."""
         self.worker = ""
         """The name of the worker of this process; empty outside of one."""
-        self.idle_slots: Callable[[], int] | None = None
-        """How many of the slots are free for those who wait for their turn; None outside of a worker's main process."""
+        self.idle_slots: Callable[[], int] = lambda: 1
+        """How many of the slots are free for those who wait for their turn."""
         self.taken_from: frozenset[str] = frozenset()
         """The queues from which a slot takes runs by itself: those that the worker served when it started."""
         self.pid = os.getpid()
+        self.has_own_settings = False
+        """Whether somebody gave the settings, so that they are not read again."""
         self.shut_until = 0.0
         """Until when (`time.monotonic`) messages are retried later without a try, because Postgres was unavailable."""
         self.waits: dict[tuple[str, str], RetryAfter] | None = None
@@ -94,7 +98,7 @@ class Runtime(LightRuntime):
         self._publishing = BoundedSemaphore(EVENT_THREADS)
 
     @property
-    def most_handed(self) -> int:
+    def most_in_flight(self) -> int:
         """How many runs may be queued by turns, and how many by reminders.
 
         So a first event that is queued behind them waits for about one run of each slot.
@@ -164,11 +168,6 @@ class Runtime(LightRuntime):
             return None
         return message.shared_prefix(self.app, self.settings.redis_url, self.keys.queues)
 
-    @property
-    def database(self) -> Engine:
-        """The pool: whatever a worker does goes through it."""
-        return self.engine
-
     def cursors_of(self, pipeline: str) -> Cursors:
         """Return the cursors over the source that a pipeline reads.
 
@@ -209,7 +208,7 @@ class Runtime(LightRuntime):
         return {}
 
     @cached_property
-    def handed(self) -> deque[float]:
+    def turns_given(self) -> deque[float]:
         """When this process's ticker gave tenants their turn lately, in seconds of the monotonic clock."""
         return deque()
 
@@ -377,6 +376,20 @@ class Runtime(LightRuntime):
         limit = conf.broker_pool_limit
         return ProducerPool(connection.Pool(limit), limit=limit, Producer=self.app.amqp.Producer)
 
+    def delete_queues(self) -> None:
+        """Delete the queues of runs with their messages, at the end of a test that may have published any."""
+        if not self.publishes_in_gate and "_producers" not in vars(self):
+            return
+        from kombu import Exchange  # noqa: PLC0415 - as above
+        from kombu import Queue as KombuQueue  # noqa: PLC0415
+
+        with self._producers.acquire(block=True, timeout=BROKER_TIMEOUT) as producer:
+            for name in self.keys.queues:
+                queue = KombuQueue(name, Exchange(name), routing_key=name).bind(producer.channel)
+                # kombu deletes only what it has declared; the gate's scripts publish without that.
+                queue.declare()
+                queue.delete()
+
     def _drop_producers(self) -> None:
         producers = self.__dict__.pop("_producers", None)
         if producers is not None:
@@ -389,8 +402,7 @@ class Runtime(LightRuntime):
         """Close the sessions of Postgres that were opened; others are opened where they are needed."""
         if "tails" in self.__dict__:
             self.tails.close()
-        if "engine" in self.__dict__:
-            self.engine.dispose()
+        super().close_sessions()
 
     def close(self) -> None:
         """Close the connections that were opened."""
@@ -407,7 +419,7 @@ class Runtime(LightRuntime):
         """Drop what was inherited through a fork, without talking on the parent's connections."""
         if "engine" in self.__dict__:
             self.engine.dispose(close=False)
-        kept = {name: self.__dict__[name] for name in ("slots", "worker", "patient", "taken_from")}
+        kept = {name: self.__dict__[name] for name in ("has_own_settings", "slots", "worker", "patient", "taken_from")}
         app, settings = self.app, self.settings
         self.__dict__.clear()
         Runtime.__init__(self, app, settings)
@@ -441,9 +453,12 @@ def runtime_of(app: Celery, settings: Settings | None = None) -> Runtime:
 
     The first call makes it, with `settings`, else with those of the environment; later ones return the same.
     """
+    for follow in BEFORE_USE:
+        follow()
     found = _RUNTIMES.get(app)
     if found is None:
         found = _RUNTIMES[app] = Runtime(app, settings or Settings.read())
+        found.has_own_settings = settings is not None
     elif found.pid != os.getpid():
         # This process was forked without Python's hooks.
         found.forget()
@@ -468,20 +483,21 @@ def afresh() -> Iterator[None]:
 
 
 def reread() -> None:
-    """Let apps whose settings are those that `Settings.read` finds read them again when they are next used.
+    """Let each app read its settings again when it is next used, unless it was given settings of its own.
 
-    To be called before it finds others. No app keeps a session of Postgres: those with settings of their own open new
-    ones.
+    Until then no app keeps a session of Postgres.
     """
-    found = None
-    with suppress(TaskBridgeError):
-        found = Settings.read()
     for app, one in list(_RUNTIMES.items()):
-        if one.settings == found:
+        if one.has_own_settings:
+            one.close_sessions()
+        else:
             one.close()
             del _RUNTIMES[app]
-        else:
-            one.close_sessions()
+
+
+def runtimes() -> list[Runtime]:
+    """Return the runtimes that this process has made."""
+    return list(_RUNTIMES.values())
 
 
 def keys_of(app: Celery) -> Keys:

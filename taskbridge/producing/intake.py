@@ -20,13 +20,12 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
-from taskbridge.common.lost_connections import POSTGRES_AWAY, sqlstate
 from taskbridge.common.names import check_message_id, check_pipeline_name
+from taskbridge.common.server_errors import POSTGRES_AWAY, sqlstate, translated_errors
 from taskbridge.common.texts import printable
 from taskbridge.declaring.criteria import Unmatched
 from taskbridge.errors import InvalidInput, Unavailable, UnknownPipeline, UsageError
 from taskbridge.process.runtime import Runtime
-from taskbridge.process.translation import translated_errors
 from taskbridge.producing import recording
 from taskbridge.store import driver_error, json_text
 

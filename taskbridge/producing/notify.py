@@ -17,11 +17,11 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from taskbridge.common.names import check_tenant, check_tenants
 from taskbridge.common.seldom import Seldom
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import Unavailable
 from taskbridge.gate import Answer, Gate, Spacing, hurry
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.producing.traces import send_traced
 
 __all__ = [
@@ -193,7 +193,7 @@ def _inline(runtime: Runtime, pipeline: str, tenant: str) -> Answer:
     with translated_errors():
         name = runtime.pipelines[pipeline].name
         runtime.gate.expire(name, [tenant])
-        runtime.gate.publish_turns([f"{name}:{tenant}"])
+        runtime.gate.publish_waiting([f"{name}:{tenant}"])
         return send_traced(runtime.gate, [(name, tenant, EAGER)])[0]
 
 

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from celery import Celery
 
 from taskbridge.common.names import check_message_id, check_source_name
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.declaring.criteria import Match, Unmatched, match
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.errors import InvalidInput, UnknownPipeline
 from taskbridge.gate import Answer
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.producing import notify as notifying
 from taskbridge.producing.notify import Event
 from taskbridge.producing.transactions import adapter_of, async_driver_of, in_coroutine

@@ -28,10 +28,9 @@ from psycopg.rows import tuple_row
 from sqlalchemy import Connection, TextClause, Transaction, text
 from sqlalchemy.exc import UnboundExecutionError
 
-from taskbridge.common.lost_connections import loaded_class
+from taskbridge.common.server_errors import loaded_class, translated_errors
 from taskbridge.errors import InvalidConnection
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.producing.notify import Event, Events, merge, send_committed
 from taskbridge.store import Statement, execute
 from taskbridge.store.queries import query

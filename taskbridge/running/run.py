@@ -194,7 +194,7 @@ def settle(runtime: Runtime, runs: Sequence[Run], *, reports: bool = True) -> No
             ended.append(run.settlement(run.result, run.result.outcome))
     try:
         if ended:
-            runtime.gate.settle_many(ended, most_handed=runtime.most_handed)
+            runtime.gate.settle_many(ended, most_in_flight=runtime.most_in_flight)
         rows = [row for run in runs if reports and run.result and (row := last_row(run, run.result))]
         if rows:
             store.write_runs(runtime.database, rows)

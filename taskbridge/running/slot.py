@@ -126,9 +126,6 @@ def _declined(runtime: Runtime, keys: Sequence[RunKey]) -> bool:
     if not keys:
         return True
     runtime.gate.decline(keys)
-    # Where they had their turn, others have it now: no run ends that would give the next one.
-    handed, waiting = runtime.gate.turns(len(keys))
-    runtime.gate.publish_turns(waiting[: max(0, runtime.most_handed - handed)])
     for key in keys:
         if count := _seldom.counted(key.pipeline):
             log.warning(
@@ -148,12 +145,12 @@ def _more(runtime: Runtime, left: float) -> list[RunKey] | None:
     if left <= 0 or is_stopping() or not (most_first or most_next):
         return None
     declared = set(runtime.pipelines.names())
-    found, turns = runtime.gate.take(most_first, most_next)
+    found, waiting = runtime.gate.take(most_first, most_next)
     # Who waits for a turn has it now, if that is done soon too. None is left in the queue, where deadlines would wait
     # behind it.
-    pipelines = [message.run.pipeline for message in found] + [member.partition(":")[0] for member in turns]
-    if given := turns[: max(0, _done_within(runtime, pipelines, left) - len(found))]:
-        runtime.gate.publish_turns(given)
+    pipelines = [message.run.pipeline for message in found] + [member.partition(":")[0] for member in waiting]
+    if given := waiting[: max(0, _done_within(runtime, pipelines, left) - len(found))]:
+        runtime.gate.publish_waiting(given)
         found += runtime.gate.take(0, len(given))[0]
     declined = _declined(runtime, [message.run for message in found if message.run.pipeline not in declared])
     messages = [message for message in found if message.run.pipeline in declared]

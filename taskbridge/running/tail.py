@@ -178,7 +178,7 @@ def _remind(runtime: Runtime, pipeline: str, waiting: list[Waiting], *, by_base:
     answers: list[Answer] = []
     if reminders:
         answers = runtime.gate.remind(
-            pipeline, reminders, by_base=by_base, most_reminded=runtime.most_handed, keeps_last=keeps_last
+            pipeline, reminders, by_base=by_base, most_in_flight=runtime.most_in_flight, keeps_last=keeps_last
         )
     begin = (Answer.STARTED, Answer.POSTPONED)
     return [reminder.tenant for reminder, answer in zip(reminders, answers, strict=True) if answer in begin]

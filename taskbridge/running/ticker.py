@@ -16,7 +16,7 @@ from typing import Any, Final
 from celery import bootsteps
 from celery.worker import state as worker_state
 
-from taskbridge.common.lost_connections import REDIS_AWAY, is_refused
+from taskbridge.common.server_errors import REDIS_AWAY, is_refused
 from taskbridge.common.texts import error_line
 from taskbridge.errors import ForeignGate
 from taskbridge.gate import Due
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 200
 """Deadlines that one tick acts on."""
-HANDED_ARRIVES: Final = 0.2
+TURN_ARRIVES: Final = 0.2
 """Seconds in which a message reaches a free slot."""
 AFTER_ERROR: Final = 1.0
 OWNS_EVERY: Final = 2.0
@@ -39,7 +39,7 @@ OWNS_EVERY: Final = 2.0
 
 def fire_due(runtime: Runtime) -> float:
     """Act on every deadline that has passed; return the seconds until it is worth looking again."""
-    wait, turns = runtime.settings.ticker_interval, 0
+    wait, waiting = runtime.settings.ticker_interval, 0
     for pipeline in runtime.pipelines.names():
         if runtime.resting.get(pipeline, 0.0) > time.monotonic():
             continue
@@ -51,10 +51,10 @@ def fire_due(runtime: Runtime) -> float:
             log.warning("%s: its deadlines wait: %s", pipeline, error_line(error))
             runtime.resting[pipeline] = time.monotonic() + AFTER_ERROR
             continue
-        turns = due.turns
+        waiting = due.waiting
         if due.next_ms is not None:
             wait = min(wait, due.next_ms / 1000)
-    if turns:
+    if waiting:
         _fill_slots(runtime)
     return max(wait, 0.001)
 
@@ -76,17 +76,11 @@ def _fill_slots(runtime: Runtime) -> None:
     Turns of the last 0.2 s are on their way to these slots, so they are taken off. An older one may lie with a worker
     that has no free slot.
     """
-    now, lately = time.monotonic(), runtime.handed
-    while lately and lately[0] < now - HANDED_ARRIVES:
+    now, lately = time.monotonic(), runtime.turns_given
+    while lately and lately[0] < now - TURN_ARRIVES:
         lately.popleft()
-    if runtime.idle_slots is None:
-        handed, members = runtime.gate.turns(1)
-        free = 1 - handed
-    else:
-        free = runtime.idle_slots() - len(lately)
-        members = runtime.gate.turns(free)[1] if free > 0 else []
-    if free > 0:
-        runtime.gate.publish_turns(members)
+    if members := runtime.gate.fair_queue(runtime.idle_slots() - len(lately)):
+        runtime.gate.publish_waiting(members)
         lately.extend(now for _ in members)
 
 

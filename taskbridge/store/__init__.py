@@ -24,19 +24,23 @@ if TYPE_CHECKING:
         unadopt,
         unadopt_within,
     )
-    from taskbridge.store.audit import Action, Audit
+    from taskbridge.store.audit import Audit
     from taskbridge.store.backfilling import Backfilled, backfill, begin_again
     from taskbridge.store.backfills import Due, backfills_due
-    from taskbridge.store.bounded import NoAnswer
     from taskbridge.store.cluster import (
-        FOREIGN_CLUSTER,
-        FOREIGN_CLUSTER_STATE,
         check_cluster,
         deployment,
         in_its_cluster,
     )
     from taskbridge.store.cursor import CLAIMED_WITHIN, Claim, Cursors, Evidence, StaleToken, Unread, Waiting
-    from taskbridge.store.engine import connect
+    from taskbridge.store.db import (
+        OLDEST_POSTGRES,
+        NoAnswer,
+        check_version,
+        connect,
+        driver_error,
+        is_without_session,
+    )
     from taskbridge.store.figures import (
         LOOK_SECONDS,
         MOST_RECORDS,
@@ -48,9 +52,7 @@ if TYPE_CHECKING:
         read_counters,
     )
     from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
-    from taskbridge.store.looks import MOST_UNDECLARED, Looks, PausedCount, document_of, where_is
     from taskbridge.store.page import Page
-    from taskbridge.store.past import Past
     from taskbridge.store.pauses import Pause, Paused, Pauses
     from taskbridge.store.pipelines import (
         EVERYTHING,
@@ -80,7 +82,6 @@ if TYPE_CHECKING:
         rows_statement,
     )
     from taskbridge.store.schema import check_schema, migrate
-    from taskbridge.store.sessions import OLDEST_POSTGRES, Reader, check_version, driver_error, is_without_session
     from taskbridge.store.tail import Found, Kind, Tails
     from taskbridge.store.tenants import Tenants, WaitingRecords
     from taskbridge.store.transaction import (
@@ -101,7 +102,7 @@ if TYPE_CHECKING:
     )
 
 if not TYPE_CHECKING:
-    # SQLAlchemy takes as long to load as all else, and a process that changes nothing needs none of it.
+    # A process loads the modules that it uses.
     __getattr__ = on_first_use(
         __name__,
         {
@@ -110,18 +111,15 @@ if not TYPE_CHECKING:
                 "Fault Left adopt adopt_within adopted_before adoption adoption_statements check_adoptions "
                 "choose_from_now_on from_now_on_statement removal_statements trigger_faults unadopt unadopt_within"
             ),
-            "audit": "Action Audit",
+            "audit": "Audit",
             "backfills": "Due backfills_due",
             "backfilling": "Backfilled backfill begin_again",
-            "bounded": "NoAnswer",
-            "cluster": "FOREIGN_CLUSTER FOREIGN_CLUSTER_STATE check_cluster deployment in_its_cluster",
+            "cluster": "check_cluster deployment in_its_cluster",
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
-            "engine": "connect",
+            "db": "OLDEST_POSTGRES NoAnswer check_version connect driver_error is_without_session",
             "figures": "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters read_ages read_backlogs read_counters",
             "history": "HistoryRow keep_runs sum_runs write_runs",
-            "looks": "MOST_UNDECLARED Looks PausedCount document_of where_is",
             "page": "Page",
-            "past": "Past",
             "pauses": "Pause Paused Pauses",
             "pipelines": "EVERYTHING NOW forget_pipeline know undeclared_readers unread_sources",
             "pruning": "PRUNED Holder Prune Step prune",
@@ -133,7 +131,6 @@ if not TYPE_CHECKING:
                 "record_many record_statements refused rows_statement"
             ),
             "schema": "check_schema migrate",
-            "sessions": "OLDEST_POSTGRES Reader check_version driver_error is_without_session",
             "tail": "Found Kind Tails",
             "tenants": "Tenants WaitingRecords",
             "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",

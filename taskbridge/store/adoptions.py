@@ -17,9 +17,8 @@ from taskbridge.common.names import check_source_name
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
 from taskbridge.store.adopted import MARKS, Adopted, Definition, Known, described, known, present
 from taskbridge.store.backfills import adopting, backfills_due
-from taskbridge.store.bounded import within
+from taskbridge.store.db import driver_error, is_busy, within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, schema_of, setting
-from taskbridge.store.sessions import driver_error, is_busy
 
 __all__ = [
     "Fault",

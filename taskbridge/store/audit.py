@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from taskbridge.common.texts import storable
+from taskbridge.store.db import driving
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
-__all__ = ["Action", "Audit"]
-
-
-class Action(NamedTuple):
-    """What somebody did, and when. `tenant` None: to the whole pipeline; `key` None: to no single record."""
-
-    id: int
-    at: datetime
-    who: str
-    action: str
-    pipeline: str | None
-    tenant: str | None
-    key: str | None
-    detail: str | None
+__all__ = ["Audit"]
 
 
 class Audit:
@@ -50,10 +36,3 @@ class Audit:
         values |= {"who": storable(who), "action": action, "detail": None if detail is None else storable(detail)}
         with driving(self._database) as driver:
             driver.execute(self._query("audit_note"), values)
-
-    def last(self, limit: int = 50, before: int | None = None) -> list[Action]:
-        """Return up to `limit` actions, the last one first; `before`: only those with a smaller `id`."""
-        with driving(self._database) as driver:
-            return [
-                Action(*row) for row in driver.execute(self._query("audit_last"), {"limit": limit, "before": before})
-            ]

@@ -17,9 +17,8 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.errors import InvalidInput
 from taskbridge.store.adopted import Adopted, known
-from taskbridge.store.bounded import within
+from taskbridge.store.db import driving, in_one_message, within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, quoted, setting
-from taskbridge.store.sessions import driving, in_one_message
 
 __all__ = ["Backfilled", "backfill", "begin_again"]
 

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from taskbridge.store.db import driving, rows
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving, rows
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["Due", "adopting", "backfills_due"]
 

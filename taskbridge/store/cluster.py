@@ -7,23 +7,17 @@ until a rebase (`rebasing.py`) has put the ids of this cluster in place of the f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from taskbridge.common.server_errors import FOREIGN_CLUSTER
 from taskbridge.errors import ForeignCluster
+from taskbridge.store.db import driving, rows, scalar
 from taskbridge.store.queries import queries, query, schema_of
-from taskbridge.store.sessions import driving, rows, scalar
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
-__all__ = ["FOREIGN_CLUSTER", "FOREIGN_CLUSTER_STATE", "check_cluster", "deployment", "in_its_cluster"]
-
-FOREIGN_CLUSTER: Final = (
-    "the database was restored into another cluster, where its transaction ids mean nothing: stop all workers and run "
-    "`taskbridge migrate --rebase`"
-)
-FOREIGN_CLUSTER_STATE: Final = "TB001"
-"""The SQLSTATE with which the triggers refuse."""
+__all__ = ["check_cluster", "deployment", "in_its_cluster"]
 
 
 def in_its_cluster(database: Database) -> bool:

@@ -31,23 +31,25 @@ from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import InvalidInput
 from taskbridge.store.adopted import dropped, known, present
-from taskbridge.store.bounded import NoSession, let_statements_take, within
-from taskbridge.store.documents import decoded
-from taskbridge.store.history import HistoryRow, with_history
-from taskbridge.store.page import Page, Standing, columns_of, page_of
-from taskbridge.store.queries import LOCAL, queries, query, schema_of, setting
-from taskbridge.store.sessions import (
-    IMPATIENT,
-    PATIENT,
+from taskbridge.store.db import (
     SHORT_WAIT,
     SILENT,
+    Bounded,
+    NoSession,
+    begin_transaction,
     distrust,
     driving,
     in_one_message,
     session_name,
+    shorter,
     successor_of,
     with_second_try,
+    within,
 )
+from taskbridge.store.documents import decoded
+from taskbridge.store.history import HistoryRow, with_history
+from taskbridge.store.page import Page, Standing, columns_of, page_of
+from taskbridge.store.queries import LOCAL, queries, query, schema_of, setting
 from taskbridge.store.transaction import NO_BISECTION, CursorLost, Transaction
 
 __all__ = ["CLAIMED_WITHIN", "Claim", "Cursors", "Evidence", "StaleToken", "Unread", "Waiting"]
@@ -246,13 +248,9 @@ class Cursors:
         cursors: list[psycopg.Cursor[Any]] = []
         with suppress(QueryCanceled), driving(self._engine) as driver:
             cursors += [driver.cursor() for _ in claims]
-            with driver.pipeline():
-                driver.execute(IMPATIENT)
-                let_statements_take(driver, SHORT_STATEMENT)
+            with driver.pipeline(), shorter(driver, SHORT_STATEMENT, SHORT_WAIT):
                 for claim, cursor in zip(claims, cursors, strict=True):
                     self._send(driver, cursor, rows, claim.batch, self._query("claim"), self._claiming(claim))
-                driver.execute(PATIENT)
-                let_statements_take(driver, None)
         done = sum(cursor.pgresult is not None for cursor in cursors)
         pages = [cursor.fetchall() for cursor in cursors[:done]]
         return [
@@ -400,13 +398,13 @@ class Cursors:
 
     def _send(
         self,
-        driver: psycopg.Connection[Any],
+        driver: Bounded,
         cursor: psycopg.Cursor[Any],
         known_rows: _Rows,
         batch: _Batch,
         *before: Any,
     ) -> None:
-        driver.execute(self._query("begin"))
+        begin_transaction(driver)
         driver.execute(*before)
         if known_rows is not RECORDED:
             # Somebody may hold the application's table for long: no worker waits there, others' records are due.

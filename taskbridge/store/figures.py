@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
-from taskbridge.store.bounded import within
+from taskbridge.store.db import driving, rows, scalar, within
 from taskbridge.store.queries import Queries, queries
-from taskbridge.store.sessions import driving, rows, scalar
 
 if TYPE_CHECKING:
     import psycopg
 
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = [
     "LOOK_SECONDS",
@@ -79,7 +78,7 @@ class Ages(NamedTuple):
 @contextmanager
 def limited(database: Database, seconds: float = LOOK_SECONDS) -> Iterator[psycopg.Connection[Any]]:
     """Lend a connection in a transaction of which each statement is given up after so many seconds."""
-    with driving(database) as driver, within(driver, seconds), driver.transaction():
+    with driving(database) as driver, driver.transaction(), within(driver, seconds):
         driver.execute(queries(database)("metric_limits"))
         yield driver
 

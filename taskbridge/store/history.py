@@ -19,15 +19,14 @@ from psycopg.pq import ExecStatus
 from taskbridge.common.histogram import BOUNDS_MS
 from taskbridge.common.seldom import Seldom
 from taskbridge.common.texts import error_line, storable
-from taskbridge.store.bounded import within
+from taskbridge.store.db import SHORT_WAIT, driving, local_settings, within
 from taskbridge.store.lent import exchange
-from taskbridge.store.queries import LOCAL, Queries, queries, setting
-from taskbridge.store.sessions import SHORT_WAIT, driving
+from taskbridge.store.queries import Queries, queries
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
 
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Bounded, Database
 
 __all__ = [
     "HistoryRow",
@@ -82,7 +81,7 @@ def with_history(
     """
     query = queries(database)
     with driving(database) as driver:
-        first = [query("begin"), *(setting(name, value, LOCAL) for name, value in settings.items())]
+        first = [query("begin"), *local_settings({**driver.limits, **settings})]
         needed = [*first, psycopg.ClientCursor(driver).mogrify(statement, values), query("commit")]
         results = exchange(driver, [*needed, *insert_statements(driver, query, rows)], len(needed))
     report_failed_insert(results)
@@ -99,15 +98,14 @@ def write_runs(database: Database, rows: Sequence[HistoryRow]) -> None:
         _report(error)
 
 
-def insert_statements(driver: psycopg.Connection[Any], query: Queries, rows: Sequence[HistoryRow]) -> list[str]:
+def insert_statements(driver: Bounded, query: Queries, rows: Sequence[HistoryRow]) -> list[str]:
     """Return the statements that insert rows, for the end of a message. Without rows there are none."""
     if not rows:
         return []
     values = {name: list(column) for name, column in zip(HistoryRow._fields, zip(*rows, strict=True), strict=True)}
     values["error"] = [error and storable(error, LONGEST_ERROR) for error in values["error"]]
     return [
-        setting("lock_timeout", SHORT_WAIT, LOCAL),
-        setting("synchronous_commit", "off", LOCAL),
+        *local_settings({**driver.limits, "lock_timeout": SHORT_WAIT, "synchronous_commit": "off"}),
         psycopg.ClientCursor(driver).mogrify(query("write_runs"), values),
     ]
 

@@ -12,15 +12,13 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import psycopg
-from psycopg import generators
 from psycopg.abc import PQGen
 from psycopg.adapt import AdaptersMap
-from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from taskbridge.errors import HandlerMistake
-from taskbridge.store.bounded import Bounded
+from taskbridge.store.db import Bounded
 from taskbridge.store.queries import filled, query, quoted
 
 __all__ = ["BATCH_IS_OVER", "Lent", "View", "end_lent", "exchange"]
@@ -93,6 +91,7 @@ class Lent(View):
     """
 
     _takes_messages = True
+    is_lent = True
 
     def __init__(self, session: Bounded, seconds: float) -> None:
         super().__init__(session, session.adapters)
@@ -101,8 +100,14 @@ class Lent(View):
         self.lock = _Turn(seconds)  # type: ignore[assignment]
         if self.answer_timeout is not None:
             self.answer_timeout = seconds
-        self.prepare_threshold = session.prepare_threshold
+        # A pooler that knows prepared statements refuses the next handler's, which have the same names.
+        self.prepare_threshold = None if session.pooled else session.prepare_threshold
         self._prepared._prepared_idx = _FIRST_NAME
+
+    @property
+    def has_prepared(self) -> bool:
+        """Whether a statement was prepared, even if psycopg has forgotten it since."""
+        return self._prepared._prepared_idx > _FIRST_NAME
 
     def end(self) -> None:
         """Let nobody use it any more.
@@ -202,11 +207,15 @@ def end_lent(session: Bounded, ends: Sequence[str], last: Sequence[str] = ()) ->
     Raises:
         psycopg.Error: the transaction did not end as it should, or nothing is known of it.
     """
-    reset = [query("begin"), *query("reset_session").split(";"), session.settings, query("prepared"), query("commit")]
+    # Behind a pooler the next message may go to another session, and nothing is prepared but by the handler.
+    last_of_reset = query("forget_prepared" if session.pooled else "prepared")
+    reset = [query("begin"), *query("reset_session").split(";"), session.settings, last_of_reset, query("commit")]
     before = [*ends, *reset]
     results = exchange(session, [*before, *last], len(ends))
     if len(results) < len(before) or results[len(before) - 1].status != ExecStatus.COMMAND_OK:
         return False, []
+    if session.pooled:
+        return True, results
     prepared = results[len(before) - 2]
     there = {_text(prepared, row) for row in range(prepared.ntuples)}
     known = {name.decode() for name in session._prepared._names.values()}
@@ -225,19 +234,11 @@ def _text(result: PGresult, row: int) -> str:
     return (result.get_value(row, 0) or b"").decode()
 
 
-def exchange(session: psycopg.Connection[Any], statements: Sequence[str], needed: int) -> list[PGresult]:
+def exchange(session: Bounded, statements: Sequence[str], needed: int) -> list[PGresult]:
     """Send statements as one message; return what came of each, up to the first that failed.
 
     Raises:
         psycopg.Error: one of the first `needed` statements failed, or there was no answer.
     """
-
-    def exchanging() -> PQGen[list[PGresult]]:
-        session.pgconn.send_query("; ".join(statements).encode())
-        results: list[PGresult] = yield from generators.execute(session.pgconn)
-        if len(results) <= needed and results[-1].status == ExecStatus.FATAL_ERROR:
-            raise error_from_result(results[-1])
-        return results
-
     with session.lock:
-        return session.wait(exchanging())
+        return session.wait(session.message(statements, needed))

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from taskbridge.store.db import driving, scalar
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving, scalar
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["Pause", "Paused", "Pauses"]
 

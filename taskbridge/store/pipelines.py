@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 from taskbridge.errors import InvalidPolicy
-from taskbridge.store.bounded import within
+from taskbridge.store.db import driving, rows, scalar, within
 from taskbridge.store.queries import Queries, queries
-from taskbridge.store.sessions import driving, rows, scalar
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = [
     "EVERYTHING",

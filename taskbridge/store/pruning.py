@@ -12,9 +12,8 @@ from typing import Any, Final, NamedTuple
 from psycopg.errors import LockNotAvailable
 from sqlalchemy import Connection, Engine
 
-from taskbridge.store.bounded import within
+from taskbridge.store.db import SHORT_WAIT, driving, in_one_message, within
 from taskbridge.store.queries import Queries, queries
-from taskbridge.store.sessions import SHORT_WAIT, driving, in_one_message
 
 __all__ = ["PRUNED", "STEP", "Holder", "Prune", "Step", "prune"]
 

@@ -8,12 +8,11 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskbridge.common.names import key_spellings
-from taskbridge.store.bounded import within
+from taskbridge.store.db import driving, within
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["Quarantine", "QuarantinedRecord"]
 
@@ -80,7 +79,7 @@ class Quarantine:
             tenant: only this tenant's.
             external_ids: only these; none given: any.
             reason: only those whose reason holds this text.
-            kind: only those whose reason is of this kind, as `Looks.errors` has it.
+            kind: only those whose reason is of this kind, as the query `look_errors` has it.
             since: only those that came since this time, or in so long a time until now by the server's clock.
             discarded: also those that were discarded.
             limit: None: all.

@@ -21,7 +21,7 @@ from taskbridge.common.statements import statement
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = [
     "LOCAL",

@@ -11,9 +11,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge.errors import Unavailable
-from taskbridge.store.bounded import within
+from taskbridge.store.db import is_busy, within
 from taskbridge.store.queries import LOCAL, queries, setting
-from taskbridge.store.sessions import is_busy
 
 __all__ = ["STEPS", "Rebased", "rebase"]
 

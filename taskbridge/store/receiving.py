@@ -14,8 +14,8 @@ from psycopg.waiting import Ready, Wait
 from sqlalchemy import Engine
 
 from taskbridge.errors import Unavailable
-from taskbridge.store.bounded import Bounded, NoAnswer
-from taskbridge.store.queries import LOCAL, queries, setting
+from taskbridge.store.db import Bounded, NoAnswer, local_settings
+from taskbridge.store.queries import queries, query, setting
 from taskbridge.store.records import Statement, refused
 
 __all__ = ["AsyncPool", "Incoming", "forget_received", "receive_statement"]
@@ -146,7 +146,7 @@ class AsyncPool:
         assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the engine opens no others
         pooled.detach()
         driver.autocommit = True
-        if not _is_pooled(driver):
+        if not driver.pooled:
             driver.execute(setting("lock_timeout", LOCK_TIMEOUT))
         return driver
 
@@ -158,10 +158,8 @@ class _Session(psycopg.AsyncConnection[Any]):
         super().__init__(bounded.pgconn)
         self.bounded = bounded
         self.prepare_threshold = bounded.prepare_threshold
-        self._limits: dict[str, str] = {}
+        self._limits = {**bounded.limits, "lock_timeout": LOCK_TIMEOUT} if bounded.pooled else {}
         """Settings with which each transaction begins, if nothing may stay in the session."""
-        if _is_pooled(bounded):
-            self._limits = {**getattr(bounded, "limits", {}), "lock_timeout": LOCK_TIMEOUT}
 
     async def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:  # noqa: ARG002
         """Take the steps of `gen`, and wait for the server as long as `Bounded.wait` does.
@@ -217,21 +215,15 @@ class _Session(psycopg.AsyncConnection[Any]):
             ((text, one),) = statements
             return [await (await self.execute(text, one.values)).fetchall()]
         # What is in a pipeline is one transaction, and only settings of a transaction need its beginning.
-        settings = [setting(name, value, LOCAL) for name, value in self._limits.items()]
         try:
             async with self.pipeline():
-                for text in ["BEGIN", *settings] if settings else ():
+                for text in [query("begin"), *local_settings(self._limits)] if self._limits else ():
                     await self.execute(text)
                 cursors = [await self.execute(text, one.values) for text, one in statements]
-                if settings:
-                    await self.execute("COMMIT")
+                if self._limits:
+                    await self.execute(query("commit"))
         except psycopg.Error:
             if self.pgconn.transaction_status == TransactionStatus.INERROR:
                 await self.rollback()
             raise
         return [await cursor.fetchall() for cursor in cursors]
-
-
-def _is_pooled(bounded: Bounded) -> bool:
-    """Whether a pooler gives each transaction another session of the server."""
-    return bool(getattr(bounded, "pooled", False))

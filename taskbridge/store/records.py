@@ -16,14 +16,13 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from taskbridge.common import tracing
-from taskbridge.common.lost_connections import causes, sqlstate
 from taskbridge.common.names import check_key, check_source_name, check_tenant
+from taskbridge.common.server_errors import causes, sqlstate
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable
-from taskbridge.store.bounded import within
+from taskbridge.store.db import SHORT_WAIT, is_busy, within
 from taskbridge.store.documents import decoded, unreadable
 from taskbridge.store.queries import LOCAL, Queries, queries, setting
-from taskbridge.store.sessions import SHORT_WAIT, is_busy
 from taskbridge.store.unmatched import UnmatchedRecord, read_unmatched
 
 __all__ = [
@@ -52,6 +51,8 @@ Matcher = Callable[[Any], Match | Unmatched]
 
 INVALID_PARAMETER: Final = "22023"
 """The state with which the trigger of the records refuses one."""
+UNTRANSLATABLE: Final = ("22P05", "22021")
+"""SQLSTATEs of a character that the database's encoding lacks, and of bytes that are none in it."""
 AT_ONCE: Final = 5_000
 """Records that one statement writes, at the most."""
 CHARACTERS_AT_ONCE: Final = 16_000_000
@@ -204,10 +205,19 @@ def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManag
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Let what the trigger of the records refuses be InvalidInput, with its sentence, whichever driver says so."""
+    """Let what Postgres says of a record's values be InvalidInput, whichever driver says so.
+
+    The trigger of the records refuses them with a sentence of ours. The encoding of a database may be another one than
+    UTF8, and lack a character.
+    """
     try:
         yield
     except Exception as error:
+        if any(sqlstate(one) in UNTRANSLATABLE for one in causes(error)):
+            raise InvalidInput(
+                "a name or the document has a character that the database cannot hold in its encoding",
+                "leave it out, or use a database with the encoding UTF8 (`taskbridge doctor` names the present one)",
+            ) from error
         said = [one for one in causes(error) if sqlstate(one) == INVALID_PARAMETER]
         if not said:
             raise

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
+from taskbridge.common.libraries import explained_imports
 from taskbridge.errors import SchemaMismatch
-from taskbridge.store.bounded import driver_of, within
+from taskbridge.store.db import driver_error, driver_of, driving, scalar, within
 from taskbridge.store.queries import LOCAL, filled, queries, query, quoted, schema_of, setting
-from taskbridge.store.sessions import driver_error, driving, scalar
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["VERSION_TABLE", "check_schema", "current", "head", "migrate"]
 
@@ -32,9 +32,11 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
     Raises:
         SchemaMismatch: the database is at a revision that this version does not have, or Postgres refused a statement;
             nothing was changed.
+        MissingExtra: Alembic is not installed.
     """
-    from alembic import command  # noqa: PLC0415 - slow, and nothing but a migration needs it
-    from alembic.config import Config  # noqa: PLC0415
+    with explained_imports():
+        from alembic import command  # noqa: PLC0415 - slow, and nothing but a migration needs it
+        from alembic.config import Config  # noqa: PLC0415
 
     schema = schema_of(engine)
     # Each statement must see what the lock waited for, whatever the database's default is.

@@ -15,11 +15,10 @@ import psycopg
 from psycopg.rows import args_row
 from sqlalchemy import Engine
 
-from taskbridge.errors import Unavailable
-from taskbridge.store.bounded import GRACE, Bounded
+from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.store.cursor import Waiting
+from taskbridge.store.db import GRACE, Bounded, driving, in_one_message, in_one_trip, scalar, with_second_try
 from taskbridge.store.queries import compact, queries
-from taskbridge.store.sessions import driving, in_one_message, scalar, with_second_try
 
 __all__ = ["Found", "Kind", "Tails"]
 
@@ -231,11 +230,21 @@ class Tails:
     def _seconds_of(self, kind: Kind) -> float:
         return self._seconds * (1 if kind is Kind.TAIL else BASE_FACTOR)
 
-    def listen(self) -> psycopg.Connection[Any]:
-        """Return a connection of its own on which `notifies` tells of commits that were announced."""
+    def listen(self) -> Bounded:
+        """Return a connection of its own on which `notifies` tells of commits that were announced.
+
+        Raises:
+            ConfigurationError: a pooler is in between, in whose sessions a LISTEN would do nothing, or stay for others.
+        """
         pooled = self._engine.raw_connection()
-        connection: psycopg.Connection[Any] | None = pooled.driver_connection
-        assert connection is not None  # noqa: S101 - for the type: a connection of the pool has its driver's
+        connection = pooled.driver_connection
+        assert isinstance(connection, Bounded)  # noqa: S101 - for the type: the pool opens no others
+        if connection.pooled:
+            pooled.close()
+            raise ConfigurationError(
+                "a worker does not LISTEN through a pooler, and polls at its usual interval",
+                "leave TASKBRIDGE_TAIL_LISTENS out, or let TASKBRIDGE_POSTGRES_URL lead to Postgres itself",
+            )
         # For good: it must not go back to the pool with its LISTEN.
         pooled.detach()
         self._listening = pooled
@@ -269,18 +278,15 @@ class Tails:
     @contextmanager
     def _limited(self, seconds: float, begin: str = "begin") -> Iterator[psycopg.Connection[Any]]:
         """Lend a connection in a transaction that ends in so many seconds, all of it in one round trip."""
-        with self._lent(seconds) as connection, connection.pipeline():
-            connection.execute(self._query(begin))
+        with self._lent(seconds) as connection, in_one_trip(connection, self._query(begin)):
             connection.execute(self._query("plan_of_rounds"), _limits(seconds))
             yield connection
-            connection.execute(self._query("commit"))
 
     @contextmanager
-    def _lent(self, seconds: float) -> Iterator[psycopg.Connection[Any]]:
+    def _lent(self, seconds: float) -> Iterator[Bounded]:
         """Lend a connection that is given up where it has not answered for so many seconds, and some more."""
         with driving(self._engine) as connection:
-            if isinstance(connection, Bounded):
-                connection.answer_timeout = seconds + GRACE
+            connection.answer_timeout = seconds + GRACE
             yield connection
 
 

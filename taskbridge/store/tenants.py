@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskbridge.store.bounded import within
+from taskbridge.store.db import driving, rows, within
 from taskbridge.store.figures import MOST_RECORDS
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving, rows
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["Tenants", "WaitingRecords"]
 

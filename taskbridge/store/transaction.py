@@ -20,20 +20,24 @@ from taskbridge.common.texts import storable
 from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import HandlerMistake
-from taskbridge.store.bounded import GRACE, Bounded, NoAnswer, driver_of
+from taskbridge.store.db import (
+    GRACE,
+    SHORT_WAIT,
+    SILENT,
+    Bounded,
+    Broken,
+    NoAnswer,
+    distrust,
+    driver_of,
+    is_without_session,
+    local_settings,
+    session_name,
+    successor_of,
+)
 from taskbridge.store.history import HistoryRow, insert_statements, report_failed_insert, with_history
 from taskbridge.store.lent import BATCH_IS_OVER, Lent, end_lent, exchange
 from taskbridge.store.page import Page, columns_of
 from taskbridge.store.queries import LOCAL, compact, queries, setting
-from taskbridge.store.sessions import (
-    SHORT_WAIT,
-    SILENT,
-    Broken,
-    distrust,
-    is_without_session,
-    session_name,
-    successor_of,
-)
 
 if TYPE_CHECKING:
     from taskbridge.store.orm import BatchSession
@@ -223,7 +227,8 @@ class Transaction:
             assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the engine is ours
             with driver.pipeline():  # psycopg sends BEGIN before the first of them
                 # The handler's statements have the limits of its role, not those of ours.
-                driver.execute(setting("statement_timeout", None, LOCAL))
+                for statement in local_settings({**driver.limits, "statement_timeout": None}):
+                    driver.execute(statement)
                 driver.execute(self._query("end_replaced"), successor_of(self._key))
                 idle = f"{round(self._timeout * 1000)}ms"
                 whose = {**self._key._asdict(), "source": self._source}
@@ -358,7 +363,8 @@ class Transaction:
         own.execute(setting("session_authorization", None))
         own.execute(setting("role", None))
         own.execute(self._query("reset_settings"))
-        own.execute(own.settings)
+        for statement in (own.settings, *local_settings(own.limits)):
+            own.execute(statement)
         values = {"session": session_name(self._key), "limit": limit}
         return left, own.execute(self._query("announce_again"), values)
 
@@ -381,7 +387,7 @@ class Transaction:
         again, results = end_lent(own, ends, last)
         self._ended = True
         report_failed_insert(results)
-        if not again:
+        if not again or (own.pooled and self._lent is not None and self._lent.has_prepared):
             connection.invalidate()
 
     def _moving(self, page: Page, bisection: Bisection, first_event_ms: int | None) -> dict[str, Any]:

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskbridge.store.bounded import within
+from taskbridge.store.db import driving, rows, scalar, within
 from taskbridge.store.queries import queries
-from taskbridge.store.sessions import driving, rows, scalar
 
 if TYPE_CHECKING:
-    from taskbridge.store.sessions import Database
+    from taskbridge.store.db import Database
 
 __all__ = ["PAGE", "UnmatchedRecord", "count_unmatched", "is_adopted", "read_unmatched", "unmatched_sources"]
 

@@ -5,24 +5,43 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Final
 from unittest import mock
 
 from celery import Celery
-from redis import Redis
+from kombu.exceptions import OperationalError
 
+from taskbridge.common.server_errors import translated_errors
+from taskbridge.gate.keys import beginning
+from taskbridge.gate.scripts import SCRIPTS
 from taskbridge.integration.installation import fit, renew
 from taskbridge.process.runtime import Runtime, afresh, runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.testing.clock import inject_clock
 
 __all__ = ["delete_keys", "own_deployment"]
 
 
-def delete_keys(redis: Redis, prefix: str) -> None:
-    """Delete all keys that name the prefix: queues have it in the middle of their names."""
-    if left := list(redis.scan_iter(f"*{prefix}*", count=1_000)):
-        redis.delete(*left)
+_KINDS: Final = frozenset(kind for script in SCRIPTS.values() for kind in (*script.keys, *script.keys_of_each)) - {
+    "queue",
+    "first",
+    "next",
+    "taken",
+}
+"""The kinds of keys that scripts use. What `take` keeps expires after seconds; the others are queues."""
+
+
+def delete_keys(runtime: Runtime) -> None:
+    """Delete what a test left in Redis, and its queues. What remains of idle tenants expires with their delays."""
+    keys, left = runtime.keys, {runtime.keys.clock, runtime.keys.dashboard}
+    for name in runtime.pipelines.names():
+        active = runtime.gate.active(name)
+        for kind in _KINDS:
+            key, of_a_tenant = beginning(keys, kind, name)
+            left.update([key + tenant for tenant in active] if of_a_tenant else [key])
+    runtime.redis.delete(*left)
+    with suppress(OSError, OperationalError):
+        runtime.delete_queues()
 
 
 @contextmanager
@@ -30,8 +49,7 @@ def own_deployment(app: Celery, **variables: str) -> Iterator[Runtime]:
     """Let this process work with these variables, and under a key prefix of its own, while the block lasts.
 
     The gate's clock stands still, and only runs move it. With Celery's `task_always_eager` too, runs wait for the test.
-    At the end all keys in Redis that name the prefix are deleted, whichever app made them, and the app has its routes
-    back.
+    At the end `delete_keys` deletes what is under that prefix, and the app has its routes back.
 
     Raises:
         Unavailable: a server does not answer.
@@ -52,7 +70,7 @@ def own_deployment(app: Celery, **variables: str) -> Iterator[Runtime]:
             try:
                 yield runtime
             finally:
-                delete_keys(runtime.redis, prefix)
+                delete_keys(runtime)
     finally:
         app.conf.task_routes = routes
         renew(app)

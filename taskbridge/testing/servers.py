@@ -14,12 +14,12 @@ import psycopg
 from sqlalchemy import make_url
 
 from taskbridge.common.names import DEFAULT_SCHEMA
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.embedded import Servers, serve
 from taskbridge.embedded.databases import drop_database, make_database, set_search_path
 from taskbridge.errors import ConfigurationError
-from taskbridge.process.translation import translated_errors
 from taskbridge.store import connect, migrate
-from taskbridge.store.address import parameters_of
+from taskbridge.store.db import parameters_of
 
 __all__ = ["fresh_database", "migrated_template", "open_directory", "servers_for_tests"]
 

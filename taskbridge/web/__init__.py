@@ -3,9 +3,9 @@
 They need the extra `web`: `pip install '.[web]'` in a checkout.
 """
 
-from taskbridge.errors import MissingExtra
+from taskbridge.common.libraries import explained_imports
 
-try:
+with explained_imports():
     from taskbridge.web.delivering import Refused, Undelivered, UnexpectedAnswer, deliver
     from taskbridge.web.pages.app import dashboard
     from taskbridge.web.posting import events
@@ -22,10 +22,6 @@ try:
         Verified,
     )
     from taskbridge.web.webhook import Request, Webhook
-except ModuleNotFoundError as error:
-    if str(error.name).startswith("taskbridge"):
-        raise
-    raise MissingExtra(error.name) from error
 
 __all__ = [
     "GitHub",

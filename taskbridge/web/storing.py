@@ -17,11 +17,11 @@ import psycopg
 from celery import Celery
 
 from taskbridge.common.seldom import Seldom
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import error_line, printable
 from taskbridge.declaring.criteria import Unmatched
 from taskbridge.errors import InvalidInput
 from taskbridge.process.runtime import runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.producing.notify import Event, Events, asend, logged, merge
 from taskbridge.producing.recording import Prepared
 from taskbridge.store import (

@@ -108,20 +108,19 @@ def test_each_question_is_answered(board: Board) -> None:
         assert "S-1" in board.text()
 
         # Who is noisy?
-        click(board, "Noisy")
+        click(board, "Tenants", "orders")
+        board.picture("how-to/dashboard/tenants.png")
+        board.page.get_by_role("button", name="Show the noisiest").click()
         assert "Bäckerei Müller" in board.text()
         board.picture("how-to/dashboard/noisy.png")
 
         wait_until(lambda: board.deployment.rows("SELECT 1 FROM taskbridge.run_minutes"), "the minute is summed up", 90)
 
-        # What did a burst save?
-        click(board, "Savings", "orders")
-        assert re.search(r"\d+ events of \w+ became \d+ runs", board.text())
-        assert "with a window of 500 ms" in board.text()
-        board.picture("how-to/dashboard/savings.png")
+        # What did bursts save?
+        board.open()
+        saved = board.page.get_by_role("region", name="Savings").inner_text()
+        assert re.search(r"orders\s+\d+\s+\d+", saved), saved
 
-        click(board, "Tenants", "orders")
-        board.picture("how-to/dashboard/tenants.png")
         click(board, "Runs")
         assert "worker-0@test" in board.text()
         board.picture("how-to/dashboard/runs.png")
@@ -149,15 +148,15 @@ def test_what_happened_last_night_is_seen(board: Board) -> None:
         wait_until(lambda: board.deployment.rows("SELECT 1 FROM taskbridge.runs"), "a run is in the history")
     with board.deployment.engine.begin() as connection:
         connection.exec_driver_sql(A_NIGHT)
-    click(board, "Over time")
+    board.open()
     said = str(board.page.locator("svg").first.get_attribute("aria-label"))
-    events, runs, failed = (int(one.replace(",", "")) for one in re.findall(r"([\d,]+) (?:events|runs|failed)", said))
-    assert events > runs > failed > 0
+    events, runs = (int(one.replace(",", "")) for one in re.findall(r"([\d,]+) (?:events|runs)", said))
+    assert events > runs > 0
     assert board.page.locator("svg path.bars").count() == 3
     board.page.get_by_text("The figures").click()
-    assert board.page.locator("tbody tr").count() > 100
+    assert board.page.get_by_role("region", name="Figures").locator("tbody tr").count() > 90
     board.page.get_by_text("The figures").click()
-    board.picture("how-to/dashboard/over-time.png")
+    board.picture("how-to/dashboard/last-day.png")
 
 
 def test_who_holds_a_tenant_and_whether_that_is_alive(board: Board) -> None:
@@ -196,8 +195,7 @@ def test_a_burst_is_seen_while_it_goes_on(board: Board) -> None:
         try:
             board.open()
             board.wait_for(r"Bäckerei Müller[\s\S]*% runs saved")
-            board.page.wait_for_selector("path.line.k-runs", state="attached")
-            time.sleep(15)
+            time.sleep(5)
             board.picture("burst.png")
         finally:
             ended.set()
@@ -229,6 +227,33 @@ def test_a_page_changes_by_itself_and_stands_still_without_the_script(board: Boa
     assert board.page.evaluate("document.activeElement.textContent") == "All runs"
 
 
+def test_a_page_that_is_shown_again_goes_on_with_one_stream(board: Board) -> None:
+    """Browsers keep a page that is left, and show it again as it was; which do so differs, so the events are sent."""
+    board.page.add_init_script(
+        "window.streams = []; const Real = EventSource;"
+        "window.EventSource = class extends Real { constructor(url) { super(url); window.streams.push(this); } };"
+        "window.EventSource.CLOSED = Real.CLOSED;"
+    )
+    page = board.open("")
+    page.wait_for_selector("body[data-live=yes]")
+    states = "window.streams.map(one => one.readyState === 2 ? 'closed' : 'open')"
+    page.evaluate("window.dispatchEvent(new PageTransitionEvent('pagehide', {persisted: true}))")
+    assert page.evaluate(states) == ["closed"]
+    page.evaluate("window.dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    assert page.evaluate(states) == ["closed", "open"]
+    runtime_of(board.deployment.app).pauses.pause("orders")
+    board.wait_for("the whole pipeline is paused")
+
+    # A stream that was refused is tried again later, and not beside the one of a page that came back.
+    page.evaluate(
+        "(() => { const last = window.streams.at(-1); last.close(); last.dispatchEvent(new Event('error'));"
+        "window.dispatchEvent(new PageTransitionEvent('pagehide', {persisted: true}));"
+        "window.dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true})); })()"
+    )
+    page.wait_for_timeout(11_000)
+    assert page.evaluate(states).count("open") == 1
+
+
 def test_an_open_page_says_that_it_is_of_before_while_a_server_is_silent(board: Board) -> None:
     board.save("orders", "acme", "1")
     page = board.open("")
@@ -253,11 +278,8 @@ def test_actions_are_done_by_forms_and_written_down(board: Board) -> None:
     board.page.get_by_role("button", name="Resume").click()
     assert "Resumed." in board.text()
     board.page.get_by_role("button", name="Notify").click()
-    board.open("audit")
-    rows = board.page.locator("tbody tr")
-    assert rows.count() == 3
-    assert [MARKUP in rows.nth(at).inner_text() for at in range(3)] == [True] * 3
-    board.picture("how-to/dashboard/audit.png")
+    written = board.deployment.rows("SELECT action, tenant FROM taskbridge.audit ORDER BY id")
+    assert [tuple(row) for row in written] == [(one, MARKUP) for one in ("pause", "resume", "notify")]
 
 
 def test_all_can_be_reached_by_the_keyboard_alone(board: Board) -> None:
@@ -306,7 +328,7 @@ def test_every_page_fits_into_360_pixels_whatever_tenants_are_called(board: Boar
             board.save("orders", name, f"{name}"[:190] + " 1", do="reject")
         wait_for_failures(board.deployment, len(names))
     board.page = board.new_page(viewport=NARROW, color_scheme=scheme)
-    for path in ("", "tenants", "failing", "noisy", "saved", "over-time", "runs", "audit", "search?q=a", "nowhere"):
+    for path in ("", "tenants", "tenants?by=events", "failing", "runs", "record?q=a", "nowhere"):
         page = board.open(path)
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= NARROW["width"], path

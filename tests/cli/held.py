@@ -22,14 +22,17 @@ def hold_back(
     blame: Blame = Blame.NOBODY,
     *,
     failed: bool = True,
+    paused: bool = False,
 ) -> Gate:
-    """Let a run of the tenant fail, or else ask to wait, so that it waits five minutes; return the gate."""
+    """Let a run of the tenant fail, ask to wait five minutes, or find it `paused`; return the gate."""
     gate = Gate(client, keys, message=lua_message(app))
     gate.notify(pipeline, tenant, Spacing(delay=200))
     (runner,) = gate.look(pipeline, [tenant])
     assert runner.token is not None
     assert begin(gate, RunKey(pipeline, tenant, runner.token)) is not None
     end = Settlement(Outcome.RETRY, failed=failed, retry_ms=RETRY_MS, blame=blame)
+    if paused:
+        end = Settlement(Outcome.PAUSED)
     answer = settle(gate, RunKey(pipeline, tenant, runner.token), end, Spacing(delay=200))
     assert answer is Answer.HELD
     client.delete(*keys.queues)

@@ -76,7 +76,7 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     assert taskbridge("unadopt", "sales").status == 2
 
 
-@pytest.mark.parametrize(("old", "new"), [("customer", "client of ours"), ("id", "number")])
+@pytest.mark.parametrize(("old", "new"), [("customer", "client of ours")])
 def test_what_the_doctor_says_of_a_renamed_column_mends_it(
     old: str, new: str, taskbridge: Program, engine: Engine
 ) -> None:
@@ -200,22 +200,6 @@ def test_who_chose_that_old_rows_get_no_record_is_not_reminded_until_changes_may
     assert "leave out --print-sql and --from-now-on" in refused.stderr
 
 
-def test_what_is_not_said_again_stays_as_the_table_was_adopted(taskbridge: Program, engine: Engine) -> None:
-    run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
-    watched = "SELECT watched_columns FROM taskbridge.adopted"
-    assert taskbridge(*ADOPT, "--columns", "total").status == 0
-    again = taskbridge("adopt", "--source", "orders", "--backfill")
-    assert (again.status, again.stdout.splitlines()[-1]) == (0, "orders: 1 rows have their records")
-    assert "Only changes of total are recorded, as before; --columns '*' records all." in again.stderr
-    assert taskbridge(*ADOPT).status == 0
-    assert rows(engine, watched) == [(["total"],)]
-    assert taskbridge("adopt", "--source", "orders", "--columns", "*").status == 0
-    assert rows(engine, watched) == [(None,)]
-    for wrong in (("--source", "typo"), ("orders",), ()):
-        refused = taskbridge("adopt", *wrong)
-        assert (refused.status, "--tenant and --key" in refused.stderr) == (2, True)
-
-
 def test_a_table_that_was_empty_needs_no_backfill(taskbridge: Program, engine: Engine) -> None:
     run(engine, ORDERS)
     assert taskbridge(*ADOPT).stderr == READS
@@ -231,25 +215,6 @@ def test_a_choice_that_is_printed_is_kept_where_it_is_run(taskbridge: Program, e
         for statement in filter(None, printed.split(";\n\n")):
             connection.exec_driver_sql(statement)
     assert "backfills_due" not in taskbridge("status", "--json").json
-
-
-def test_a_function_of_another_text_is_told_and_made_anew(taskbridge: Program, engine: Engine) -> None:
-    run(engine, ORDERS)
-    assert taskbridge(*ADOPT).status == 0
-    function = "taskbridge.adopted_orders()"
-    ((text,),) = rows(engine, f"SELECT pg_get_functiondef('{function}'::regprocedure)")
-    run(engine, text.replace("concat(n.", "concat('x', n."))
-    (wrong,) = [one for one in taskbridge("doctor", "--json").json["findings"] if one["check"] == "tables"]
-    assert (wrong["level"], wrong["text"]) == (
-        "problem",
-        "orders: the function of its triggers has another text than the one that adopts it",
-    )
-    begin, _, mend = wrong["remedy"].partition("taskbridge ")
-    assert begin == "run again: "
-    assert taskbridge(*shlex.split(mend)).status == 0
-    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
-    assert Reader(engine).seen() == {"acme": ["1"]}
-    assert findings(taskbridge("doctor", "--json"))["tables"][0].startswith("ok")
 
 
 def test_a_backfill_that_stopped_is_told_with_what_ends_it(taskbridge: Program, engine: Engine) -> None:
@@ -291,7 +256,7 @@ def migrated_by_asyncpg(engine: Engine, migrate: Callable[[], None]) -> None:
     asyncio.run(run_it())
 
 
-@pytest.mark.parametrize("migrated", [migrated_by_psycopg, migrated_by_asyncpg])
+@pytest.mark.parametrize("migrated", [migrated_by_psycopg, pytest.param(migrated_by_asyncpg, marks=pytest.mark.slow)])
 def test_the_statements_of_the_page_s_migration_adopt_a_table_and_give_it_up(
     taskbridge: Program,
     engine: Engine,

@@ -111,7 +111,7 @@ SECRET = "s3cr3t-Pa55"
         ("TASKBRIDGE_POSTGRES_URL", {"query": {"sslmode": "maybe"}}, "correct sslmode in TASKBRIDGE_POSTGRES_URL"),
         ("TASKBRIDGE_REDIS_URL", {"password": SECRET}, "Redis refuses the password"),
         ("TASKBRIDGE_REDIS_URL", {"port": None}, "Redis cannot be reached"),
-        ("TASKBRIDGE_REDIS_URL", {"host": "nowhere.invalid"}, "the host in TASKBRIDGE_REDIS_URL is not known"),
+        ("TASKBRIDGE_REDIS_URL", {"host": "nowhere.invalid"}, "Redis is at a host that is not known"),
         ("TASKBRIDGE_REDIS_URL", {"database": "9999"}, "Redis refuses the command"),
     ],
 )

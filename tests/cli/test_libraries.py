@@ -18,7 +18,7 @@ NEEDED = {
     "kombu": "kombu[redis]>=5.3.4",
     "redis": "redis[hiredis]>=5.0.1",
     "SQLAlchemy": "sqlalchemy>=2.0.22",
-    "psycopg": "psycopg[binary]>=3.2.1",
+    "psycopg": "psycopg>=3.2.1",
 }
 
 
@@ -39,8 +39,7 @@ def install(directory: Path, name: str, version: str) -> None:
     (directory / f"{name.lower()}.py").write_text("raise ImportError('as with an old one')\n")
 
 
-@pytest.mark.parametrize("command", ["doctor", "status"])
-@pytest.mark.parametrize("name", OLD)
+@pytest.mark.parametrize(("name", "command"), [("celery", "doctor"), ("SQLAlchemy", "status"), ("psycopg", "status")])
 def test_a_command_names_the_library_that_is_too_old(name: str, command: str, bare: Program) -> None:
     install(bare.directory, name, OLD[name])
     with bare.started_afresh(command, PYTHONPATH=f"{bare.directory}:{ROOT}") as running:
@@ -59,14 +58,13 @@ def test_several_are_named_in_one_sentence_and_one_line_for_pip(bare: Program) -
     )
 
 
-@pytest.mark.parametrize("app", ["taskbridge", "shop"])
-def test_a_worker_with_such_a_library_says_so_without_a_traceback(app: str, bare: Program) -> None:
+def test_a_worker_with_such_a_library_says_so_without_a_traceback(bare: Program) -> None:
     install(bare.directory, "psycopg", "3.1.20")
     (bare.directory / "shop.py").write_text(
         "import celery, taskbridge\napp = celery.Celery('shop')\ntaskbridge.install(app)\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", app, "worker", "-P", "solo"],
+        [sys.executable, "-m", "celery", "-A", "shop", "worker", "-P", "solo"],
         env={**bare.environment, "PYTHONPATH": f"{bare.directory}:{ROOT}"},
         cwd=bare.directory,
         capture_output=True,

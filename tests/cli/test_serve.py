@@ -32,7 +32,8 @@ async def without_lifespan(scope, receive, send):
 TOKEN = "t0ken-of-a-program-1"
 TOKENS = {"Authorization": f"Bearer {TOKEN}"}
 
-INSTALL = "is missing, which the extra 'web' of celery-taskbridge brings: run `pip install '.[web]'` in a checkout\n"
+NOT_INSTALLED = ", which the extra 'web' of celery-taskbridge provides, is not installed"
+INSTALL = f"{NOT_INSTALLED}: run `pip install '.[web]'` in a checkout\n"
 
 
 @pytest.fixture
@@ -164,24 +165,11 @@ def test_what_cannot_be_served_is_said_in_one_line(hooks: Program, target: str, 
     assert_one_clear_line(hooks("serve", target), why, status=status)
 
 
-@pytest.mark.parametrize("missing", ["uvicorn", "starlette"])
-def test_without_the_extra_the_command_says_what_to_install(hooks: Program, missing: str) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; from taskbridge.cli.main import main; main()"
-    ended = subprocess.run(
-        [sys.executable, "-c", code, "serve", "hooks:app"],
-        env=hooks.environment,
-        cwd=hooks.directory,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert ended.stderr == f"taskbridge: {missing} {INSTALL}"
-
-
 @pytest.mark.parametrize(
     ("missing", "arguments"),
     [
+        ("uvicorn", ("serve", "hooks:app")),
+        ("starlette", ("serve", "hooks:app")),
         # a module of pipelines, as of `taskbridge.web.deliver`, or of a receiver
         ("httpcore2", ("status",)),
         ("httpcore2", ("serve", "sends:app")),
@@ -194,11 +182,11 @@ def test_without_the_extra_all_that_needs_it_says_what_to_install(
     code = f"import sys; sys.modules[{missing!r}] = None; from taskbridge.cli.main import main; main()"
     ended = subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        env={**hooks.environment, "TASKBRIDGE_PIPELINES": "sends", "WEBHOOK_SECRET": "whsec_c2VjcmV0"},
+        env={**hooks.environment, "TASKBRIDGE_PIPELINES": "sends"},
         cwd=hooks.directory,
         capture_output=True,
         text=True,
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == f"taskbridge: {missing} {INSTALL}"
+    assert ended.stderr == f"taskbridge: {missing}{INSTALL}"

@@ -68,6 +68,7 @@ def test_a_day_of_invoices_is_delivered_once_each_and_reported_as_one_object(bar
     assert "\r" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_records_that_stay_pending_end_with_status_1(taskbridge: Program) -> None:
     (taskbridge.directory / "handlers.py").write_text(
         "from taskbridge import pipeline\n@pipeline('invoices')\ndef handle(batch): raise ValueError('no')\n",
@@ -167,6 +168,7 @@ def test_ctrl_c_ends_servers_and_workers_in_order(bare: Program) -> None:
         assert "Cold shutdown" not in log
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_workers_of_configured_servers_and_a_second_up_would_have_been_refused(
     taskbridge: Program,
 ) -> None:
@@ -178,6 +180,7 @@ def test_sigterm_ends_the_workers_of_configured_servers_and_a_second_up_would_ha
         assert_all_ends(running, signal.SIGTERM, 0)
 
 
+@pytest.mark.slow
 def test_servers_alone_serve_workers_of_ones_own(bare: Program) -> None:
     with bare.started_afresh("up", "--workers", "0") as running:
         wait_for(running, READY)
@@ -199,6 +202,7 @@ def test_who_waits_for_the_end_needs_a_worker(bare: Program) -> None:
     assert "leave out --workers 0" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_for_a_run_that_hangs(taskbridge: Program, gate_redis: redis.Redis) -> None:
     (taskbridge.directory / "handlers.py").write_text(
         "import time\nfrom taskbridge import pipeline\n@pipeline('invoices')\ndef handle(batch): time.sleep(600)\n",

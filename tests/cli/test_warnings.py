@@ -10,9 +10,7 @@ from taskbridge.gate import Keys
 from taskbridge.store import record_invoice
 from tests.cli.held import open_circuit
 from tests.cli.program import Program
-from tests.deployment import Deployment
 from tests.quarantined import put_in_quarantine
-from tests.waiting import wait_until
 
 FORGED = "boom\nFrance  idle  0 pending\r\x1b[2Jgone\u2028Spain"
 
@@ -112,17 +110,3 @@ def test_a_shell_that_does_not_declare_the_pipelines_says_so_and_not_that_all_is
     for command in (["status"], ["quarantine", "list"], ["status", "--sort", "runs"]):
         ended = taskbridge(*command, TASKBRIDGE_PIPELINES="handlers")
         assert "nothing is known here" not in ended.stdout + ended.stderr
-
-
-@pytest.mark.e2e
-def test_the_error_that_celery_logs_names_pipeline_and_tenant_and_doctor_is_strict(deployment: Deployment) -> None:
-    with deployment.worker() as worker:
-        with deployment.engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE taskbridge.deliveries RENAME TO away")
-        deployment.save("acme", "1")
-        wait_until(lambda: "run of pipeline invoices, tenant 'acme', failed: " in worker.text(), "named")
-        program = Program(deployment.logs, deployment.environment())
-        assert program("doctor").status == 0
-        assert program("doctor", "--strict").status == 1
-        with deployment.engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE taskbridge.away RENAME TO deliveries")

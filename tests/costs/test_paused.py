@@ -45,8 +45,15 @@ def found(meter: Meter) -> None:
     fire_due(meter.runtime)
 
 
-@pytest.mark.parametrize("begins", [paused_one_by_one, paused_as_a_whole])
-@pytest.mark.parametrize("goes_on", [started, found])
+@pytest.mark.parametrize(
+    ("begins", "goes_on"),
+    [
+        (paused_one_by_one, started),
+        (paused_as_a_whole, found),
+        pytest.param(paused_one_by_one, found, marks=pytest.mark.slow),
+        pytest.param(paused_as_a_whole, started, marks=pytest.mark.slow),
+    ],
+)
 def test_paused_tenants_cost_nothing_until_they_are_resumed(
     deployment: Deployment, begins: Callable[[Meter], None], goes_on: Callable[[Meter], None]
 ) -> None:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
-import socket
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from threading import Thread
-from types import ModuleType
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
-import redis
-from celery import Celery
 from django.core.checks import run_checks
 from django.core.management import call_command
 from django.core.management.base import CommandError
@@ -28,7 +21,6 @@ from sqlalchemy import make_url
 from taskbridge.cli import console
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import DECLARED, pipeline
-from taskbridge.django import following
 from taskbridge.django.configuration import NAMES, url_of, variables
 from taskbridge.django.typed import typed
 from taskbridge.embedded import Servers
@@ -37,7 +29,7 @@ from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import afresh
 from taskbridge.settings import Settings
 from taskbridge.store import adopt, adoption, connect
-from taskbridge.store.address import parameters_of
+from taskbridge.store.db import parameters_of
 from taskbridge.testing.servers import fresh_database
 from tests.deployment import Deployment
 from tests.django.conftest import database
@@ -237,18 +229,11 @@ def test_a_setting_that_cannot_be_read_is_told_once_and_without_a_traceback(name
             call_command("migrate", run_syncdb=True, verbosity=0)
 
 
-def test_remedies_name_commands_of_manage_py_and_the_project_s_app(
+def test_remedies_name_commands_of_manage_py(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(console, "SPOKEN", [])
+    monkeypatch.setattr(console, "TYPED", {})
     monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
-    project = ModuleType("storefront")
-    project.__dict__["app"] = Celery("storefront", set_as_current=False)
-    monkeypatch.setitem(sys.modules, "storefront.celery", project)
-    for name, app in ((None, "PROJECT"), ("storefront.settings", "storefront")):
-        with override_settings(SETTINGS_MODULE=name):
-            said = typed("start `celery -A taskbridge worker`, or `taskbridge up`")
-        assert said == f"start `celery -A {app} worker`, or `manage.py taskbridge up`"
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE taskbridge.taskbridge_schema")
     for command in (["doctor"], ["doctor", "--json"], ["prune", "--older-than", "1d"]):
@@ -262,7 +247,7 @@ def test_remedies_name_commands_of_manage_py_and_the_project_s_app(
 def test_text_of_users_that_reads_as_a_command_stays_as_it_is(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(console, "SPOKEN", [])
+    monkeypatch.setattr(console, "TYPED", {})
     monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql(
@@ -316,7 +301,7 @@ def test_remedies_name_where_the_database_is_set(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """In DATABASES, unless a variable or a setting has another."""
-    monkeypatch.setattr(console, "SPOKEN", [])
+    monkeypatch.setattr(console, "TYPED", {})
     monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
     connections["default"].close()
     for name, value in (("HOST", host), ("PORT", "1")):
@@ -352,64 +337,3 @@ def test_checks_of_the_database_tell_what_to_do(deployment: Deployment) -> None:
             connection.exec_driver_sql("UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
         (found,) = run_checks(databases=["default"])
         assert found.id == "taskbridge.E004"
-
-
-def test_a_redis_that_is_silent_keeps_the_tests_of_a_project_waiting_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-
-        def accept() -> None:
-            with suppress(OSError):
-                while True:
-                    asked.append(silent.accept()[0])
-
-        listener = Thread(target=accept, daemon=True)
-        listener.start()
-        monkeypatch.setattr(following, "SECONDS", 0.3)
-        monkeypatch.setenv("TASKBRIDGE_REDIS_URL", f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
-        monkeypatch.delenv("TASKBRIDGE_BROKER_URL", raising=False)
-        following._forget("test-1")
-        tried = len(asked)
-        assert tried
-        following._forget("test-2")
-        assert len(asked) == tried
-        silent.shutdown(socket.SHUT_RDWR)
-    listener.join()
-    for one in asked:
-        one.close()
-
-
-def test_a_redis_that_refused_once_is_asked_for_the_next_database(
-    monkeypatch: pytest.MonkeyPatch, deployment: Deployment
-) -> None:
-    user, prefix = f"guest-{secrets.token_hex(4)}", f"test-{secrets.token_hex(4)}"
-    left = f"{prefix}:clock"
-    deployment.redis.set(left, "1")
-    url = make_url(deployment.settings.redis_url).set(username=user, password="secret")
-    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", url.render_as_string(hide_password=False))
-    monkeypatch.delenv("TASKBRIDGE_BROKER_URL", raising=False)
-    try:
-        deployment.redis.acl_setuser(user, enabled=True, passwords="+secret", commands=["-@all"])
-        following._forget(prefix)
-        assert deployment.redis.exists(left)
-        deployment.redis.acl_setuser(user, enabled=True, keys=["*"], commands=["+@all"])
-        following._forget(prefix)
-        assert not deployment.redis.exists(left)
-    finally:
-        deployment.redis.acl_deluser(user)
-
-
-def test_what_a_test_left_with_another_broker_is_deleted_there_too(
-    monkeypatch: pytest.MonkeyPatch, deployment: Deployment
-) -> None:
-    url = make_url(deployment.settings.redis_url)
-    other = url.set(database="13").render_as_string(hide_password=False)
-    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url)
-    monkeypatch.setenv("TASKBRIDGE_BROKER_URL", other)
-    prefix = f"test-{secrets.token_hex(4)}"
-    with redis.Redis.from_url(other, decode_responses=True) as broker:
-        broker.lpush(f"taskbridge.{prefix}.first", "message")
-        deployment.redis.set(f"{prefix}:clock", "1")
-        following._forget(prefix)
-        assert not broker.exists(f"taskbridge.{prefix}.first")
-        assert not deployment.redis.exists(f"{prefix}:clock")

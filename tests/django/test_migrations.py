@@ -16,7 +16,6 @@ from django.test.utils import override_settings
 from sqlalchemy import Engine
 
 from taskbridge.django.configuration import NAMES
-from taskbridge.django.following import follow
 from taskbridge.django.migrations import AdoptTable
 from taskbridge.store import unadopt
 from tests.deployment import Deployment
@@ -115,7 +114,6 @@ def test_backwards_an_earlier_adoption_of_the_source_is_in_force_again(deploymen
     # Django leaves the transaction of a deferred statement that failed to the end of the process.
     connections["default"].connection.close()
     del connections["default"]
-    follow()
     assert (watched(), rows(deployment.engine, TRIGGERS)) == ([(None,)], [(4,)])
     call_command("migrate", "shop", "first_lines", fake=True, verbosity=0)
     run(deployment.engine, "ALTER TABLE shop_item RENAME TO shop_line", "ALTER TABLE shop_line RENAME amount TO total")

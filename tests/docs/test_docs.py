@@ -85,16 +85,6 @@ def test_every_test_that_is_named_exists() -> None:
     assert [(page, name) for page, name in named if name not in there] == []
 
 
-def test_each_claim_about_other_locks_names_its_test() -> None:
-    page = (ROOT / "docs/how-to/move-from-other-locks.md").read_text(encoding="utf-8")
-    _, table, _ = re.split(
-        r"^\| you use .*\n\| --- .*\n|^$(?=\n`python -m benchmarks recovery)", page, flags=re.MULTILINE
-    )
-    claims = table.strip().splitlines()
-    assert len(claims) > 8
-    assert [claim for claim in claims if not re.search(r"`test_\w+` \|$", claim)] == []
-
-
 def test_every_make_target_exists() -> None:
     named = [(page, target) for page, text in everywhere() for target in re.findall(r"\bmake ([a-z][a-z-]*)", text)]
     assert named
@@ -117,16 +107,6 @@ def test_every_command_and_option_exists() -> None:
         known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         for option in re.findall(r"(?<!\S)(--[a-z-]+)", rest):
             assert option in known, f"{page}: taskbridge {name} {option}"
-
-
-def test_every_command_says_what_it_is_for() -> None:
-    below = [one for group in COMMANDS.values() if isinstance(group, click.Group) for one in group.commands.items()]
-    for name, command in [*COMMANDS.items(), *below]:
-        assert isinstance(command, click.Command)
-        assert command.get_short_help_str(), name
-        for parameter in command.params:
-            if isinstance(parameter, click.Option):
-                assert parameter.help, f"{name} {parameter.name}"
 
 
 def test_every_variable_exists_and_every_setting_is_documented() -> None:
@@ -172,21 +152,6 @@ def test_what_the_examples_import_is_installed_by_the_project() -> None:
     }
     assert imported
     assert [one for one in sorted(imported) if one[1] not in own and find_spec(one[1]) is None] == []
-
-
-def test_every_install_line_is_that_of_a_checkout() -> None:
-    sources = [*PAGES, *(ROOT / "taskbridge").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
-    lines = [
-        (source.relative_to(ROOT).as_posix(), line)
-        for source in sources
-        for line in re.findall(r"pip install [^\n`]*", source.read_text(encoding="utf-8"))
-    ]
-    assert len({page for page, _ in lines if page.endswith(".md")}) > 4
-    extra = r"'\.\[(django|embedded|flower|otel|web|dev)\]'"
-    # One that names other packages is for whoever has versions of them that are too old or do not go together.
-    others = r"'kombu\[redis\]'|--upgrade \{' '\.join\(wanted\)"
-    checkout = re.compile(rf"pip install ({others}|(\.|{extra})(?= in a checkout|[ ]+#|$|\"| pytest$))")
-    assert [one for one in lines if not checkout.match(one[1])] == []
 
 
 def test_the_package_is_not_called_as_someone_elses() -> None:

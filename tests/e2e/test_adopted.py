@@ -44,6 +44,7 @@ def test_what_plain_sql_does_to_an_adopted_table_is_seen_once(deployment: Deploy
     assert deployment.rows("SELECT FROM orders WHERE seen IS NULL") == []
 
 
+@pytest.mark.slow
 def test_the_journal_takes_nothing_of_an_adopted_table_whenever_that_was_adopted(deployment: Deployment) -> None:
     engine = deployment.engine
     with engine.begin() as connection:

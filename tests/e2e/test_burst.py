@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from taskbridge.gate import State
 from tests.deployment import Deployment
 from tests.waiting import wait_until
 
@@ -72,40 +71,7 @@ def test_an_event_while_the_handler_outlasts_the_lease_is_not_lost(deployment: D
         assert deployment.deliveries() == [("acme", "before"), ("acme", "meanwhile")]
 
 
-def test_tenants_never_share_a_batch(deployment: Deployment) -> None:
-    tenants = ["acme", "acme:1", "ACME", "a" * 200, "Müller & Söhne {1}", "%s\\"]
-    with deployment.worker():
-        for number in NUMBERS[:10]:
-            for tenant in tenants:
-                deployment.save(tenant, number)
-        deployment.wait_until_idle()
-        # The handler asserts that a batch has one tenant; here each tenant has all of its own, once.
-        assert sorted(deployment.deliveries()) == sorted(
-            (tenant, number) for tenant in tenants for number in NUMBERS[:10]
-        )
-
-
-def test_a_batch_never_exceeds_its_limit(deployment: Deployment) -> None:
-    deployment.save("acme", *NUMBERS, notify=False)
-    with deployment.worker(batch_size=7):
-        deployment.notify_event.delay("acme")
-        deployment.wait_until_idle()
-        batches = deployment.delivered("acme")
-        assert max(map(len, batches)) == 7
-        assert [number for batch in batches for number in batch] == NUMBERS
-
-
-def test_nothing_is_left_in_redis_when_traffic_ends(deployment: Deployment) -> None:
-    with deployment.worker():
-        deployment.save("acme", "1")
-        deployment.wait_until_idle()
-        (status,) = deployment.gate.look("invoices", ["acme"])
-        assert status.state is State.IDLE
-        left = [key for key in deployment.redis.scan_iter("sync:*") if deployment.redis.pttl(key) < 0]
-        assert left == []
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads", pytest.param("solo", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pool", ["threads", pytest.param("solo", marks=pytest.mark.slow)])
 def test_every_pool_runs_the_ticker(deployment: Deployment, pool: str) -> None:
     # The closing sweep is started by the ticker, so an idle tenant proves that there is one.
     with deployment.worker("-P", pool, handler_seconds=0.05):

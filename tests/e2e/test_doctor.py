@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 
 from taskbridge.integration import checks
 from taskbridge.integration.checks import Finding, examine
-from taskbridge.observing import troubles
+from taskbridge.observing import health
 from taskbridge.process.runtime import runtime_of
 from tests.deployment import Deployment
 from tests.waiting import wait_until
@@ -66,7 +66,7 @@ def test_a_worker_that_lacks_a_pipeline_or_has_a_short_time_limit_is_named(deplo
             wait_until(lambda: deployment.delivered("acme"), "the other worker's run")
 
 
-@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_workers_on_another_broker_are_told_apart_from_none(deployment: Deployment, others: bool) -> None:
     def found() -> Finding:
         return told(deployment, "workers")[0]
@@ -88,13 +88,14 @@ def test_workers_on_another_broker_are_told_apart_from_none(deployment: Deployme
             assert serving == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_pool_processes_that_are_all_frozen_are_found_though_the_worker_answers(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def waiting() -> list[Finding]:
         return [one for one in told(deployment, "work") if "in the queue for" in one.text]
 
-    monkeypatch.setattr(troubles, "QUEUED_SECONDS", 2.0)
+    monkeypatch.setattr(health, "QUEUED_SECONDS", 2.0)
     with deployment.worker() as worker:
         deployment.save("acme", "1")
         deployment.wait_until_idle()
@@ -131,7 +132,7 @@ def test_a_probe_comes_back_from_a_worker_that_is_busy_or_not_and_leaves_nothing
         assert "all their slots are busy" in found[0].text
 
 
-@pytest.mark.parametrize("nobody_reads", [True, False])
+@pytest.mark.parametrize("nobody_reads", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_probe_that_does_not_come_back_is_a_problem(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, nobody_reads: bool
 ) -> None:

@@ -66,6 +66,7 @@ def test_the_figures_of_a_burst_are_those_of_the_ledger(deployment: Deployment, 
     assert {name.partition(" ")[0] for name in found} == SAMPLES
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.parametrize("deployment", [{"runner_ttl": 1.0, "republish_after": 1.0}], indirect=True)
 def test_a_killed_runner_and_lost_messages_are_told_apart(deployment: Deployment) -> None:

@@ -24,16 +24,7 @@ TASKS = [
 ]
 
 
-def test_inspect_lists_the_tasks(deployment: Deployment) -> None:
-    with deployment.worker():
-        command = [sys.executable, "-m", "celery", "-A", "taskbridge", "inspect", "registered", "--json"]
-        printed = subprocess.run(
-            command, env=deployment.environment(), cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-        ).stdout
-        (registered,) = json.loads(printed).values()
-        assert registered == TASKS
-
-
+@pytest.mark.slow
 def test_flower_lists_the_workers_and_the_runs_with_their_tenant(deployment: Deployment) -> None:
     pytest.importorskip("flower")
     with socket.socket() as probe:
@@ -86,6 +77,7 @@ def test_a_worker_that_could_not_work_says_so_and_ends(
     assert_refused(deployment, environment, text)
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_for_a_silent_server_says_so_meanwhile(deployment: Deployment) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]

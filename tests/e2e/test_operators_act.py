@@ -56,36 +56,12 @@ def test_nothing_of_a_paused_tenant_runs_and_nothing_of_it_is_lost(deployment: D
         delivered(deployment, ("bolt", "1"), *(("acme", number) for number in "1234"))
 
 
-@SELDOM
-def test_a_paused_pipeline_stands_still_until_it_is_resumed(deployment: Deployment) -> None:
-    taskbridge(deployment, "pause")
-    with deployment.worker():
-        deployment.save("acme", "1")
-        deployment.save("bolt", "1")
-        wait_until(lambda: held(deployment, "acme") and held(deployment, "bolt"), "both are held")
-        assert deployment.deliveries() == []
-        assert taskbridge(deployment, "resume")["started"] == 2
-        delivered(deployment, ("acme", "1"), ("bolt", "1"))
-
-
 def test_drain_lets_what_was_there_be_handled_and_pauses(deployment: Deployment) -> None:
     with deployment.worker(handler_seconds=0.3, batch_size=1):
         deployment.save("acme", "1", "2", "3")
         found = taskbridge(deployment, "drain", "--timeout", "60")
         assert (found["drained"], found["paused"]) == (True, True)
         assert sorted(deployment.deliveries()) == [("acme", number) for number in "123"]
-
-
-@SELDOM
-def test_after_a_drain_what_comes_stays_pending(deployment: Deployment) -> None:
-    with deployment.worker():
-        deployment.save("acme", "1")
-        taskbridge(deployment, "drain", "acme", "--timeout", "60")
-        deployment.save("acme", "2")
-        wait_until(lambda: held(deployment, "acme"), "the drained tenant is held")
-        assert deployment.deliveries() == [("acme", "1")]
-        taskbridge(deployment, "resume", "acme")
-        delivered(deployment, ("acme", "1"), ("acme", "2"))
 
 
 @SELDOM
@@ -98,23 +74,6 @@ def test_a_record_that_is_tried_again_is_handled_and_leaves_quarantine(deploymen
         delivered(deployment, ("acme", "1"), ("acme", "1"), ("acme", "2"))
         assert set(states(deployment.engine).values()) == {"handled"}
         assert deployment.rows("SELECT * FROM taskbridge.quarantine") == []
-
-
-@SELDOM
-def test_a_discarded_record_stays_away_from_later_runs(deployment: Deployment) -> None:
-    with deployment.worker():
-        deployment.save("acme", "1", "2")
-        delivered(deployment, ("acme", "1"), ("acme", "2"))
-        put_in_quarantine(deployment.engine, "acme", "1", "2")
-        taskbridge(deployment, "quarantine", "discard", "--all", "--yes")
-        deployment.save("acme", "3")
-        wait_until(lambda: ("acme", "3") in deployment.deliveries(), "the new record")
-        deployment.wait_until_idle()
-        assert states(deployment.engine) == {
-            ("acme", "1"): "discarded",
-            ("acme", "2"): "discarded",
-            ("acme", "3"): "handled",
-        }
 
 
 @pytest.mark.slow

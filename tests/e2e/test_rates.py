@@ -11,6 +11,7 @@ pytestmark = pytest.mark.e2e
 PER_SECOND, BURST = 100, 10
 
 
+@pytest.mark.slow
 def test_a_rate_is_kept_over_several_workers_and_tenants(deployment: Deployment) -> None:
     # given ten tenants with thirty records each, and three workers
     tenants = [f"tenant {number}" for number in range(10)]

@@ -173,6 +173,7 @@ def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader
     assert "handled" in states
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_rights_of_the_page_keep_workers_alive_that_are_started_without_options(
     rights: Rights, producer: Any

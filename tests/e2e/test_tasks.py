@@ -195,7 +195,13 @@ def test_scripts_publish_runs_where_it_is_certain_that_workers_read_them_there(
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("case", ["another database by a parameter of the URL", "priorities without 0"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("another database by a parameter of the URL", marks=pytest.mark.slow),
+        "priorities without 0",
+    ],
+)
 def test_runs_reach_workers_whose_broker_is_almost_the_gates(deployment: Deployment, case: str) -> None:
     app = "taskbridge"
     if case == "priorities without 0":
@@ -231,7 +237,7 @@ def test_eager_mode_starts_a_tenant_that_waits_for_its_turn(deployment: Deployme
     gate.notify("invoices", "acme", SPACING)
     run = RunKey("invoices", "acme", str(gate.look("invoices", ["acme"])[0].token))
     assert isinstance(begin(gate, run), Begun)
-    assert settle(gate, run, Settlement(Outcome.MORE), SPACING, most_handed=0) is Answer.POSTPONED
+    assert settle(gate, run, Settlement(Outcome.MORE), SPACING, most_in_flight=0) is Answer.POSTPONED
 
     deployment.app.conf.task_always_eager = True
     deployment.save("acme", "1")

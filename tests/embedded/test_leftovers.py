@@ -50,6 +50,7 @@ def leave_stale_files(data_dir: Path, pid: int) -> None:
     (data_dir / "servers.json").write_text(published)
 
 
+@pytest.mark.slow
 def test_files_of_a_dead_process_do_not_stop_a_start(data_dir: Path) -> None:
     with subprocess.Popen(["/bin/true"]) as dead:
         pass
@@ -65,6 +66,7 @@ def test_a_stale_pid_that_another_program_has_now_is_never_signalled(data_dir: P
             connection.execute("SELECT 1")
 
 
+@pytest.mark.slow
 def test_a_stale_pid_of_another_directorys_server_is_never_signalled(open_directory: Path) -> None:
     with serve(open_directory / "other", durable=False) as other:
         pid = postmaster_pid(open_directory / "other")
@@ -93,6 +95,7 @@ def test_servers_that_still_run_on_this_directory_are_stopped_first(data_dir: Pa
             assert client.ping()
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_end_by_itself_is_killed(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(data_dir, durable=False):
         pass

@@ -80,6 +80,7 @@ def test_in_an_open_directory_no_mode_changes_and_the_cluster_lies_inside(data_d
     assert not (data_dir / "postgres.location").exists()
 
 
+@pytest.mark.slow
 def test_the_umask_of_root_does_not_close_the_cluster_to_its_user(closed: Path, shared: Path) -> None:
     before = os.umask(0o077)
     try:
@@ -119,6 +120,7 @@ def test_a_directory_that_was_closed_later_gives_a_clear_error(open_directory: P
     assert stat.S_IMODE(open_directory.stat().st_mode) == 0o700
 
 
+@pytest.mark.slow
 def test_programs_below_a_closed_home_are_copied_once(
     closed: Path, data_dir: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_wrong_password_or_none_is_refused(served: Served) -> None:
         client.ping()
 
 
+@pytest.mark.slow
 @together
 def test_a_second_serve_in_the_same_process_is_refused_and_harms_nothing(served: Served) -> None:
     with pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}"):
@@ -126,6 +127,7 @@ def test_a_second_serve_in_the_same_process_is_refused_and_harms_nothing(served:
     assert query(served.servers, "SELECT 1") == "1"
 
 
+@pytest.mark.slow
 @together
 def test_a_second_data_directory_is_served_from_the_same_process(served: Served, data_dir: Path) -> None:
     with serve(data_dir, durable=False) as second:
@@ -180,6 +182,7 @@ def test_everything_is_stopped_when_the_block_raises(data_dir: Path) -> None:
     assert running(data_dir) is None
 
 
+@pytest.mark.slow
 def test_a_path_with_spaces_quotes_and_letters_of_any_language_works(open_directory: Path) -> None:
     data_dir = open_directory / 'Jörg\'s "Daten" für #1 日本' / "data"
     for _ in range(2):
@@ -202,6 +205,7 @@ def test_a_data_directory_without_permission_gives_a_clear_error(open_directory:
         pass
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_between_choice_and_use_is_tried_again(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +221,7 @@ def test_a_port_that_is_taken_between_choice_and_use_is_tried_again(
     assert not choices
 
 
+@pytest.mark.slow
 def test_a_cluster_that_was_left_half_made_is_made_again(data_dir: Path) -> None:
     half_made = data_dir / "postgres.new-0123"
     half_made.mkdir(parents=True)
@@ -242,13 +247,6 @@ def test_a_server_that_does_not_answer_in_time_is_stopped(data_dir: Path, monkey
     shutil.rmtree(data_dir)
 
 
-@pytest.mark.usefixtures("broken_cluster")
-def test_a_start_that_fails_shows_the_end_of_the_log(data_dir: Path) -> None:
-    with pytest.raises(Unavailable, match=r"(?s)PostgreSQL did not start.*postgresql\.conf"):
-        serve(data_dir).__enter__()
-    assert running(data_dir) is None
-
-
 def test_a_cluster_of_another_major_version_is_refused_with_the_way_out(data_dir: Path, broken_cluster: Path) -> None:
     (broken_cluster / "PG_VERSION").write_text("17\n")
     with pytest.raises(Unavailable, match=r"made by PostgreSQL 17.*move that directory away.*pg_dumpall"):
@@ -262,6 +260,7 @@ def test_a_lost_password_is_said(data_dir: Path) -> None:
         serve(data_dir).__enter__()
 
 
+@pytest.mark.slow
 def test_a_password_of_another_cluster_is_said_at_once(data_dir: Path) -> None:
     with serve(data_dir, durable=False):
         pass

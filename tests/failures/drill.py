@@ -91,7 +91,7 @@ class Drill:
             if not deadlines or min(deadlines) * 1000 > end:
                 return
             self.gate.pass_to(min(deadlines))
-            self.gate.expire("invoices", self.gate.peek("invoices", 1000)[0])
+            self.gate.expire("invoices", self.gate.overdue("invoices", 1000))
         raise AssertionError(f"not done after {steps} steps")
 
     def replace_run(self, tenant: str) -> None:

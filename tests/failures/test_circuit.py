@@ -29,9 +29,7 @@ CAUSED = ValueError("the answer is no JSON")
 CAUSED.__cause__ = ConnectionResetError("by peer")
 
 
-@pytest.mark.parametrize(
-    "error", [ConnectionError("refused"), TimeoutError("no answer"), CAUSED, ValueError("503")], ids=str
-)
+@pytest.mark.parametrize("error", [CAUSED, ValueError("503")], ids=str)
 def test_while_everything_fails_nothing_is_quarantined_and_all_is_handled_after(drill: Drill, error: Exception) -> None:
     downstream = Downstream(drill, error)
     drill.handle(downstream, max_attempts=3)
@@ -63,14 +61,14 @@ def test_when_it_closes_those_who_waited_are_not_due_and_few_of_them_are_queued(
     downstream.error = None
     drill.go_on(until=lambda: not drill.circuit().open)
 
-    assert drill.gate.peek("invoices", 1_000)[0] == []
+    assert drill.gate.overdue("invoices", 1_000) == []
     assert drill.gate.queued() == 1, "the next has its turn"
-    assert len(drill.gate.turns(100)[1]) == len(tenants) - 2
+    assert len(drill.gate.fair_queue(100)) == len(tenants) - 2
     drill.go_on()
     assert drill.states() == {"handled": len(tenants)}
 
 
-@pytest.mark.parametrize("error", [ConnectionError("refused"), ValueError("503")], ids=str)
+@pytest.mark.parametrize("error", [ConnectionError("refused")], ids=str)
 def test_one_tenant_alone_while_everything_fails(drill: Drill, error: Exception) -> None:
     downstream = Downstream(drill, error)
     drill.handle(downstream, max_attempts=3)

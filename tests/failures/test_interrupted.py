@@ -11,7 +11,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Handler
 from taskbridge.store import connect
-from taskbridge.store.bounded import driver_of
+from taskbridge.store.db import driver_of
 from tests.failures.drill import Drill
 
 AT_WORK = (
@@ -26,7 +26,7 @@ TIMEOUT = {"transaction_timeout": 1.0}
 @pytest.mark.parametrize(
     ("deployment", "own"),
     [
-        pytest.param({}, False, id="limit-through batch.connection"),
+        pytest.param({}, False, id="limit-through batch.connection", marks=pytest.mark.slow),
         pytest.param({}, True, id="limit-through its own engine", marks=pytest.mark.slow),
         pytest.param(TIMEOUT, False, id="timeout-through batch.connection", marks=pytest.mark.slow),
         pytest.param(TIMEOUT, True, id="timeout-through its own engine"),
@@ -66,7 +66,9 @@ IDLE = (
 )
 
 
-@pytest.mark.parametrize("where", ["in a statement", "before its transaction begins"])
+@pytest.mark.parametrize(
+    "where", ["in a statement", pytest.param("before its transaction begins", marks=pytest.mark.slow)]
+)
 def test_a_server_that_keeps_a_handler_waiting_until_its_time_limit_is_no_fault_of_the_record(
     drill: Drill, where: str
 ) -> None:

@@ -23,8 +23,7 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.errors import HandlerMistake
 from taskbridge.running import slot
 from taskbridge.store import connect
-from taskbridge.store.bounded import driver_of
-from taskbridge.store.sessions import driving
+from taskbridge.store.db import driver_of, driving
 from tests.failures.drill import Drill
 from tests.store.pooler import SettingPooler
 
@@ -118,7 +117,8 @@ SELECT current_user, session_user, to_regclass('effects')::oid::int8, nullif(cur
        (SELECT count(*) FROM pg_listening_channels()), (SELECT count(*) FROM pg_cursors WHERE name = 'held'),
        (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()),
        (SELECT count(*) FROM pg_prepared_statements WHERE name !~ '^_pg3_[0-9]{1,5}$'),
-       (SELECT json_object_agg(name, setting ORDER BY name) FROM pg_settings WHERE name <> 'application_name')::text,
+       (SELECT json_object_agg(name, setting ORDER BY name) FROM pg_settings
+        WHERE name <> 'application_name' AND name !~ '^plpgsql')::text,
        'text' || %s::text
 """
 
@@ -144,7 +144,10 @@ def look(connection: Connection) -> list[Any]:
     ]
 
 
-def test_nothing_that_is_left_in_a_session_reaches_the_next_tenant(drill: Drill) -> None:
+@pytest.mark.parametrize("parameter", [{}, {"prepare_threshold": "none"}], ids=["direct", "pooled"])
+def test_nothing_that_is_left_in_a_session_reaches_the_next_tenant(drill: Drill, parameter: dict[str, str]) -> None:
+    url = drill.deployment.engine.url.update_query_dict(parameter)
+    drill.runtime.engine = connect(url.render_as_string(hide_password=False), statement_timeout=10)
     seen: dict[str, list[Any]] = {}
     now = "at first"
 
@@ -191,7 +194,7 @@ def test_every_attribute_of_the_driver_s_connection_is_known() -> None:
     assert {name for name in with_values | annotated if not name.startswith("_")} <= known
 
 
-SETTINGS = "SELECT json_object_agg(name, setting ORDER BY name) FROM pg_settings"
+SETTINGS = "SELECT json_object_agg(name, setting ORDER BY name) FROM pg_settings WHERE name !~ '^plpgsql'"
 
 
 def test_a_session_behind_a_pooler_has_its_own_settings_again(drill: Drill) -> None:

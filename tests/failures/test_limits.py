@@ -119,7 +119,7 @@ class AllWait:
         self._on += 1
         self.together.append(self._on)
         # Other workers start what is due, and take the messages that there are, while this handler works.
-        drill.gate.expire("invoices", drill.gate.peek("invoices", 1000)[0])
+        drill.gate.expire("invoices", drill.gate.overdue("invoices", 1000))
         while drill.run_one():
             pass
         self._on -= 1

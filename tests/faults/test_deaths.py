@@ -61,7 +61,9 @@ def test_a_coroutine_that_exits_ends_no_worker(deployment: Deployment, pool: str
     assert "ends no worker: raise an Exception" in log
 
 
-@pytest.mark.parametrize("pool", ["prefork", "solo", pytest.param("threads", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("solo", "threads"))]
+)
 def test_no_exception_of_a_handler_is_special_to_celery_or_fills_the_log(deployment: Deployment, pool: str) -> None:
     whats = [*SPECIAL, "long"]
     with deployment.worker("--pool", pool, TASKBRIDGE_PIPELINES=PIPELINES) as worker:
@@ -115,7 +117,9 @@ def test_a_pool_process_that_alone_is_told_to_end_costs_one_attempt(deployment: 
     assert failed_runs(deployment) == [1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT], ids=["all its processes", "cold"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGQUIT, marks=pytest.mark.slow)], ids=["all its processes", "cold"]
+)
 def test_a_worker_that_is_told_to_stop_hands_its_batch_over_and_that_costs_no_attempt(
     deployment: Deployment, number: signal.Signals
 ) -> None:

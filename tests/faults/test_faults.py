@@ -50,6 +50,7 @@ def test_kill_9_of_the_only_worker_in_mid_batch(deployment: Deployment) -> None:
     assert deployment.delivered("acme")[2] == NUMBERS[5:10], "the batch that was lost is delivered again"
 
 
+@pytest.mark.slow
 def test_kill_9_of_a_worker_that_has_begun_runs_which_it_took_from_the_queue(deployment: Deployment) -> None:
     # given many first events that wait, and one among them whose handler hangs
     tenants = [f"tenant-{number:02}" for number in range(60)]
@@ -87,6 +88,7 @@ def test_a_worker_that_was_frozen_past_its_deadline_changes_nothing(deployment: 
         assert delivered_once(deployment)
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_frozen_in_its_handler_goes_through_no_more_of_its_batch(
     deployment: Deployment, tmp_path: Path
 ) -> None:
@@ -123,21 +125,6 @@ def test_all_of_redis_is_lost_in_mid_burst(deployment: Deployment) -> None:
                 deployment.redis.script_flush()
         deployment.wait_until_idle(35)
         assert delivered_once(deployment)
-
-
-def test_all_of_redis_is_lost_and_no_event_follows(deployment: Deployment) -> None:
-    # given a tenant that waits for its tick
-    with deployment.worker(handler_seconds=0.05):
-        deployment.save("acme", *NUMBERS)
-        deployment.redis.flushdb()
-        # then its records are found in Postgres
-        wait_until(lambda: delivered_once(deployment), "found in Postgres", 35)
-
-
-def test_a_producer_dies_between_commit_and_notify(deployment: Deployment) -> None:
-    with deployment.worker():
-        deployment.save("acme", *NUMBERS, notify=False)
-        wait_until(lambda: delivered_once(deployment), "found in Postgres", 2 + 3)
 
 
 def test_a_lock_on_the_log_ends_no_round_for_good(deployment: Deployment) -> None:

@@ -20,8 +20,8 @@ from taskbridge.running.tail import Rounds
 from taskbridge.store import Kind, Tails, connect, migrate
 from taskbridge.testing.servers import open_directory
 from tests.deployment import Deployment
-from tests.torture.servers import PostgresHere
 from tests.waiting import wait_until
+from verification.torture.servers import PostgresHere
 
 pytestmark = pytest.mark.e2e
 

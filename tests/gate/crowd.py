@@ -82,7 +82,7 @@ class Crowd:
             assert self.begin(tenant) is Answer.POSTPONED, tenant
 
     def settle(self, tenant: str, outcome: Outcome = Outcome.DONE, spacing: Spacing = SPACING, **how: Any) -> Answer:
-        given = {name: how.pop(name) for name in ("most_runs", "most_handed") if name in how}
+        given = {name: how.pop(name) for name in ("most_runs", "most_in_flight") if name in how}
         key, most = RunKey(PIPELINE, tenant, self.tokens[tenant]), {"most_runs": self.most_runs} | given
         return settle(self.gate, key, Settlement(outcome, **how), spacing, **most)
 
@@ -124,12 +124,12 @@ class Crowd:
 
     def turns(self) -> list[str]:
         """Return who waits for its turn, the next first."""
-        return [member.removeprefix(f"{PIPELINE}:") for member in self.gate.turns(100_000)[1]]
+        return [member.removeprefix(f"{PIPELINE}:") for member in self.gate.fair_queue(100_000)]
 
     def has_its_turn(self, tenant: str) -> Begun | Answer:
         """Give the tenant its turn, and let its run arrive."""
         assert tenant in self.turns()
-        self.gate.publish_turns([f"{PIPELINE}:{tenant}"])
+        self.gate.publish_waiting([f"{PIPELINE}:{tenant}"])
         return self.begin(tenant)
 
     def deadline_passes(self, tenant: str) -> Answer:

@@ -156,7 +156,7 @@ class Admission(GateAndModel):
         """Runs that are on die; those that follow handle all; nothing new comes. All must become idle."""
         for _ in range(ROUNDS):
             for which, subject in enumerate(self.active):
-                if subject in self.turns.waiting:
+                if subject in self.fair_queue.waiting:
                     # As a worker with a free slot does.
                     self.it_is_given_its_turn(which)
                 if self.model[subject].state is State.QUEUED:
@@ -172,7 +172,7 @@ class Admission(GateAndModel):
                     self.expire(which)
         assert {self.model[subject].state for subject in self.active} == {State.IDLE}
         assert self.client.zcard(self.keys.wait_queue(self.active[0][0])) == 0
-        assert self.client.zcard(self.keys.turns) == 0
+        assert self.client.zcard(self.keys.fair_queue) == 0
         for key in self._present():
             assert self.client.pttl(key) > 0, f"{key} stays for ever"
 
@@ -271,10 +271,10 @@ class LossyAdmission(LossyGateAndModel, Admission):
             self.client.delete(self.keys.wait_queue(pipeline))
             shared.wait_queue = {}
         elif lost == "turns":
-            self.client.delete(self.keys.turns, self.keys.handed, self.keys.sent(pipeline))
-            shared.turns.waiting.clear()
-            shared.turns.handed.clear()
-            shared.sent.clear()
+            self.client.delete(self.keys.fair_queue, self.keys.in_flight, self.keys.in_flight_due(pipeline))
+            shared.fair_queue.waiting.clear()
+            shared.fair_queue.in_flight.clear()
+            shared.in_flight_due.clear()
         else:
             self.client.delete(self.keys.circuit(pipeline))
             shared.circuit = Circuit()

@@ -471,7 +471,7 @@ def test_the_deadline_of_who_waits_for_its_turn_since_it_closed_moves_on(broken:
 
 def test_who_waits_for_its_turn_since_it_closed_comes_by_its_deadline_where_the_turns_are_lost(broken: Crowd) -> None:
     closed(broken, "a")
-    broken.client.delete(broken.keys.turns)
+    broken.client.delete(broken.keys.fair_queue)
 
     assert broken.deadline_passes("a") is Answer.PUBLISHED
     assert isinstance(broken.begin("a"), Begun)
@@ -509,7 +509,7 @@ def test_the_turn_of_who_is_on_its_way_starts_nothing(broken: Crowd) -> None:
     closed(broken, "a", on_its_way="a")
     broken.published.clear()
 
-    broken.gate.publish_turns([f"{PIPELINE}:a"])
+    broken.gate.publish_waiting([f"{PIPELINE}:a"])
 
     assert broken.published == []
     assert isinstance(broken.begin("a"), Begun)

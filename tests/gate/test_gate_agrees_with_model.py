@@ -38,12 +38,12 @@ from tests.model.reference import (
     Deadline,
     Decline,
     Event,
+    FairQueue,
     Notify,
     Remind,
     Settle,
     Shared,
     Tenant,
-    Turns,
     step,
 )
 from tests.model.transitions import TRANSITIONS, Condition
@@ -152,7 +152,7 @@ class GateAndModel(RuleBasedStateMachine):
         # A whole second, so that an example is the same whenever it runs.
         self.gate.start_at(int(self.client.time()[0]) * 1_000_000 + DAY_US)
         self.model: dict[Subject, Tenant] = {subject: Tenant() for subject in self.everybody}
-        self.turns = Turns()
+        self.fair_queue = FairQueue()
         self.shared: dict[str, Shared] = {}
         self._share()
         self.tokens: dict[Subject, list[str]] = defaultdict(list)
@@ -161,9 +161,9 @@ class GateAndModel(RuleBasedStateMachine):
         self.damaged: set[Subject] = set()
 
     def _share(self) -> None:
-        self.turns = Turns()
+        self.fair_queue = FairQueue()
         self.shared = {
-            pipeline: Shared(most_runs=self.most_runs, pipeline=pipeline, turns=self.turns)
+            pipeline: Shared(most_runs=self.most_runs, pipeline=pipeline, fair_queue=self.fair_queue)
             for pipeline, _ in self.everybody
         }
 
@@ -361,7 +361,7 @@ class GateAndModel(RuleBasedStateMachine):
             self.time_passes(BURSTS.delay)
             self._lose_the_reply(which, "settle", ms, outcome)
         self._lose_the_reply(which, "expire", ms)
-        self._lose_the_reply(which, "publish_turns", ms)
+        self._lose_the_reply(which, "publish_waiting", ms)
 
     def _lose_the_reply(self, which: int, verb: str, ms: int, outcome: Outcome = Outcome.DONE) -> None:
         subject = self.active[which]
@@ -372,7 +372,7 @@ class GateAndModel(RuleBasedStateMachine):
             "begin": lambda: self.begin(which, self._age(subject, token)),
             "settle": lambda: self.settle(which, self._age(subject, token), outcome, 0, 1),
             "expire": lambda: self._expire(which, early=True),
-            "publish_turns": lambda: self.it_is_given_its_turn(which),
+            "publish_waiting": lambda: self.it_is_given_its_turn(which),
         }
         self.gate.nonce = os.urandom(8).hex()
         calls[verb]()
@@ -441,10 +441,10 @@ class GateAndModel(RuleBasedStateMachine):
     def first_events_wait(self, which: int, ahead: int | None) -> None:
         """Another's message is the oldest in their queue, or this tenant's own, or none is there."""
         queue, token = self.keys.queue(Queue.FIRST), self.model[self.active[which]].token
-        self.turns.head = None if ahead is None or token is None else token + ahead
+        self.fair_queue.head = None if ahead is None or token is None else token + ahead
         self.client.delete(queue)
-        if self.turns.head is not None:
-            self.client.lpush(queue, f'{{"headers": {{"id": "{FOREIGN:016d}-abcdef.{self.turns.head:016d}"}}}}')
+        if self.fair_queue.head is not None:
+            self.client.lpush(queue, f'{{"headers": {{"id": "{FOREIGN:016d}-abcdef.{self.fair_queue.head:016d}"}}}}')
 
     @rule(which=subjects, ahead=aheads)
     def an_event_and_then_the_deadline_of_its_message(self, which: int, ahead: int | None) -> None:
@@ -468,7 +468,7 @@ class GateAndModel(RuleBasedStateMachine):
     @rule(which=subjects)
     def it_is_given_its_turn(self, which: int) -> None:
         subject = self.active[which]
-        self.gate.publish_turns([":".join(subject)])
+        self.gate.publish_waiting([":".join(subject)])
         (us,), published = self._taken(1)
         event = Deadline(turn=True, call=self.gate.nonce)
         self._step(subject, event, None, SPACINGS[subject[0]], us, published)
@@ -477,10 +477,7 @@ class GateAndModel(RuleBasedStateMachine):
 
     @rule()
     def a_ticker_asks_whose_turn_it_is(self) -> None:
-        handed, members = self.gate.turns(100)
-        (us,), _ = self._taken(1)
-        assert members == [":".join(subject) for subject in self.turns.order()]
-        assert handed == self.turns.queued(us // 1000)
+        assert self.gate.fair_queue(100) == [":".join(subject) for subject in self.fair_queue.order()]
 
     @rule(which=subjects)
     def the_deadline_passes(self, which: int) -> None:
@@ -492,16 +489,13 @@ class GateAndModel(RuleBasedStateMachine):
     @rule(which=subjects)
     def expire_what_is_due(self, which: int) -> None:
         pipeline = self.active[which][0]
-        due, wait = self.gate.peek(pipeline, 100)
-        (us,), _ = self._taken(1)
+        due, now_ms = self.gate.overdue(pipeline, 100), self.gate.us // 1000
         deadlines = {
             tenant: model.deadline
             for (name, tenant), model in self.model.items()
             if name == pipeline and model.deadline is not None
         }
-        assert set(due) == {tenant for tenant, deadline in deadlines.items() if deadline <= us // 1000}
-        ahead = [deadline - us // 1000 for deadline in deadlines.values() if deadline > us // 1000]
-        assert wait == min(ahead, default=None)
+        assert set(due) == {tenant for tenant, deadline in deadlines.items() if deadline <= now_ms}
         assert sorted(self.gate.active(pipeline)) == sorted(deadlines)
         answers = self.gate.expire(pipeline, due)
         given, published = self._taken(len(due))
@@ -613,24 +607,23 @@ class GateAndModel(RuleBasedStateMachine):
         with self.client.pipeline(transaction=False) as pipe:
             pipe.time()
             pipe.keys(f"{self.keys.prefix}:*")
-            pipe.hgetall(self.keys.shares)
+            pipe.hgetall(self.keys.virtual_time)
             for subject in subjects:
                 pipe.hgetall(self.keys.runner(*subject))
                 pipe.pttl(self.keys.lease(*subject))
                 pipe.pttl(self.keys.last(*subject))
-            (seconds, micros), present, shares, *replies = pipe.execute()
-        if self.turns.waiting:
-            assert {name: int(tag) for name, tag in shares.items()} == self.turns.shares
+            (seconds, micros), present, virtual_time, *replies = pipe.execute()
+        if self.fair_queue.waiting:
+            assert {name: int(tag) for name, tag in virtual_time.items()} == self.fair_queue.virtual_time
         now_ms = seconds * 1000 + micros // 1000
         for at, subject in enumerate(subjects):
             fields, *left = replies[3 * at : 3 * at + 3]
             self._look_at(subject, self.model[subject], fields, [now_ms + span for span in left])
         # What is queued goes when somebody counts it.
         counts = {
-            self.keys.handed,
-            self.keys.reminded,
-            self.keys.shares,
-            *(make(name) for name in self.shared for make in (self.keys.counts, self.keys.sent)),
+            self.keys.in_flight,
+            self.keys.virtual_time,
+            *(make(name) for name in self.shared for make in (self.keys.counts, self.keys.in_flight_due)),
         }
         self._look_at_queued()
         assert set(present) - counts == self._expected_keys()
@@ -638,14 +631,16 @@ class GateAndModel(RuleBasedStateMachine):
     def _look_at_queued(self) -> None:
         now_ms = self.gate.us // 1000
         found: Any
-        counts = ((self.keys.handed, self.turns.handed), (self.keys.reminded, self.turns.reminded))
-        for key, expected in counts:
-            found = self.client.zrange(key, 0, -1, withscores=True)
-            queued = {member: lost for member, lost in found if lost > now_ms}
-            assert queued == {":".join(subject): lost for subject, lost in expected.items() if lost > now_ms}
+        found = self.client.zrange(self.keys.in_flight, 0, -1, withscores=True)
+        in_flight = {member: divmod(int(score), Constant.BEHIND) for member, score in found}
+        assert {member: (kind == 1, lost) for member, (kind, lost) in in_flight.items() if lost > now_ms} == {
+            ":".join(subject): (by_reminder, lost)
+            for subject, (by_reminder, lost) in self.fair_queue.in_flight.items()
+            if lost > now_ms
+        }
         for pipeline, shared in self.shared.items():
-            found = self.client.zrange(self.keys.sent(pipeline), 0, -1, withscores=True)
-            assert dict(found) == shared.sent
+            found = self.client.zrange(self.keys.in_flight_due(pipeline), 0, -1, withscores=True)
+            assert dict(found) == shared.in_flight_due
 
     def _look_at(self, subject: Subject, model: Tenant, fields: dict[str, str], ends: list[int]) -> None:
         pipeline, tenant = subject
@@ -654,7 +649,7 @@ class GateAndModel(RuleBasedStateMachine):
         assert found.deadline_ms == model.deadline
         assert found.lease_ends_ms == model.lease_end
         assert found.held is model.held
-        assert found.waits_for_turn is (model.turn or (model.held and subject in self.turns.waiting))
+        assert found.waits_for_turn is (model.turn or (model.held and subject in self.fair_queue.waiting))
         assert (found.events, found.runs) == (model.told, model.runs)
         if model.state is not State.IDLE:
             self._look_at_hash(fields, model)
@@ -721,8 +716,8 @@ class GateAndModel(RuleBasedStateMachine):
                 expected.add(self.keys.lease(*subject))
             if model.last_end is not None:
                 expected.add(self.keys.last(*subject))
-        if self.turns.waiting:
-            expected.add(self.keys.turns)
+        if self.fair_queue.waiting:
+            expected.add(self.keys.fair_queue)
         return expected
 
     def _delete(self, keys: set[str]) -> None:
@@ -796,10 +791,11 @@ class LossyGateAndModelWithAClockThatStepsBack(LossyGateAndModel):
     def the_clock_steps_back(self, ms: int) -> None:
         # What counts as lost by now may be forgotten, and would count again.
         lost = self.gate.us // 1000 - Constant.GRACE_MS
-        for key, queued in ((self.keys.handed, self.turns.handed), (self.keys.reminded, self.turns.reminded)):
-            self.client.zremrangebyscore(key, "-inf", lost)
-            for subject in [one for one, until in queued.items() if until <= lost]:
-                del queued[subject]
+        for lowest in (0, int(Constant.BEHIND)):
+            self.client.zremrangebyscore(self.keys.in_flight, lowest, lowest + lost)
+        in_flight = self.fair_queue.in_flight
+        for subject in [one for one, (_, until) in in_flight.items() if until <= lost]:
+            del in_flight[subject]
         self.gate.us -= ms * 1000
 
     @rule(which=subjects, ms=spans)

@@ -25,7 +25,7 @@ from taskbridge.gate.message import lua_message
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.wire import COMMAND
 from tests.runs import begin, settle
-from tests.torture.proxy import Proxy
+from verification.torture.proxy import Proxy
 
 SPACING = Spacing(delay=200, lease=1_200)
 EAGER = Spacing(delay=0)

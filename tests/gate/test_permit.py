@@ -72,19 +72,6 @@ class Asking:
 LONG = {"7/s": 200, "1000/s": 10, "50/m": 2_400, "3/m": 20_000, "12345/h": 900}
 
 
-@pytest.mark.parametrize("rate", LONG)
-@pytest.mark.parametrize(("tenants", "times"), [(1, 1), pytest.param(25, 4, marks=pytest.mark.slow)])
-def test_over_a_long_time_as_many_go_as_the_rate_says(crowd: Crowd, rate: str, tenants: int, times: int) -> None:
-    limit, seconds = RateLimit(rate), times * LONG[rate]
-    asking = Asking(crowd, limit, None)
-
-    asking.work([f"tenant {at}" for at in range(tenants)], seconds)
-
-    expected = seconds * 1_000_000 / limit.interval_us
-    paid_ahead = tenants * limit.within(200)
-    assert expected * 0.99 - paid_ahead <= asking.total() <= expected * 1.01 + limit.most
-
-
 def test_tenants_that_come_late_lose_nothing_while_the_burst_covers_it(crowd: Crowd) -> None:
     asking = Asking(crowd, RateLimit("100/s"), None)
 

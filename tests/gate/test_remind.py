@@ -178,7 +178,7 @@ def test_each_tenant_of_a_call_is_delayed_by_its_own_last_run(crowd: Crowd) -> N
     spacing, now_ms = Spacing(delay=60_000, last_ttl=300_000), crowd.gate.us // 1000
     crowd.gate.remember_last(PIPELINE, [("a", now_ms - 20_000), ("b", now_ms - 90_000), ("d", now_ms)], spacing)
 
-    found = crowd.gate.remind(PIPELINE, [Reminder(tenant, 60_000) for tenant in "abcd"], most_reminded=4)
+    found = crowd.gate.remind(PIPELINE, [Reminder(tenant, 60_000) for tenant in "abcd"], most_in_flight=4)
 
     assert found == [Answer.DELAYED, Answer.STARTED, Answer.STARTED, Answer.DELAYED]
     assert [crowd.due(tenant) for tenant in "ad"] == [pytest.approx(at, abs=1) for at in (40_000, 60_000)]
@@ -226,15 +226,15 @@ def test_an_event_stands_behind_few_tenants_that_were_found(redis_client: redis.
     gate, queued = gate_of(redis_client, keys, broker)
     tenants = [f"{number:04}" for number in range(2 * AT_ONCE + 50)]
 
-    answers = gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants], most_reminded=2)
+    answers = gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants], most_in_flight=2)
     for at in range(50):
-        answers += gate.remind("another", [Reminder(f"later {at}", 200)], most_reminded=2)
+        answers += gate.remind("another", [Reminder(f"later {at}", 200)], most_in_flight=2)
     gate.notify(PIPELINE, "event", BURSTS)
 
     assert answers == [Answer.STARTED] * 2 + [Answer.POSTPONED] * (len(answers) - 2)
     assert queued() == [*tenants[:2], "event"]
-    assert gate.peek(PIPELINE, 1_000)[0] == [], "no deadline waits behind them"
-    waiting = [member.partition(":") for member in gate.turns(1_000)[1]]
+    assert gate.overdue(PIPELINE, 1_000) == [], "no deadline waits behind them"
+    waiting = [member.partition(":") for member in gate.fair_queue(1_000)]
     assert [tenant for name, _, tenant in waiting if name == PIPELINE] == tenants[2:]
 
 
@@ -274,7 +274,7 @@ def test_two_tenants_of_one_call_share_neither_a_message_nor_a_moment(redis_clie
     gate = Gate(redis_client, keys, message=lua_message(Celery("tests", set_as_current=False)))
     tenants = [f"t{number:03}" for number in range(20)]
 
-    gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants], most_reminded=len(tenants))
+    gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants], most_in_flight=len(tenants))
 
     found = messages(redis_client, keys)
     assert len({message["headers"]["id"] for message in found}) == len(tenants)
@@ -287,9 +287,9 @@ def test_who_is_found_waits_for_its_turn_and_once(crowd: Crowd) -> None:
     assert remind(crowd, "a", by_base=True) == [Answer.POSTPONED]
     assert remind(crowd, "a", by_base=True) == [Answer.ABSORBED]
     assert remind(crowd, "a") == [Answer.ABSORBED]
-    crowd.gate.publish_turns(crowd.gate.turns(10)[1])
+    crowd.gate.publish_waiting(crowd.gate.fair_queue(10))
     assert run(crowd, "a") is Answer.FINISHED
-    assert crowd.gate.turns(10) == (0, [])
+    assert crowd.gate.fair_queue(10) == []
 
 
 def test_the_first_event_of_a_tenant_that_was_found_does_not_wait_for_its_turn(crowd: Crowd) -> None:
@@ -299,13 +299,13 @@ def test_the_first_event_of_a_tenant_that_was_found_does_not_wait_for_its_turn(c
     assert crowd.gate.notify(PIPELINE, "a", BURSTS) is Answer.STARTED
     assert crowd.published == [(Queue.FIRST, "a")]
     assert run(crowd, "a") is Answer.LINGERING
-    crowd.gate.publish_turns(crowd.gate.turns(10)[1])
+    crowd.gate.publish_waiting(crowd.gate.fair_queue(10))
     assert crowd.published == [(Queue.FIRST, "a"), (Queue.NEXT, "b")], "its turn is void"
 
 
 def test_who_has_more_to_do_waits_for_its_turn_also_where_an_event_comes(crowd: Crowd) -> None:
     remind(crowd, "a", "b", by_base=True)
-    crowd.gate.publish_turns(crowd.gate.turns(1)[1])
+    crowd.gate.publish_waiting(crowd.gate.fair_queue(1))
     crowd.begin("a")
     assert crowd.settle("a", Outcome.MORE, BURSTS) is Answer.POSTPONED
 

@@ -16,12 +16,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import taskbridge.gate
-from taskbridge.common.names import check_pipeline_name, check_tenant
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, RateLimit, Spacing
-from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, Settlement, State
+from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, Settlement
 from taskbridge.gate.constants import Constant
-from taskbridge.gate.scripts import SCRIPTS, read
+from taskbridge.gate.scripts import SCRIPTS, Script, read
 from taskbridge.gate.wire import COMMAND
 from tests.model.transitions import TRANSITIONS, Verb
 from tests.runs import begin, settle
@@ -39,9 +38,7 @@ VERBS = {
     "settle": {Verb.MORE, Verb.STOPPED, Verb.DONE, Verb.RETRY, Verb.STALE},
     "expire": {Verb.DEADLINE},
     "permit": set[Verb](),
-    "peek": set[Verb](),
     "tick": set[Verb](),
-    "turn": set[Verb](),
     "hold_tail": set[Verb](),
     "probe": set[Verb](),
     "own": set[Verb](),
@@ -58,48 +55,17 @@ scripts = pytest.mark.parametrize("name", sorted(SCRIPTS))
 
 
 class Source:
-    """A script's text, taken apart: the comment at its head, the statements that name its arguments, the rest."""
+    """A script's text, taken apart: the comment at its head, and the rest without comments."""
 
     def __init__(self, name: str) -> None:
-        text = read(f"{name}.lua")
-        lines = text.splitlines()
+        lines = read(f"{name}.lua").splitlines()
         in_code = next(at for at, line in enumerate(lines) if not line.startswith("--"))
         self.header = [line.removeprefix("--").strip() for line in lines[:in_code]]
-        code = re.sub(r"--[^\n]*", "", "\n".join(lines[in_code:]))
-        named = list(re.finditer(r"^local ([\w, ]+)=\s*(.*(?:KEYS|ARGV)\[.*)$", code, re.MULTILINE))
-        self.bindings = [binding for match in named for binding in _bindings(match[1], match[2])]
-        self.rest = code[named[-1].end() :]
-        # What a script reads of each tenant that it goes over.
-        each = list(re.finditer(r"^  local ([\w, ]+)=\s*(.*(?:KEYS|ARGV)\[\d+ \* at .*)$", self.rest, re.MULTILINE))
-        self.of_each = [binding for match in each for binding in _bindings_of_each(match[1], match[2])]
-        loop = re.search(r"^for at = 1, \(#ARGV - (\d+)\) / (\d+) do$", self.rest, re.MULTILINE)
-        self.loop = (int(loop[1]), int(loop[2])) if loop else None
-        for match in (*each, *([loop] if loop else ())):
-            self.rest = self.rest.replace(match[0], "")
-        self.between = "".join(code[: named[-1].end()].split(match[0])[0] for match in named[:1]).strip()
+        self.rest = re.sub(r"--[^\n]*", "", "\n".join(lines[in_code:]))
 
     def declared(self, label: str) -> str:
         (found,) = (line.removeprefix(f"{label}:").strip() for line in self.header if line.startswith(f"{label}:"))
         return found
-
-    def named(self, array: str) -> dict[int, str]:
-        return {position: name for name, of, position in self.bindings if of == array}
-
-
-def _bindings(names: str, values: str) -> list[tuple[str, str, int]]:
-    """Return (name, KEYS or ARGV, position) for `local names = values`."""
-    positions = [(match[1], int(match[2])) for match in re.finditer(r"(KEYS|ARGV)\[(\d+)\]", values)]
-    listed = [name.strip() for name in names.split(",")]
-    assert len(listed) == len(positions), f"local {names} = {values}"
-    return [(name, *position) for name, position in zip(listed, positions, strict=True)]
-
-
-def _bindings_of_each(names: str, values: str) -> list[tuple[str, str, int, int]]:
-    """Return (name, KEYS or ARGV, stride, offset) for `local names = values`: each stands at stride * at + offset."""
-    positions = re.findall(r"(KEYS|ARGV)\[(\d+) \* at \+ (\d+)\]", values)
-    listed = [name.strip() for name in names.split(",")]
-    assert len(listed) == len(positions), f"local {names} = {values}"
-    return [(name, of, int(stride), int(start)) for name, (of, stride, start) in zip(listed, positions, strict=True)]
 
 
 NUMBERS = {one.name for one in Constant}
@@ -118,48 +84,35 @@ def test_a_constant_that_no_script_uses() -> None:
     assert NUMBERS - set(re.findall(r"\b[A-Z][A-Z_]+\b", re.sub(r"--.*", "", text))) == set()
 
 
-def _argument(variable: str) -> str:
-    """The time is the one argument that is read under another name: `clock_us` asks the server where it is empty."""
-    return "now_ms" if variable == "us" else variable
+@scripts
+def test_a_header_that_does_not_say_what_the_script_is_for(name: str) -> None:
+    assert len(Source(name).header[0]) > 30
 
 
 @scripts
-def test_a_header_that_tells_of_other_arguments_than_the_registry(name: str) -> None:
-    source = Source(name)
-
-    assert source.header[0], "the purpose"
-    assert source.declared("KEYS").split() == list(SCRIPTS[name].keys)
-    assert source.declared("ARGV").split() == list(SCRIPTS[name].args)
-    if SCRIPTS[name].keys_of_each:
-        assert source.declared("KEYS OF EACH").split() == list(SCRIPTS[name].keys_of_each)
-        assert source.declared("ARGV OF EACH").split() == list(SCRIPTS[name].args_of_each)
+def test_a_script_that_reads_keys_or_arguments_otherwise_than_by_their_names(name: str) -> None:
+    assert not re.search(r"KEYS|ARGV", Source(name).rest)
 
 
 @scripts
-def test_a_body_that_reads_other_positions_than_the_registry_sends(name: str) -> None:
-    source, script = Source(name), SCRIPTS[name]
+def test_a_key_or_an_argument_that_is_sent_and_never_read(name: str) -> None:
+    script, rest = SCRIPTS[name], Source(name).rest
+    one = [f"{key}_key" for key in script.keys]
+    one += ["us|now" if arg == "now_ms" else arg.partition(":")[0] for arg in script.args]
+    each = [*script.keys_of_each, *script.args_of_each]
 
-    assert source.named("KEYS") == {at: f"{key}_key" for at, key in enumerate(script.keys, 1)}
-    assert {at: _argument(variable) for at, variable in source.named("ARGV").items()} == dict(enumerate(script.args, 1))
-    assert source.between == "", "arguments are named first"
-    assert not re.search(r"KEYS|ARGV", source.rest), "after the first lines, arguments have names"
-    keys, args = [f"{key}_key" for key in script.keys_of_each], list(script.args_of_each)
-    assert source.of_each == [
-        (variable, of, len(every), len(before) + 1 + at - len(every))
-        for of, before, every in (("KEYS", script.keys, keys), ("ARGV", script.args, args))
-        for at, variable in enumerate(every)
-    ]
-    assert source.loop == ((len(script.args), len(args)) if args else None)
+    assert [variable for variable in one if not re.search(rf"\b(?:{variable})\b", rest)] == []
+    assert ("of_each(" in rest) == bool(each)
 
 
-@scripts
-def test_an_argument_that_is_sent_and_never_read(name: str) -> None:
-    source = Source(name)
+def test_a_call_for_many_is_given_each_ones_keys_and_arguments(redis_client: redis.Redis) -> None:
+    script = Script("_", ("due",), ("pipeline", "most:number"), ("runner", "last"), ("tenant", "delay_ms:number"))
+    lines = "\n".join(script.variables)
+    text = f"{lines}\nreturn {{due_key, pipeline, most + 1, count, {{of_each(1)}}, {{of_each(2)}}}}"
 
-    variables = [variable for variable, *_ in (*source.bindings, *source.of_each)]
-    unread = [variable for variable in variables if not re.search(rf"\b{variable}\b", source.rest)]
+    reply = redis_client.eval(text, 5, "d", "r1", "l1", "r2", "l2", "invoices", 7, "a", 1, "b", 2)
 
-    assert unread == []
+    assert reply == ["d", "invoices", 8, 2, ["r1", "l1", "a", 1], ["r2", "l2", "b", 2]]
 
 
 @pytest.mark.parametrize("file_name", sorted(LUA_FILES))
@@ -211,7 +164,8 @@ def test_a_reply_without_an_answer_that_is_not_what_the_header_says(name: str) -
 
 def test_a_constant_or_a_function_of_a_part_that_no_script_uses() -> None:
     parts = {"prelude", *(part for script in SCRIPTS.values() for part in script.uses)}
-    everything = re.sub(r"--[^\n]*", "", "".join(read(file_name) for file_name in LUA_FILES))
+    texts = [*map(read, LUA_FILES), *(line for script in SCRIPTS.values() for line in script.variables)]
+    everything = re.sub(r"--[^\n]*", "", "".join(texts))
 
     defined = re.findall(r"^local (?:function )?(\w+)", "".join(read(f"{part}.lua") for part in parts), re.MULTILINE)
 
@@ -282,8 +236,6 @@ def test_a_redis_that_has_forgotten_the_scripts(gate: Gate, redis_client: redis.
         Answer.ABSORBED,
         Answer.STARTED,
     ]
-    forget()
-    assert gate.peek("invoices", 10)[0] == []
     forget()
     assert gate.tick("invoices", 10)[0] == []
 
@@ -403,9 +355,7 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
         ),
         "decline": lambda gate, token: gate.decline([RunKey("invoices", "acme", token)]),
         "beat": lambda gate, token: gate.beat(RunKey("invoices", "acme", token)),
-        "peek": lambda gate, _: gate.peek("invoices", 10),
         "tick": lambda gate, _: gate.tick("invoices", 10),
-        "turn": lambda gate, _: gate.turns(3),
         "remind": lambda gate, _: gate.remind("invoices", [Reminder("acme", 0)]),
         "hold_tail": lambda gate, _: gate.hold_tail("invoices", 700),
     }
@@ -541,26 +491,6 @@ TENANTS = (
 PIPELINES = ("invoices", "a", "a-b", "a_b", "due", "runner", "acme")
 
 
-def test_tenants_whose_names_run_together_keep_separate_runners(gate: Gate, run: Run) -> None:
-    tokens = {}
-    for pipeline in PIPELINES:
-        for tenant in TENANTS:
-            check_pipeline_name(pipeline)
-            check_tenant(tenant)
-            assert gate.notify(pipeline, tenant, SPACING) is Answer.STARTED, (pipeline, tenant)
-            tokens[pipeline, tenant] = run.token
-
-    for at, ((pipeline, tenant), token) in enumerate(tokens.items()):
-        begun = begin(gate, RunKey(pipeline, tenant, token))
-        assert isinstance(begun, Begun)
-        assert begun[:4] == (1, 1, 1, 0)
-        running = [status.state for name in PIPELINES for status in gate.look(name, TENANTS)].count(State.RUNNING)
-        assert running == at + 1
-
-    for pipeline in PIPELINES:
-        assert sorted(gate.active(pipeline)) == sorted(TENANTS)
-
-
 @pytest.mark.parametrize("spacing", [SPACING, LASTING], ids=["since the burst", "since the last run"])
 @pytest.mark.parametrize("prefix", ["sync", "shop"])
 def test_an_event_alone_that_is_sent_otherwise_than_one_of_many(
@@ -600,7 +530,7 @@ def _of_a_pipeline(keys: Keys) -> list[Callable[[str], str]]:
         keys.ticking,
         keys.counts,
         keys.running,
-        keys.sent,
+        keys.in_flight_due,
         keys.wait_queue,
         keys.pipeline_rate,
         keys.pipeline_calls,

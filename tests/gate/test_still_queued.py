@@ -145,8 +145,8 @@ def test_who_comes_next_after_a_run_that_did_not_do_all(
         runs.append(RunKey(PIPELINE, tenant, token(gate, tenant)))
         assert isinstance(begin(gate, runs[-1]), Begun)
     redis_client.delete(keys.queue(Queue.FIRST))
-    settle(gate, runs[1], Settlement(Outcome.MORE), SPACING, most_handed=9)
-    settle(gate, runs[0], Settlement(outcome), SPACING, most_handed=9)
+    settle(gate, runs[1], Settlement(Outcome.MORE), SPACING, most_in_flight=9)
+    settle(gate, runs[0], Settlement(outcome), SPACING, most_in_flight=9)
 
     assert [message.run.tenant for message in gate.take(0, 9)[0]] == order
 

@@ -8,7 +8,7 @@ import redis
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Begun, Gate, Keys
-from taskbridge.gate.gate import MOST_SENT, TICKER_HOLDS_MS
+from taskbridge.gate.gate import MOST_DUE_IN_FLIGHT, TICKER_HOLDS_MS
 from tests.runs import begin
 from tests.waiting import wait_until
 
@@ -68,7 +68,7 @@ def test_a_queue_that_is_long_enough_gets_no_more(
     gates: tuple[Gate, Gate], redis_client: redis.Redis, keys: Keys
 ) -> None:
     """What is queued is counted in the gate: the broker may be another server."""
-    names = [f"t{at:03}" for at in range(MOST_SENT)]
+    names = [f"t{at:03}" for at in range(MOST_DUE_IN_FLIGHT)]
     let_wait(gates[0], redis_client, keys, **dict.fromkeys(names, -2), late=-1)
     gates[0].expire("invoices", names)
     tenants, wait_ms, late_ms, _ = gates[0].tick("invoices", 10)
@@ -85,7 +85,7 @@ def test_a_queue_that_is_long_enough_gets_no_more(
 def test_one_pipeline_that_has_enough_in_the_queue_holds_up_no_other(
     gates: tuple[Gate, Gate], redis_client: redis.Redis, keys: Keys
 ) -> None:
-    names = [f"t{at:03}" for at in range(MOST_SENT)]
+    names = [f"t{at:03}" for at in range(MOST_DUE_IN_FLIGHT)]
     let_wait(gates[0], redis_client, keys, **dict.fromkeys(names, -2), late=-1)
     gates[0].expire("invoices", names)
     gates[0].notify("others", "b", SPACING)

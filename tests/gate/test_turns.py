@@ -59,8 +59,8 @@ class Slots:
         self.crowd.client.delete(self.crowd.keys.ticking(PIPELINE))
         due = self.crowd.gate.tick(PIPELINE, 200)
         self.crowd.gate.expire(PIPELINE, due.tenants)
-        if due.turns:
-            self.crowd.gate.publish_turns(self.crowd.gate.turns(self.slots - len(self.on))[1])
+        if due.waiting:
+            self.crowd.gate.publish_waiting(self.crowd.gate.fair_queue(self.slots - len(self.on)))
         self.take()
 
     def come_to_the_deadline_of(self, tenant: str) -> None:
@@ -155,7 +155,7 @@ def test_who_waited_for_an_outage_is_not_due_after_it(crowd: Crowd) -> None:
     due = crowd.gate.tick(PIPELINE, 200)
 
     # The back-off of the one that opened the circuit is over too.
-    assert (due.tenants, due.turns) == (["opener", "late"], MANY)
+    assert (due.tenants, due.waiting) == (["opener", "late"], MANY)
 
 
 def test_who_waited_for_an_outage_publishes_nothing_when_its_deadline_passes(crowd: Crowd) -> None:
@@ -178,7 +178,7 @@ def test_all_who_waited_for_an_outage_have_their_turns_in_their_order(crowd: Cro
 
     assert crowd.wait_queue() == []
     assert crowd.turns() == [*names[1:], "opener"]
-    assert 0 < crowd.lifetime(crowd.keys.turns) <= Constant.DAY_MS
+    assert 0 < crowd.lifetime(crowd.keys.fair_queue) <= Constant.DAY_MS
 
 
 def test_a_pipeline_after_its_outage_takes_turns_with_the_others(crowd: Crowd) -> None:
@@ -187,7 +187,7 @@ def test_a_pipeline_after_its_outage_takes_turns_with_the_others(crowd: Crowd) -
     crowd.settle(names[0], Outcome.MORE, handled=1)
     found(crowd, "orders", 12)
 
-    members = crowd.gate.turns(37)[1]
+    members = crowd.gate.fair_queue(37)
 
     assert [member for member in members if member.startswith("orders")] == [f"orders:t{at:05}" for at in range(12)]
     assert sum(member.startswith("bulk") for member in members) in (12, 13)
@@ -311,7 +311,7 @@ def test_an_operator_starts_a_tenant_that_waits_for_its_turn(crowd: Crowd) -> No
     assert crowd.expire("b", early=True) == [Answer.PUBLISHED]
 
     assert isinstance(crowd.begin("b"), Begun)
-    assert crowd.gate.turns(10)[1] == []
+    assert crowd.gate.fair_queue(10) == []
 
 
 def test_a_turn_that_is_lost_with_the_worker_that_stops_in_the_middle_of_it(crowd: Crowd) -> None:
@@ -331,14 +331,14 @@ def test_a_turn_that_is_kept_however_long_it_takes(crowd: Crowd) -> None:
     for _ in range(5):
         assert crowd.deadline_passes("b") is Answer.POSTPONED
 
-    assert crowd.gate.turns(10)[1] == [f"{PIPELINE}:b"]
+    assert crowd.gate.fair_queue(10) == [f"{PIPELINE}:b"]
 
 
 def test_tenants_whose_turns_were_lost_come_back_by_their_deadlines(crowd: Crowd) -> None:
     crowd.start("a", "b")
     crowd.settle("a", Outcome.MORE)
     crowd.settle("b", Outcome.MORE)
-    crowd.client.delete(crowd.keys.turns)
+    crowd.client.delete(crowd.keys.fair_queue)
 
     assert crowd.deadline_passes("b") is Answer.PUBLISHED
     assert isinstance(crowd.begin("b"), Begun)
@@ -349,9 +349,9 @@ def test_the_message_of_a_turn_that_gets_lost_is_published_again(crowd: Crowd) -
     crowd.settle("a", Outcome.MORE)
 
     assert crowd.deadline_passes("a") is Answer.REPUBLISHED
-    assert crowd.gate.turns(0)[0] == 1, "it is queued once"
+    assert crowd.client.zcard(crowd.keys.in_flight) == 1, "it is queued once"
     assert isinstance(crowd.begin("a"), Begun)
-    assert crowd.gate.turns(0)[0] == 0
+    assert crowd.client.zcard(crowd.keys.in_flight) == 0
 
 
 def test_pipelines_take_turns_with_each_other(crowd: Crowd) -> None:
@@ -361,7 +361,7 @@ def test_pipelines_take_turns_with_each_other(crowd: Crowd) -> None:
             begin(crowd.gate, RunKey(pipeline, name, crowd.tokens[name]))
             settle(crowd.gate, RunKey(pipeline, name, crowd.tokens[name]), Settlement(Outcome.MORE), SPACING)
 
-    assert crowd.gate.turns(10) == (1, ["one:y", "two:x", "one:z", "two:y", "two:z"])
+    assert crowd.gate.fair_queue(10) == ["one:y", "two:x", "one:z", "two:y", "two:z"]
 
 
 def found(crowd: Crowd, pipeline: str, count: int) -> None:
@@ -372,14 +372,40 @@ def served(crowd: Crowd, count: int) -> list[str]:
     """Give so many turns, one after the other, and let each of these tenants have no more to do."""
     members = []
     for _ in range(count):
-        (member,) = crowd.gate.turns(1)[1]
+        (member,) = crowd.gate.fair_queue(1)
         pipeline, _, tenant = member.partition(":")
-        crowd.gate.publish_turns([member])
+        crowd.gate.publish_waiting([member])
         key = RunKey(pipeline, tenant, crowd.tokens[tenant])
         assert isinstance(begin(crowd.gate, key), Begun)
-        settle(crowd.gate, key, Settlement(Outcome.DONE), SPACING, most_handed=0)
+        settle(crowd.gate, key, Settlement(Outcome.DONE), SPACING, most_in_flight=0)
         members.append(member)
     return members
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_lone_tenants_beside_10_000_with_a_backlog(crowd: Crowd, slots: int) -> None:
+    workers = Slots(crowd, slots)
+    found(crowd, PIPELINE, 10_000)
+    workers.tick()
+    for _ in range(2 * slots):
+        workers.end()
+    crowd.start("due")
+    crowd.published.clear()  # its first run has begun
+    crowd.fail("due", blame=Blame.NOBODY, retry_ms=1)
+    crowd.passes(10)
+    workers.turns.clear()
+
+    # The tail finds one, another has an event, and the deadline of the third has passed.
+    assert crowd.gate.remind(PIPELINE, [Reminder("found", 0)]) == [Answer.STARTED]
+    crowd.notify("event")
+    workers.tick()
+    for _ in range(slots + 3):
+        workers.end()
+
+    lone = ["found", "event", "due"]
+    assert [tenant for tenant in workers.turns if tenant in lone] == lone
+    assert workers.turns[:2] == ["found", "event"]
+    assert workers.longest <= slots + 1
 
 
 def test_few_found_tenants_of_a_pipeline_wait_behind_the_thousands_of_another(crowd: Crowd) -> None:
@@ -426,17 +452,17 @@ def test_a_pipeline_pays_for_turns_that_it_did_not_need(crowd: Crowd) -> None:
     assert "orders:next" in served(crowd, 3)
 
 
-@pytest.mark.parametrize("lost", ["turns", "shares"])
+@pytest.mark.parametrize("lost", ["fair_queue", "virtual_time"])
 def test_turns_go_on_where_their_tags_or_their_set_are_lost(crowd: Crowd, lost: str) -> None:
     found(crowd, "bulk", 20)
     crowd.client.delete(getattr(crowd.keys, lost))
     found(crowd, "orders", 20)
     crowd.gate.remind("bulk", [Reminder("late", 0)], by_base=True)
 
-    members = served(crowd, 21 if lost == "turns" else 41)
+    members = served(crowd, 21 if lost == "fair_queue" else 41)
 
     assert "bulk:late" in members[:3]
-    assert crowd.client.zcard(crowd.keys.turns) == 0
+    assert crowd.client.zcard(crowd.keys.fair_queue) == 0
 
 
 def test_a_slot_that_is_idle_for_a_moment_is_not_for_turns_while_first_events_wait(deployment: Deployment) -> None:

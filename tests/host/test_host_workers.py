@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from kombu.pidbox import Mailbox
 
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.embedded.launch import listen
 from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.errors import Unavailable
@@ -33,7 +34,6 @@ from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import Level, examine
 from taskbridge.integration.remote import ask
 from taskbridge.process.runtime import runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT, Deployment, worker_command
 from tests.waiting import wait_until
@@ -145,7 +145,7 @@ def write_keys(folder: Path) -> None:
     version("celery").startswith("5.4."),
     reason="Celery 5.4 compares times with and without a zone, so it can read no certificate",
 )
-@pytest.mark.parametrize("installs", ["first", "last"])
+@pytest.mark.parametrize("installs", ["last", pytest.param("first", marks=pytest.mark.slow)])
 def test_an_app_that_accepts_signed_messages_alone_still_does(
     deployment: Deployment, installs: str, tmp_path: Path
 ) -> None:
@@ -169,7 +169,7 @@ def test_an_app_that_accepts_signed_messages_alone_still_does(
     assert not (tmp_path / "paid-unsigned").exists()
 
 
-@pytest.mark.parametrize("accepts", ["pickle", "application/x-yaml,pickle"])
+@pytest.mark.parametrize("accepts", ["application/x-yaml,pickle"])
 def test_an_app_whose_own_serializer_its_workers_refuse_gets_one_that_they_take(
     deployment: Deployment, accepts: str
 ) -> None:
@@ -182,6 +182,7 @@ def test_an_app_whose_own_serializer_its_workers_refuse_gets_one_that_they_take(
     assert sorted(deployment.deliveries()) == [("acme", "1"), ("by-message", "1"), ("by-record", "1")]
 
 
+@pytest.mark.slow
 def test_an_app_that_accepts_nothing_that_can_be_written_does_not_start(deployment: Deployment) -> None:
     shop: Any = {"SHOP_BROKER": deployment.settings.redis_url, "SHOP_ACCEPTS": "application/x-shop"}
     ended = subprocess.run(
@@ -280,6 +281,7 @@ def test_a_worker_of_the_shop_that_could_not_serve_ours_says_so(shop: ModuleType
     assert "secret" not in ended.stderr + ended.stdout
 
 
+@pytest.mark.slow
 def test_a_worker_of_our_queues_with_a_green_pool_says_what_to_start_instead(deployment: Deployment) -> None:
     # by the setting: with -P Celery would ask for the library first, which need not be here
     (ended, apart) = (

@@ -12,7 +12,10 @@ from tests.docs.printed import REFERENCE
 from tests.matrix.runs import table
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
+EXTRAS = ("cli", "django", "otel", "web")
+HELD = ("asyncpg", "cryptography", "psutil")
 LOWEST = Path(__file__).with_name("lowest.txt").read_text(encoding="utf-8")
 
 
@@ -27,8 +30,9 @@ def release(version: str) -> list[int]:
 def declared() -> dict[str, list[int]]:
     """Return the lowest version of each library that pyproject.toml allows."""
     extras = PROJECT["optional-dependencies"]
-    held = [one for one in extras["dev"] if one.startswith(("asyncpg", "cryptography"))]
-    ranges = [*PROJECT["dependencies"], *extras["django"], *extras["otel"], *extras["web"], *held]
+    groups = PYPROJECT["dependency-groups"]
+    held = [one for one in (*groups["test"], *extras["embedded"]) if one.startswith(HELD)]
+    ranges = [*PROJECT["dependencies"], *held, *(one for extra in EXTRAS for one in extras[extra] if ">=" in one)]
     return {re.split(r"\W*\[|>=", one)[0]: release(one.rpartition(">=")[2]) for one in ranges}
 
 

@@ -29,12 +29,12 @@ __all__ = [
     "Deadline",
     "Decline",
     "Event",
+    "FairQueue",
     "Notify",
     "Remind",
     "Settle",
     "Shared",
     "Tenant",
-    "Turns",
     "step",
 ]
 
@@ -149,39 +149,43 @@ Asked = admission.Condition
 
 
 @dataclass(slots=True)
-class Turns:
+class FairQueue:
     """What the tenants of all pipelines share: who waits for its turn, with which start tag, and who was given it.
 
-    `shares` has the last start tag of each pipeline. `handed` has when a message counts as lost, and so has `reminded`,
-    where reminders published it. `head`: when the oldest message in the queue of first events was published, in
-    microseconds.
+    `virtual_time` has the last start tag of each pipeline. `in_flight` says of a run that a turn or a reminder
+    published whether it was a reminder, and when the message counts as lost. `head`: when the oldest message in the
+    queue of first events was published, in microseconds.
     """
 
     waiting: dict[Subject, int] = field(default_factory=dict)
-    shares: dict[str, int] = field(default_factory=dict)
-    handed: dict[Subject, int] = field(default_factory=dict)
-    reminded: dict[Subject, int] = field(default_factory=dict)
+    virtual_time: dict[str, int] = field(default_factory=dict)
+    in_flight: dict[Subject, tuple[bool, int]] = field(default_factory=dict)
     head: int | None = None
 
-    def queued(self, now: int) -> int:
-        """Return how many were given their turn and have not begun."""
-        return sum(lost > now - Constant.GRACE_MS for lost in self.handed.values())
+    def count(self, now: int, *, by_reminder: bool) -> int:
+        """Return how many runs are in flight that reminders published, or turns."""
+        graced = now - Constant.GRACE_MS
+        return sum(reminded is by_reminder and lost > graced for reminded, lost in self.in_flight.values())
 
-    def queued_by_reminders(self, now: int) -> int:
-        """Return how many runs reminders published that have not begun."""
-        return sum(lost > now - Constant.GRACE_MS for lost in self.reminded.values())
+    def stay(self, subject: Subject, deadline: int, now: int) -> bool:
+        """Let a run that is in flight count as lost later; return whether it is."""
+        by_reminder, lost = self.in_flight.get(subject, (False, 0))
+        if lost > now - Constant.GRACE_MS:
+            self.in_flight[subject] = by_reminder, deadline
+            return True
+        return False
 
     def wait(self, subject: Subject) -> None:
         """Let a tenant wait behind those of its pipeline, which takes turns with the others."""
         if not self.waiting:
-            self.shares.clear()
-        tag = max(self.shares.get(subject[0], 0) + 1, min(self.waiting.values(), default=0))
-        self.waiting[subject] = self.shares[subject[0]] = tag
+            self.virtual_time.clear()
+        tag = max(self.virtual_time.get(subject[0], 0) + 1, min(self.waiting.values(), default=0))
+        self.waiting[subject] = self.virtual_time[subject[0]] = tag
 
     def leave(self, subject: Subject) -> None:
         """Let a tenant go that was not given its turn."""
         if self.waiting.pop(subject, None) is not None:
-            self.shares[subject[0]] -= 1
+            self.virtual_time[subject[0]] -= 1
 
     def order(self) -> list[Subject]:
         """Return who waits, the next first."""
@@ -193,13 +197,13 @@ class Shared:
     """What the tenants of one pipeline share; `step` changes it.
 
     `due` has the deadlines of all tenants, `called` the first in the wait queue for which the last settle kept a run
-    slot, `turn` the one that it gave its turn to. `sent` has who was published by a deadline, and when that counts as
-    lost.
+    slot, `turn` the one that it gave its turn to. `in_flight_due` has who was published by a deadline, and when that
+    counts as lost.
     """
 
     pipeline: str = ""
-    turns: Turns = field(default_factory=Turns)
-    sent: dict[str, int] = field(default_factory=dict)
+    fair_queue: FairQueue = field(default_factory=FairQueue)
+    in_flight_due: dict[str, int] = field(default_factory=dict)
     turn: Subject | None = None
 
     most_runs: int = 0
@@ -291,7 +295,7 @@ class Shared:
             return
         for tenant in self.ordered():
             self.queue(tenant, admission.Verb.TURNS)
-            self.turns.wait((self.pipeline, tenant))
+            self.fair_queue.wait((self.pipeline, tenant))
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,10 +431,10 @@ def step(
     tenant = _before_the_table(tenant, event, now)
     row = choose(TRANSITIONS, tenant.state, _verb(event), _holding(tenant, event, now))
     rows.add(row)
-    if isinstance(event, Deadline) and now.subject in shared.turns.waiting and not tenant.held:
-        del shared.turns.waiting[now.subject]
+    if isinstance(event, Deadline) and now.subject in shared.fair_queue.waiting and not tenant.held:
+        del shared.fair_queue.waiting[now.subject]
     if tenant.found and row.answer is Answer.STARTED:
-        shared.turns.leave(now.subject)
+        shared.fair_queue.leave(now.subject)
     after = replace(_EFFECTS[row.answer](tenant, event, row, now), state=row.next)
     _set_deadline(after, now)
     if isinstance(event, Settle) and row.answer is not Answer.LOST:
@@ -516,7 +520,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
     token = event.token if isinstance(event, Begin | Decline | Beat | Settle) else None
     early = isinstance(event, Deadline) and event.early and tenant.state is State.WAITING
     called = isinstance(event, Deadline) and event.turn
-    in_turns = tenant.held and now.subject in now.shared.turns.waiting
+    in_turns = tenant.held and now.subject in now.shared.fair_queue.waiting
     past = not called and tenant.deadline is not None and tenant.deadline <= now.ms
     truths = {
         Condition.SPACING_OVER: _start(tenant, delay) <= now.ms,
@@ -525,12 +529,12 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.FOUND: tenant.found,
         Condition.CURRENT: token is not None and token == tenant.token,
         Condition.MANY: isinstance(event, Remind)
-        and (event.by_base or now.shared.turns.queued_by_reminders(now.ms) >= 1),
+        and (event.by_base or now.shared.fair_queue.count(now.ms, by_reminder=True) >= 1),
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
         Condition.LEASE_ALIVE: tenant.lease is not None,
         Condition.QUIET: not early and not called and _is_quiet(tenant, now),
         Condition.OVERDUE: early or past or (called and in_turns),
-        Condition.STILL_QUEUED: tenant.first_queue and _is_behind(now.shared.turns.head, tenant.token),
+        Condition.STILL_QUEUED: tenant.first_queue and _is_behind(now.shared.fair_queue.head, tenant.token),
         Condition.IN_TURNS: in_turns and not early and not called,
         Condition.OTHERS_IN_TURNS: _others_in_turns(event, now),
         Condition.NO_SLOT: now.admitting is not None and now.admitting[1].effect is not Effect.TAKE,
@@ -550,8 +554,8 @@ def _is_behind(head: int | None, token: int | None) -> bool:
 
 
 def _others_in_turns(event: Event, now: _Now) -> bool:
-    turns = now.shared.turns
-    return isinstance(event, Settle) and (bool(turns.waiting) or turns.queued(now.ms) >= 1)
+    queue = now.shared.fair_queue
+    return isinstance(event, Settle) and (bool(queue.waiting) or queue.count(now.ms, by_reminder=False) >= 1)
 
 
 def _is_quiet(tenant: Tenant, now: _Now) -> bool:
@@ -653,28 +657,26 @@ def _queued(tenant: Tenant, now: _Now, token: int | None, wait: int) -> Tenant:
     )
 
 
-def _note_queued(event: Event, deadline: int, now: _Now, *, again: bool = False) -> None:
-    """Count a message that a deadline, a turn or a reminder published."""
-    turns = now.shared.turns
+def _add_in_flight(event: Event, deadline: int, now: _Now) -> None:
+    """Count a run that a deadline, a turn or a reminder published."""
+    queue = now.shared.fair_queue
     if isinstance(event, Deadline):
-        turns.waiting.pop(now.subject, None)
-        if event.turn or turns.handed.get(now.subject, 0) > now.ms - Constant.GRACE_MS:
-            turns.handed[now.subject] = deadline
-        elif again and turns.reminded.get(now.subject, 0) > now.ms - Constant.GRACE_MS:
-            turns.reminded[now.subject] = deadline
-        else:
-            now.shared.sent[now.name] = deadline
+        queue.waiting.pop(now.subject, None)
+        if event.turn:
+            queue.in_flight[now.subject] = False, deadline
+        elif not queue.stay(now.subject, deadline, now.ms):
+            now.shared.in_flight_due[now.name] = deadline
     elif isinstance(event, Settle) and event.outcome is not Outcome.STALE:
-        turns.handed[now.subject] = deadline
+        queue.in_flight[now.subject] = False, deadline
     elif isinstance(event, Remind):
-        turns.reminded[now.subject] = deadline
+        queue.in_flight[now.subject] = True, deadline
 
 
 def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     """Publish a new run: its token is above the tenant's last one, or above the one that owned the cursor."""
     floor = event.owner if isinstance(event, Settle) and row.answer is Answer.REISSUED else tenant.token
     token = now.us if floor is None else max(now.us, floor + 1)
-    _note_queued(event, now.ms + now.timing.republish, now)
+    _add_in_flight(event, now.ms + now.timing.republish, now)
     died = tenant.died or (isinstance(event, Deadline) and row.answer is Answer.REISSUED)
     first = isinstance(event, Notify | Remind)
     issuer = None if isinstance(event, Decline | Beat) else event.call
@@ -683,7 +685,7 @@ def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
 
 def _publish_again(tenant: Tenant, event: Event, __: Row, now: _Now) -> Tenant:
     wait = min(tenant.republish * 2, Constant.LONGEST_REPUBLISH_MS)
-    _note_queued(event, now.ms + wait, now, again=True)
+    _add_in_flight(event, now.ms + wait, now)
     return _queued(tenant, now, tenant.token, wait)
 
 
@@ -701,13 +703,12 @@ def _delay(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
 def _arrived(tenant: Tenant, now: _Now) -> None:
     _left_the_queue(now)
     if tenant.joined is not None:
-        now.shared.turns.waiting.pop(now.subject, None)
+        now.shared.fair_queue.waiting.pop(now.subject, None)
 
 
 def _left_the_queue(now: _Now) -> None:
-    now.shared.turns.handed.pop(now.subject, None)
-    now.shared.turns.reminded.pop(now.subject, None)
-    now.shared.sent.pop(now.name, None)
+    now.shared.fair_queue.in_flight.pop(now.subject, None)
+    now.shared.in_flight_due.pop(now.name, None)
 
 
 def _begin(tenant: Tenant, event: Event, __: Row, now: _Now) -> Tenant:
@@ -739,13 +740,12 @@ def _begin(tenant: Tenant, event: Event, __: Row, now: _Now) -> Tenant:
 def _postpone(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     if Condition.STILL_QUEUED in row.when:
         deadline = now.ms + now.timing.republish
-        if now.shared.turns.reminded.get(now.subject, 0) > now.ms - Constant.GRACE_MS:
-            now.shared.turns.reminded[now.subject] = deadline
+        now.shared.fair_queue.stay(now.subject, deadline, now.ms)
         return replace(tenant, deadline=deadline)
     if Condition.IN_TURNS in row.when:
         return replace(tenant, deadline=now.ms + Constant.TURN_DEADLINE_MS)
     if Condition.MANY in row.when or Condition.OTHERS_IN_TURNS in row.when:
-        now.shared.turns.wait(now.subject)
+        now.shared.fair_queue.wait(now.subject)
         found, deadline = isinstance(event, Remind), now.ms + Constant.TURN_DEADLINE_MS
         failures = tenant.failures if found else 0
         return replace(tenant, failures=failures, held=True, turn=True, found=found, deadline=deadline)
@@ -846,11 +846,15 @@ def _pass_on_the_slot(event: Settle, now: _Now, *, closes: bool) -> None:
 
 def _give_the_next_its_turn(now: _Now) -> None:
     shared = now.shared
-    if shared.called is None and shared.turns.waiting and shared.turns.queued(now.ms) < 1:
-        shared.turn = shared.turns.order()[0]
+    if shared.called is None and shared.fair_queue.waiting and shared.fair_queue.count(now.ms, by_reminder=False) < 1:
+        shared.turn = shared.fair_queue.order()[0]
 
 
 def _decline(tenant: Tenant, _: Event, __: Row, now: _Now) -> Tenant:
+    queue = now.shared.fair_queue
+    by_reminder, lost = queue.in_flight.get(now.subject, (True, 0))
+    if queue.waiting and not by_reminder and lost > now.ms - Constant.GRACE_MS:
+        now.shared.turn = queue.order()[0]
     _left_the_queue(now)
     return replace(tenant, republish=now.timing.republish, deadline=now.ms + Constant.DECLINED_MS)
 

@@ -196,7 +196,8 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT,),
         _Q,
         Answer.DECLINED,
-        f"due at now + {Constant.DECLINED_MS} ms, for the ticker of a worker that declares the pipeline",
+        f"due at now + {Constant.DECLINED_MS} ms, for the ticker of a worker that declares the pipeline; if it "
+        "was a turn's, the next tenant has the turn",
     ),
     *_everywhere(Verb.DECLINE, Answer.LOST, "none: a late or doubled message"),
     Row(_R, Verb.BEAT, (_When.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),

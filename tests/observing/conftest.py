@@ -10,7 +10,7 @@ from taskbridge import LatencyNeutral, RateLimit
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import NO_LIMITS, Limits
 from taskbridge.handlers.journal import journal
-from taskbridge.observing.answers import Answers
+from taskbridge.observing.context import Context
 from taskbridge.process.runtime import runtime_of
 from tests.deployment import Deployment
 
@@ -29,5 +29,5 @@ PIPELINES: Final = {
 
 
 @pytest.fixture
-def answers(deployment: Deployment) -> Answers:
-    return Answers(deployment.engine, runtime_of(deployment.app).gate, PIPELINES, deployment.settings)
+def context(deployment: Deployment) -> Context:
+    return Context(deployment.engine, runtime_of(deployment.app).gate, PIPELINES, deployment.settings)

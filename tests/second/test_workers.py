@@ -67,6 +67,7 @@ def test_at_once_then_not_before_the_delay_since_the_last_run(alerts: Deployment
         assert DELAYS["ERROR"] - TOLERANCE <= third - of_a[1] < DELAYS["WARNING"]
 
 
+@pytest.mark.slow
 def test_all_of_redis_is_lost_while_records_wait(alerts: Deployment) -> None:
     with alerts.worker():
         record(alerts, "WARNING", "A")
@@ -79,6 +80,7 @@ def test_all_of_redis_is_lost_while_records_wait(alerts: Deployment) -> None:
         assert DELAYS["WARNING"] - TOLERANCE <= apart < DELAYS["WARNING"] + 3 * TIME_FACTOR
 
 
+@pytest.mark.slow
 def test_the_only_worker_is_killed_while_records_wait(alerts: Deployment) -> None:
     with alerts.worker() as worker:
         record(alerts, "WARNING", "A")

@@ -50,9 +50,9 @@ class World:
 
     def fire_due(self) -> list[str]:
         """Do what a ticker does: act on the deadlines that have passed, and give turns."""
-        tenants, _ = self.gate.peek(PIPELINE, 100)
+        tenants = self.gate.overdue(PIPELINE, 100)
         answers = self.gate.expire(PIPELINE, tenants)
-        self.gate.publish_turns(self.gate.turns(100)[1])
+        self.gate.publish_waiting(self.gate.fair_queue(100))
         return [tenant for tenant, answer in zip(tenants, answers, strict=True) if answer is not Answer.NOT_DUE]
 
     def run_one(self) -> bool:

@@ -30,8 +30,8 @@ import psycopg
 
 from examples.warehouse import Warehouse, warehouse
 from tests.ending import kill_all
-from tests.torture.servers import PostgresHere, RedisHere
 from tests.waiting import wait_until
+from verification.torture.servers import PostgresHere, RedisHere
 
 ROOT = Path(__file__).resolve().parents[2]
 CUSTOMERS = [f"customer-{number}" for number in range(6)]

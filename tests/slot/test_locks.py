@@ -159,6 +159,7 @@ def claiming(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deployment", [{"statement_timeout": 2.0, "run_budget": 0.2}], indirect=True)
 def test_slow_claims_beside_a_locked_cursor_are_not_waited_for_one_by_one(
     inline: Inline, locks: Locks, claiming: list[float]
@@ -173,6 +174,7 @@ def test_slow_claims_beside_a_locked_cursor_are_not_waited_for_one_by_one(
     assert claiming[-1] < 4, "0.5 s each would be 7.5 s"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deployment", [{"run_budget": 0.2}], indirect=True)
 def test_slow_claims_over_several_sources_do_not_add_up(inline: Inline, claiming: list[float]) -> None:
     names, pipelines, called = [f"source{at}" for at in range(12)], Pipelines(), list[str]()

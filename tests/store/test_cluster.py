@@ -12,10 +12,10 @@ from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DatabaseError
 
 from taskbridge.common.run_key import RunKey
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.embedded import Servers, serve
 from taskbridge.errors import ForeignCluster, SchemaMismatch, Unavailable
-from taskbridge.process.translation import translated_errors
 from taskbridge.store import (
     Claim,
     CursorLost,

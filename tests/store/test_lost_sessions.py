@@ -13,15 +13,15 @@ import pytest
 from psycopg import sql
 
 from taskbridge.common.run_key import RunKey
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.embedded import Servers
 from taskbridge.errors import Unavailable
 from taskbridge.gate import Keys
 from taskbridge.integration.checks import examine
 from taskbridge.process.runtime import runtime_of
-from taskbridge.process.translation import translated_errors
 from taskbridge.producing.producer import Bridge
 from taskbridge.settings import Settings
-from taskbridge.store import Claim, Cursors, Kind, Reader, Tails, check_version, connect
+from taskbridge.store import Claim, Cursors, Kind, Tails, check_version, connect
 from tests.store.pooler import ExhaustedPooler
 from tests.transactions.conftest import producer
 from tests.waiting import wait_until
@@ -77,7 +77,7 @@ def test_a_producer_does_not_notice_the_servers_idle_session_timeout(
 def test_nobody_notices_that_idle_sessions_were_ended(
     administrator: psycopg.Connection[Any], postgres_url: str, servers: Servers, keys: Keys
 ) -> None:
-    engine, reader = connect(postgres_url, statement_timeout=10), Reader(postgres_url, statement_timeout=10)
+    engine = connect(postgres_url, statement_timeout=10)
     cursors, tails = Cursors(engine), Tails(engine)
 
     def read_in_a_transaction() -> None:
@@ -96,14 +96,13 @@ def test_nobody_notices_that_idle_sessions_were_ended(
             "a handler's transaction": read_in_a_transaction,
             "a run": lambda: cursors.evidence(KEY),
             "a round": lambda: tails.look(Kind.TAIL, "invoices", "invoices", 200),
-            "a look": lambda: check_version(reader),
+            "a look": lambda: check_version(engine),
         }
         for call in calls.values():
             call()
         for call in calls.values():
             end_idle_sessions(administrator, at_once=True)
             call()
-    reader.close()
     engine.dispose()
 
 

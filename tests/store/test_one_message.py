@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.store import Claim, Cursors, Kind, Move, Tails, advance_together, connect, know, record_invoice
-from taskbridge.store.sessions import driving, in_one_message
+from taskbridge.store.db import driving, in_one_message
 from tests.waiting import taking_at_most
 
 TOKEN = f"{1:016d}-aaaaaaaaaaaa"

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.store import Claim, Cursors, Past
+from taskbridge.store import Claim, Cursors
 from taskbridge.store.figures import limited
-from taskbridge.store.queries import query
-from taskbridge.store.sessions import Reader
+from taskbridge.store.queries import queries, query
 
 ROWS, TENANTS = 60_000, 600
 KEY = {"pipeline": "invoices", "source": "invoices", "tenant": "tenant-7", "token": "t", "small": 2_000}
@@ -236,13 +234,12 @@ def test_where_the_planner_has_little_choice_no_plan_is_compiled(engine: Engine,
         assert connection.exec_driver_sql("SHOW jit").scalar_one() == "off"
 
 
-def test_a_look_that_is_taken_each_second_is_planned_for_its_time(engine: Engine) -> None:
-    reader = Reader(engine.url.render_as_string(hide_password=False))
-    past = Past(reader)
+def test_a_question_about_the_last_seconds_is_planned_for_its_time(engine: Engine) -> None:
     # psycopg prepares a statement at its sixth call, and Postgres may plan it for any values at the sixth after that.
     for _ in range(15):
-        past.rates(["invoices"], datetime.now(UTC))
-    with limited(reader) as driver:
+        with limited(engine) as driver:
+            driver.execute(queries(engine)("past_lately"), {"pipelines": ["invoices"], "seconds": 30.0})
+    with limited(engine) as driver:
         (found,) = driver.execute(
             "SELECT custom_plans, generic_plans FROM pg_prepared_statements WHERE statement LIKE '%%ended_at%%'"
         ).fetchall()

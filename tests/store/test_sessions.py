@@ -18,13 +18,12 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from taskbridge.common.run_key import RunKey
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import HandlerMistake, Unavailable
 from taskbridge.process.time_limit import soft_time_limit
-from taskbridge.process.translation import translated_errors
 from taskbridge.store import Claim, Cursors, Kind, Page, Tails, Unread, connect, know, record_invoice
-from taskbridge.store.bounded import NoAnswer, within
+from taskbridge.store.db import NoAnswer, session_name, within
 from taskbridge.store.queries import query
-from taskbridge.store.sessions import session_name
 from tests.waiting import wait_until
 
 OLD, NEW, NEWEST = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2, 3))

@@ -13,7 +13,7 @@ from taskbridge.gate import Gate, Keys
 
 def test_a_postgres_that_is_too_old_is_refused(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     store.check_version(engine)
-    monkeypatch.setattr("taskbridge.store.sessions.OLDEST_POSTGRES", 99)
+    monkeypatch.setattr("taskbridge.store.db.OLDEST_POSTGRES", 99)
     with pytest.raises(Unavailable, match=r"PostgreSQL \d+ is too old: upgrade it to 99 or newer"):
         store.check_version(engine)
 

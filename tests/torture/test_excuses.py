@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.torture.kinds import PIPELINES, by_pipeline, kind_of, pipeline_of, tenant_named
-from tests.torture.ledger import Delivery, Ledger
-from tests.torture.producer import LONGEST_CALL
-from tests.torture.strikes_cursors import held_by_locks
-from tests.torture.workers import Look, longest_full
+from verification.torture.kinds import PIPELINES, by_pipeline, kind_of, pipeline_of, tenant_named
+from verification.torture.ledger import Delivery, Ledger
+from verification.torture.producer import LONGEST_CALL
+from verification.torture.strikes_cursors import held_by_locks
+from verification.torture.workers import Look, longest_full
 
 SLOTS = {"w1": 3, "w2": 3, "w3": 1}
 EVERY = 0.1

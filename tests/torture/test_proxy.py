@@ -9,7 +9,7 @@ import redis
 from sqlalchemy import make_url
 
 from taskbridge.embedded import Servers
-from tests.torture.proxy import Proxy
+from verification.torture.proxy import Proxy
 
 SCRIPT = "return redis.call('INCR', KEYS[1])"
 

@@ -21,11 +21,11 @@ from taskbridge.store import cursor
 from taskbridge.store import queries as store
 from taskbridge.store.queries import query
 from tests.deployment import ROOT
-from tests.torture.arenas import Order, in_arenas
-from tests.torture.faults import FAULTS
-from tests.torture.guards import EVERY, GUARDS, TEXTS, take_out
-from tests.torture.schedule import draw
 from tests.waiting import TIME_FACTOR, wait_until
+from verification.torture.arenas import Order, in_arenas
+from verification.torture.faults import FAULTS
+from verification.torture.guards import EVERY, GUARDS, TEXTS, take_out
+from verification.torture.schedule import draw
 
 pytestmark = pytest.mark.e2e
 
@@ -61,7 +61,7 @@ MARGIN = 5.0 * TIME_FACTOR
 def torture(*options: str, path: Path | None = None) -> tuple[int, list[dict[str, Any]], str]:
     """Run schedules, with programs from `path`; return the exit status, each schedule's line, and all that was said."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.torture", "--margin", str(MARGIN), *options],
+        [sys.executable, "-m", "verification.torture", "--margin", str(MARGIN), *options],
         cwd=ROOT,
         env={**os.environ, "PATH": os.environ["PATH"] if path is None else str(path)},
         capture_output=True,
@@ -190,7 +190,7 @@ def test_what_a_guard_is_taken_out_of_is_there(guard: str) -> None:
 @pytest.mark.parametrize("guard", GUARDS)
 def test_a_guard_can_be_taken_out(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = (tail, "tail_page"), (tail, "base_page")
-    for module, name in ((store, "query"), (gate, "render"), *pages, (cursor, "IMPATIENT")):
+    for module, name in ((store, "query"), (gate, "render"), *pages, (cursor, "SHORT_WAIT")):
         monkeypatch.setitem(vars(module), name, vars(module)[name])
     before = _what_workers_use()
 
@@ -203,4 +203,4 @@ def _what_workers_use() -> list[object]:
     query = store.queries(create_engine("postgresql+psycopg://"))
     texts = [query(name) for name in ("advance", "end_replaced")]
     scripts = [vars(gate)["render"](SCRIPTS[name], "") for name in SCRIPTS]
-    return [*texts, *scripts, tail.tail_page, tail.base_page, vars(cursor)["IMPATIENT"]]
+    return [*texts, *scripts, tail.tail_page, tail.base_page, vars(cursor)["SHORT_WAIT"]]

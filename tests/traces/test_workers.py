@@ -47,6 +47,7 @@ def _spans(file: Path) -> list[dict[str, Any]]:
 
 
 # The tail does not come before the events: what it finds first has no event's span.
+@pytest.mark.slow
 @pytest.mark.parametrize("deployment", [{"tail_interval": 10, "base_interval": 60}], indirect=True)
 @pytest.mark.e2e
 def test_a_workers_span_that_leads_to_no_producer(deployment: Deployment, spans: Spans, tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import psycopg
 import pytest
 import redis
 
+from taskbridge.common import server_errors
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import Unavailable
-from taskbridge.process import translation
 from taskbridge.process.light_runtime import LightRuntime
-from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings
 
 PASSWORD = "s3cr3t@Pa55"
@@ -18,7 +18,7 @@ PASSWORD = "s3cr3t@Pa55"
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has connected to nothing."""
-    monkeypatch.setattr(translation, "_places", {"Postgres": set(), "Redis": set()})
+    monkeypatch.setattr(server_errors, "_places", {"Postgres": set(), "Redis": set()})
 
 
 def said(error: Exception) -> str:

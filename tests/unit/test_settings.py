@@ -50,7 +50,7 @@ def test_the_broker_is_the_gate_unless_it_is_named() -> None:
             "mysql://u:secret@h/d",
             "must begin with postgresql://, postgresql\\+psycopg:// or postgres://$",
         ),
-        ("REDIS_URL", "h:6379", "TASKBRIDGE_REDIS_URL must begin with redis:// or rediss://$"),
+        ("REDIS_URL", "h:6379", "TASKBRIDGE_REDIS_URL must begin with redis://, rediss:// or unix://$"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name_and_without_secrets(name: str, value: str, text: str) -> None:

@@ -35,9 +35,9 @@ from taskbridge.web import StandardWebhooks
 from tests.deployment import worker_command
 from tests.ending import kill_all
 from tests.memory import keep_temporary_files_in_memory
-from tests.torture.servers import PORTS, PostgresHere, RedisHere
 from tests.waiting import wait_until
 from tests.web.secrets import SECRET
+from verification.torture.servers import PORTS, PostgresHere, RedisHere
 
 __all__ = ["Account", "survive"]
 

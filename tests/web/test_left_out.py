@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from taskbridge.observing.answers import Answers
+from taskbridge.observing import health
+from taskbridge.observing import record as record_answers
+from taskbridge.observing.context import Context
 from taskbridge.process.runtime import runtime_of
-from taskbridge.store import record, where_is
+from taskbridge.store import record
 from tests.deployment import Deployment
 from tests.store.adopting import run
 from tests.web.visiting import Visitor, declare, visiting
@@ -41,20 +43,14 @@ def visitor(deployment: Deployment) -> Iterator[Visitor]:
         yield one
 
 
-def answers(deployment: Deployment) -> Answers:
-    runtime = runtime_of(deployment.app)
-    return Answers(deployment.engine, runtime.gate, {"sms": runtime.pipelines["sms"]}, deployment.settings)
-
-
 def test_all_is_not_well_where_a_pipeline_was_not_looked_at(visitor: Visitor, deployment: Deployment) -> None:
-    health = answers(deployment).health()
-    assert (health.colour, health.sentence) == ("yellow", SAID)
-    assert "TASKBRIDGE_PIPELINES" in health.findings[0].remedy
+    found = health.health(Context.of(runtime_of(deployment.app)))
+    assert (found.colour, found.sentence) == ("yellow", SAID)
+    assert "TASKBRIDGE_PIPELINES" in found.findings[0].remedy
     assert SAID in visitor.get("/").text
-    assert SAID in visitor.get("/checks").text
 
 
-@pytest.mark.parametrize("path", ["/failing", "/failing?pipeline=sms", "/tenants", "/saved", "/noisy"])
+@pytest.mark.parametrize("path", ["/failing", "/failing?pipeline=sms", "/tenants", "/tenants?by=events"])
 def test_a_page_names_what_it_did_not_look_at(visitor: Visitor, deployment: Deployment, path: str) -> None:
     page = visitor.get(path).text
     assert page.count(f'<p class="said warned"><bdi>{SAID}') == 1
@@ -71,16 +67,17 @@ def test_failing_denies_only_of_what_it_looked_at(visitor: Visitor, deployment: 
 
 
 @pytest.mark.parametrize("indexed", [False, True])
-def test_search_finds_what_where_finds(visitor: Visitor, deployment: Deployment, indexed: bool) -> None:
+def test_a_search_finds_what_inspect_finds(visitor: Visitor, deployment: Deployment, indexed: bool) -> None:
     if indexed:
         run(deployment.engine, "CREATE INDEX ON taskbridge.records (key)")
-    found = answers(deployment).find("ML-a")
-    told = where_is(deployment.engine, "ML-a")
+    context = Context.of(runtime_of(deployment.app))
+    found, _ = record_answers.find(context, "ML-a")
+    everywhere = record_answers.records_everywhere(context, "ML-a")
     assert [(one.pipeline, one.tenant, one.key) for one in found] == [
-        (one["pipeline"], one["tenant"], one["key"]) for one in told
+        (one.pipeline, one.tenant, one.key) for one in everywhere
     ]
-    assert [(one.pipeline, one.tenant) for one in answers(deployment).find("acm")] == [("mail", "acme")]
+    assert [(one.pipeline, one.tenant) for one in record_answers.find(context, "acm")[0]] == [("mail", "acme")]
     for text in ("ML-a", "acme"):
-        page = visitor.get("/search", q=text).text
+        page = visitor.get("/record", q=text).text
         assert "Nothing has this name" not in page
         assert "pipeline=mail" not in page, "there is no page of it here"

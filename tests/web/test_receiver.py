@@ -537,21 +537,6 @@ def test_a_session_is_waited_for_no_longer_than_said(
     assert statuses == [200] * receiving.SESSIONS + [503]
 
 
-def test_behind_a_pooler_no_setting_stays_in_the_session(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receiving, "_is_pooled", lambda _: True)
-    monkeypatch.setattr(receiving, "SESSIONS", 1)
-    with served(receiver(ORDERS, app=deployment.app)) as url, httpx2.Client(timeout=60) as client:
-        ask = sender(client, url)
-        assert ask(an_order(1)).json() == {"new": True}
-        with deployment.engine.connect() as connection, taking_at_most(5):
-            connection.exec_driver_sql("SELECT FROM taskbridge.records WHERE key = '1' FOR UPDATE")
-            assert ask(an_order(1, 2)).status_code == 503
-        assert ask(an_order(1, 3)).json() == {"new": True}
-    assert orders(deployment) == {"1": {}}
-
-
 def test_errors_do_not_reduce_what_the_receiver_takes(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receiving, "SESSIONS", 1)
     monkeypatch.setattr(receiving, "MOST_WAITING", 3)
@@ -609,7 +594,7 @@ def test_what_postgres_cannot_hold_is_refused_as_its_sender_s_fault(send: Send, 
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql(refuse)
     answer = send(an_order())
-    assert (answer.status_code, answer.json()) == (400, {"error": "Postgres cannot hold the record"})
+    assert (answer.status_code, "cannot hold in its encoding" in answer.json()["error"]) == (400, True)
 
 
 def test_pipelines_that_do_not_import_keep_nobody_from_an_answer(

@@ -153,17 +153,6 @@ CROSS JOIN LATERAL (
 ORDER BY ended_at DESC, token DESC
 LIMIT %(limit)s
 
--- name: past_rates
--- Events, runs and records of some pipelines since a time, of up to `size` runs of each.
-SELECT p.pipeline, sum(events)::bigint AS events, count(*) AS runs, sum(records)::bigint AS records
-FROM unnest(%(pipelines)s::text[]) AS p (pipeline)
-CROSS JOIN LATERAL (
-    SELECT events, records FROM {schema}.runs
-    WHERE pipeline = p.pipeline COLLATE "C" AND ended_at >= %(since)s::timestamptz
-    LIMIT %(size)s
-) r
-GROUP BY p.pipeline
-
 -- name: past_reader
 -- The runs of a tenant since a record was written, up to the first one after which the record lay behind the cursor: that
 -- run read it. `read`: it is that one. A token tells when its run was made, so runs of before are passed over by the key;
@@ -186,6 +175,16 @@ FROM (
 WHERE reads = 0 AND (read OR ended_at >= %(changed_at)s::timestamptz)
 ORDER BY token
 LIMIT %(limit)s
+
+-- name: past_saved
+-- Events, runs and records of each of some pipelines over the last days, as the sums of the minutes say.
+SELECT p.pipeline, coalesce(sum(m.events), 0)::bigint AS events, coalesce(sum(m.runs), 0)::bigint AS runs,
+       coalesce(sum(m.records), 0)::bigint AS records
+FROM unnest(%(pipelines)s::text[]) AS p (pipeline)
+LEFT JOIN {schema}.run_minutes m
+    ON m.pipeline = p.pipeline COLLATE "C" AND m.minute >= now() - %(days)s * interval '1 day'
+GROUP BY p.pipeline
+ORDER BY p.pipeline
 
 -- name: past_sums
 -- Sums of the run history over each `width` between two times, of one pipeline or of all.
@@ -236,13 +235,6 @@ ON CONFLICT DO NOTHING
 -- name: keep_runs
 -- Partitions of the run history: the next days', and none that is too old.
 SELECT {schema}.keep_runs(%(days)s)
-
--- name: audit_last
--- The last actions, the last one first, before a row's number.
-SELECT id, at, who, action, pipeline, tenant, key, detail FROM {schema}.audit
-WHERE %(before)s::bigint IS NULL OR id < %(before)s
-ORDER BY id DESC
-LIMIT %(limit)s
 
 -- name: audit_note
 -- Write down one action.

@@ -39,6 +39,19 @@ DISCARD SEQUENCES
 -- The names of the session's prepared statements.
 SELECT name FROM pg_catalog.pg_prepared_statements
 
+-- name: forget_prepared
+-- Forget what a handler has prepared in a session of a pooler: by SQL, or by psycopg, whose names these are. What else was
+-- prepared by a message of the protocol is the pooler's own.
+DO $$
+DECLARE
+    prepared text;
+BEGIN
+    FOR prepared IN SELECT name FROM pg_catalog.pg_prepared_statements WHERE from_sql OR name LIKE '\_pg3\_%' LOOP
+        EXECUTE pg_catalog.format('DEALLOCATE %I', prepared);
+    END LOOP;
+END
+$$
+
 -- name: deallocate
 -- Forget a prepared statement of a handler's.
 DEALLOCATE {name}

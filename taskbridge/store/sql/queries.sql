@@ -90,14 +90,29 @@ ORDER BY tenant DESC
 LIMIT 1
 
 -- name: look_paused
--- How many tenants of a pipeline are paused, up to `size`, the first by name, and whether the pipeline itself is.
-SELECT count(*) FILTER (WHERE tenant <> '') AS tenants, min(tenant) FILTER (WHERE tenant <> '') AS first,
-       coalesce(bool_or(tenant = ''), false) AS whole
-FROM (SELECT tenant FROM {schema}.pauses WHERE pipeline = %(pipeline)s ORDER BY tenant LIMIT %(size)s) p
+-- How many tenants of each pipeline are paused, up to `size`, the first by name, and whether the pipeline itself is.
+SELECT n.pipeline, count(p.tenant) FILTER (WHERE p.tenant <> '') AS tenants,
+       min(p.tenant) FILTER (WHERE p.tenant <> '') AS first, coalesce(bool_or(p.tenant = ''), false) AS whole
+FROM unnest(%(pipelines)s::text[]) AS n (pipeline)
+LEFT JOIN LATERAL (
+    SELECT tenant FROM {schema}.pauses WHERE pipeline = n.pipeline COLLATE "C" ORDER BY tenant LIMIT %(size)s
+) p ON true
+GROUP BY n.pipeline
 
 -- name: look_paused_among
 -- Which of some tenants are paused; one without a name is the pipeline itself.
 SELECT tenant FROM {schema}.pauses WHERE pipeline = %(pipeline)s AND tenant = ANY (%(tenants)s::text[] || ''::text)
+
+-- name: look_quarantine
+-- Records in quarantine that nobody has discarded, of a pipeline or of one tenant, by tenant and key, up to `limit`.
+SELECT q.pipeline, q.tenant, q.external_id AS key, q.revision,
+       CASE WHEN q.retry_at IS NULL THEN 'quarantined' ELSE 'retrying' END AS state,
+       q.cause, q.reason, q.attempts, q.quarantined_at AS at
+FROM {schema}.quarantine q
+{its_record}
+WHERE q.pipeline = %(pipeline)s AND (%(tenant)s::text IS NULL OR q.tenant = %(tenant)s) AND q.discarded_at IS NULL
+ORDER BY q.tenant, q.external_id
+LIMIT %(limit)s
 
 -- name: look_records
 -- Records with a key, up to `limit`, of some sources and tenants: once for each pipeline that reads them, with how they

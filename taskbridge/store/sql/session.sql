@@ -13,9 +13,13 @@ SELECT set_config(one.name, one.value, %(locally)s)
 FROM unnest(%(names)s::text[], %(values)s::text[], %(only_from)s::text[]) AS one (name, value, only_from)
 WHERE one.only_from IS NULL OR current_setting(one.name, true) = one.only_from
 
--- name: statement_timeout
--- How long a statement of this session may take, in milliseconds; 0: any time.
-SELECT setting FROM pg_settings WHERE name = 'statement_timeout'
+-- name: open_session
+-- The first message of a session. `pid` is what the login said: behind a pooler the server's process is another one, and no
+-- setting may stay in its session. Returns whether it is the same, and how many seconds a statement may take (0: any time).
+SELECT pg_backend_pid() = %(pid)s,
+       extract(epoch FROM current_setting('statement_timeout')::interval)::float8,
+       array(SELECT set_config(one.name, one.value, pg_backend_pid() <> %(pid)s)
+             FROM unnest(%(names)s::text[], %(values)s::text[]) AS one (name, value))
 
 -- name: begin
 -- READ COMMITTED, whatever the database's default is: each statement sees what those before it have waited for.
@@ -40,6 +44,18 @@ SHOW server_version
 -- name: server_version_number
 -- The server's version as a number: ten thousand times the major version, and the minor one.
 SHOW server_version_num
+
+-- name: encoding
+-- The encoding in which the database stores texts, such as "UTF8".
+SHOW server_encoding
+
+-- name: backend_pid
+-- The id of the server's process.
+SELECT pg_backend_pid()
+
+-- name: pooler_version
+-- What the console of PgBouncer is, such as "PgBouncer 1.18.0".
+SHOW VERSION
 
 -- name: nothing
 -- Nothing: what stands in the place of a statement where a program is run.

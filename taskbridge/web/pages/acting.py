@@ -9,10 +9,10 @@ from itertools import islice
 from typing import Final
 
 from taskbridge.common.names import check_key, check_tenant
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import LONGEST_TEXT, counted, printable
 from taskbridge.errors import InvalidInput
 from taskbridge.process.runtime import Runtime
-from taskbridge.process.translation import translated_errors
 from taskbridge.producing import notify as notifying
 from taskbridge.store import LOOK_SECONDS, Audit, Quarantine, QuarantinedRecord
 

@@ -21,10 +21,10 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import ConfigurationError, TaskBridgeError, Unavailable, UnknownPipeline, UsageError
-from taskbridge.process.translation import translated_errors
 from taskbridge.settings import Settings, check_password
 from taskbridge.web.pages.access import TOKEN, Access, Allow, Guard, token_for
 from taskbridge.web.pages.acting import ACTIONS, SAID, Asked, Did, act
@@ -54,20 +54,12 @@ A_DAY: Final = {"Cache-Control": "private, max-age=86400, immutable"}
 PAGES: Final = {
     "": ("Now", "now"),
     "tenants": ("Tenants", "tenants"),
+    "record": ("Record", "record"),
     "failing": ("Failing", "failing"),
-    "noisy": ("Noisy", "noisy"),
-    "saved": ("Savings", "saved"),
-    "over-time": ("Over time", "over_time"),
     "runs": ("Runs", "runs"),
-    "audit": ("Audit", "audit"),
-    "checks": ("Checks", "checks"),
 }
 """The pages of the navigation: path, title, and the name of the template and of what reads it."""
-OTHERS: Final = {
-    "search": ("Search", "search"),
-    "record": ("Record", "record"),
-    "tenant": ("Tenant", "tenant"),
-}
+OTHERS: Final = {"tenant": ("Tenant", "tenant")}
 
 
 class Busy(Exception):
@@ -237,10 +229,10 @@ class _Site:
 
     def _look(self, subject: Subject, root: str) -> dict[str, str]:
         """Return the parts of a page that change."""
-        name = "now" if subject is None else "tenant"
+        name, read = ("now", self._reading.now_live) if subject is None else ("tenant", self._reading.tenant)
         asked = QueryParams({} if subject is None else {"pipeline": subject[0], "tenant": subject[1]})
         try:
-            values = self._reading.ask(getattr(self._reading, name), asked) | {"actions": self._actions}
+            values = self._reading.ask(read, asked) | {"actions": self._actions}
         except TaskBridgeError as error:
             return {"status": self._showing.page("status.html", root, {"health": None, "why": str(error)})}
         return {
@@ -281,16 +273,24 @@ class _Site:
 
 
 class _Bounded(StreamingResponse):
-    """A stream that ends for a viewer who opened it and does not read, too."""
+    """A stream that ends when its page is closed, and for a viewer who opened it and does not read."""
 
-    async def stream_response(self, send: Send) -> None:
-        """Send the stream, for a bounded time."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - of ASGI
+        """Send the stream until its end, or until the viewer is gone.
+
+        Starlette notices neither by itself if the server implements ASGI 2.4 and drops what is sent to nobody.
+        """
+        sending = asyncio.ensure_future(self.stream_response(send))
+        gone = asyncio.ensure_future(self.listen_for_disconnect(receive))
         try:
             async with asyncio.timeout(STREAM_SECONDS + LOOK_SECONDS):
-                await super().stream_response(send)
+                await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             log.info("a stream was given up: its viewer does not read")
         finally:
+            for task in (sending, gone):
+                task.cancel()
+            await asyncio.gather(sending, gone, return_exceptions=True)
             # Its viewer counts until then.
             await self.body_iterator.aclose()  # type: ignore[attr-defined]
 

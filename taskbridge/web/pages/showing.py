@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from taskbridge.common.histogram import within
 from taskbridge.common.texts import one_line, printable
-from taskbridge.common.times import ago, ahead
+from taskbridge.common.times import ago, ahead, moment
 
 __all__ = ["FILES", "Showing", "duration", "number"]
 
@@ -71,10 +71,6 @@ def _within(value: float | None) -> str:
 def _clock(at: datetime | None, to: str = "seconds") -> str:
     """Return a time in UTC, to the second or to the millisecond."""
     return _NONE if at is None else f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(' ', to)} UTC"
-
-
-def _minute(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%H:%M")
 
 
 def _share(part: float, whole: float) -> str:
@@ -137,7 +133,7 @@ class Showing:
             within=_within,
             ago=_ago,
             clock=_clock,
-            minute=_minute,
+            moment=moment,
             line=_line,
         )
         self._pages.globals.update(share=_share, second=timedelta(seconds=1), infinity=math.inf, version=FILES.version)

@@ -56,8 +56,8 @@ class Command(BaseCommand):
     def _enter(self) -> None:
         """Give the settings to processes that the program starts, as `up` does with workers; name commands as here."""
         from taskbridge.cli import console  # noqa: PLC0415 - as above
-        from taskbridge.django.typed import typed  # noqa: PLC0415 - as above
+        from taskbridge.django.typed import as_typed_here  # noqa: PLC0415 - as above
 
-        console.SPOKEN[:] = [typed]
+        console.TYPED.update(as_typed_here())
         for name, text in variables().items():
             os.environ.setdefault(name, text)

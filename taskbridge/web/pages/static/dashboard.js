@@ -25,7 +25,13 @@
   };
 
   let source = null;
+  let again = null;
+  const close = () => {
+    clearTimeout(again);
+    source?.close();
+  };
   const open = () => {
+    close();
     source = new EventSource(part.dataset.live);
     source.addEventListener("look", (event) => {
       const look = JSON.parse(event.data);
@@ -40,9 +46,11 @@
       // A stream that ends is opened again by the browser, but not one that was refused.
       if (source.readyState !== EventSource.CLOSED) return;
       document.body.dataset.live = "no";
-      setTimeout(open, 10000);
+      again = setTimeout(open, 10000);
     });
   };
   open();
-  addEventListener("pagehide", () => source.close());
+  addEventListener("pagehide", close);
+  // The browser may keep a page that is left, and show it again as it was.
+  addEventListener("pageshow", (event) => { if (event.persisted) open(); });
 })();

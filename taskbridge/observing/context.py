@@ -1,0 +1,124 @@
+"""What the answers are made from: the servers of a deployment, its pipelines and the settings of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from taskbridge.common.texts import shown
+from taskbridge.errors import UnknownPipeline
+from taskbridge.gate.inspector import Inspector
+from taskbridge.settings import Settings
+from taskbridge.store import LOOK_SECONDS, Tenants
+from taskbridge.store.db import driving, rows, within
+from taskbridge.store.figures import bucket_sums, limited
+from taskbridge.store.queries import queries
+
+if TYPE_CHECKING:
+    from taskbridge.declaring.pipeline import Pipeline
+    from taskbridge.gate import RunnerStatus
+    from taskbridge.process.light_runtime import LightRuntime
+    from taskbridge.store.db import Database
+
+__all__ = ["Context"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """One deployment, as the answers read it. Any thread may use it.
+
+    Args:
+        database: Postgres.
+        inspector: the gate of the deployment.
+        pipelines: the pipelines to report on, by name.
+        settings: the settings of the workers, whose bounds tell whether a run is alive.
+
+    Raises, in every call:
+        psycopg.Error, redis.RedisError: a server does not answer; `taskbridge.common.server_errors.translated_errors`
+            turns these into errors of TaskBridge. A query that takes longer than 3 s is cancelled.
+    """
+
+    database: Database
+    inspector: Inspector
+    pipelines: Mapping[str, Pipeline]
+    settings: Settings
+
+    @classmethod
+    def of(cls, runtime: LightRuntime) -> Context:
+        """Return the context of the deployment and the pipelines of a process."""
+        declared = {name: runtime.pipelines[name] for name in runtime.pipelines.names()}
+        return cls(runtime.database, runtime.gate, declared, runtime.settings)
+
+    @property
+    def ttl_ms(self) -> int:
+        """Milliseconds without a heartbeat after which a run is replaced."""
+        return round(self.settings.runner_ttl * 1000)
+
+    @property
+    def has_history(self) -> bool:
+        """Whether the run history has any run: none is written if TASKBRIDGE_HISTORY_DAYS is 0."""
+        return bool(self.value("past_any"))
+
+    def pipeline(self, name: str) -> Pipeline:
+        """Return a pipeline.
+
+        Raises:
+            UnknownPipeline: it is not declared here.
+        """
+        if name not in self.pipelines:
+            raise UnknownPipeline(
+                f"the pipeline {shown(name, 63)} is not declared: there are {', '.join(sorted(self.pipelines))}"
+            )
+        return self.pipelines[name]
+
+    def names(self, pipeline: str | None = None) -> list[str]:
+        """Return the names of all pipelines, or of one; raises as `pipeline`."""
+        return sorted(self.pipelines) if pipeline is None else [self.pipeline(pipeline).name]
+
+    def tenants_of(self, source: str) -> Tenants:
+        """Return the tenants of a source."""
+        return Tenants(self.database, source, seconds=LOOK_SECONDS)
+
+    def readers(self) -> dict[str, str]:
+        """Return the source of each pipeline, including those that Postgres knows and this process does not declare."""
+        stored = {row["pipeline"]: row["source"] for row in self.rows("pipelines")}
+        return stored | {name: one.source for name, one in self.pipelines.items()}
+
+    def active(self, pipelines: Sequence[str], most: int) -> Mapping[str, Sequence[str]]:
+        """Return the tenants of each pipeline whose runners are due first; none if Redis does not answer."""
+        try:
+            surveys = self.inspector.survey(pipelines, most)
+        except redis.RedisError:
+            return dict.fromkeys(pipelines, ())
+        return {name: survey.tenants for name, survey in surveys.items()}
+
+    def runner(self, pipeline: str, tenant: str) -> RunnerStatus | None:
+        """Return a tenant's runner; None if Redis does not answer."""
+        try:
+            return self.inspector.look(pipeline, [tenant])[0]
+        except redis.RedisError:
+            return None
+
+    def now(self) -> datetime:
+        """Return the time of Postgres."""
+        at: datetime = self.value("look_now")
+        return at
+
+    def rows(self, query: str, **values: Any) -> list[dict[str, Any]]:
+        """Return the rows of a named query."""
+        with limited(self.database) as driver:
+            return rows(driver, bucket_sums(queries(self.database)(query)), values)
+
+    def rows_however_long(self, query: str, **values: Any) -> list[dict[str, Any]]:
+        """Return the rows of a named query that may take any time."""
+        with driving(self.database) as driver, within(driver, None):
+            return rows(driver, queries(self.database)(query), values)
+
+    def value(self, query: str, **values: Any) -> Any:
+        """Return the only column of a query's only row."""
+        ((value,),) = (row.values() for row in self.rows(query, **values))
+        return value

@@ -1,0 +1,505 @@
+"""What the answers return: plain values, without HTML and without a terminal.
+
+Times are in UTC, and `None` where nothing is known. A sentence is one line of text for people. It contains names of
+tenants and keys as they are: whoever shows it escapes markup and characters that are not printable.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal
+
+from taskbridge.common.texts import counted, one_line
+
+if TYPE_CHECKING:
+    from taskbridge.gate import Survey
+
+__all__ = [
+    "ActiveTenant",
+    "Burst",
+    "By",
+    "Cause",
+    "Colour",
+    "ErrorGroup",
+    "FailedGroup",
+    "FailedRuns",
+    "Finding",
+    "Found",
+    "Health",
+    "Holder",
+    "Noisy",
+    "NoisyTenants",
+    "PauseRow",
+    "PipelineLine",
+    "QuarantineRow",
+    "RecordLine",
+    "RunRow",
+    "Saved",
+    "Sort",
+    "Step",
+    "Story",
+    "Sums",
+    "TenantAnswer",
+    "TenantLine",
+]
+
+Colour = Literal["green", "yellow", "red"]
+By = Literal["events", "runs", "records", "failures", "run time"]
+"""What tenants are noisy by."""
+Sort = Literal["name", "failures", "oldest", "pending", "quarantined"]
+"""What tenants are sorted by as they stand now: in order of their names, otherwise the most first."""
+
+
+class Cause(StrEnum):
+    """Why a tenant is not running, or that it is."""
+
+    UNKNOWN = "unknown"
+    """It has no records, no cursor, no runner and no pause."""
+    NOTHING = "nothing to do"
+    """It is idle, and nothing is pending."""
+    FOUND_SOON = "not seen yet"
+    """Records are pending and it has no runner yet: the change poller finds them."""
+    NO_WORKER = "no worker"
+    """It could run, and no worker has acted on its deadline or its message."""
+    PAUSED = "paused"
+    BACK_OFF = "back-off"
+    """Its last run failed."""
+    ASKED_TO_WAIT = "asked to wait"
+    """Its handler raised RetryAfter for the tenant, or for the whole pipeline."""
+    RATE = "rate limit"
+    CIRCUIT = "circuit"
+    WAIT_QUEUE = "wait queue"
+    TURN = "turn"
+    TICK = "tick"
+    """Its next run comes with its tick, or with its criterion's delay."""
+    LINGERING = "lingering"
+    """Everything is handled; its runner ends when the lease ends."""
+    QUEUED = "queued"
+    """Its run message is in a queue."""
+    RUNNING = "running"
+    FROZEN = "no heartbeat"
+    """A run has it, and its last heartbeat is older than it may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that an operator may have to act on.
+
+    `remedy`: a command or what to do; empty: none. `grave`: work has stopped that nobody stopped on purpose. `tenant`:
+    the one that the sentence names. `fails`: the page about failures says more. `seconds`: for how long this has been
+    so; infinite if unknown.
+    """
+
+    sentence: str
+    remedy: str = ""
+    grave: bool = False
+    pipeline: str | None = None
+    tenant: str | None = None
+    fails: bool = False
+    seconds: float = math.inf
+
+    @property
+    def colour(self) -> Colour:
+        """Red if it is grave, otherwise yellow."""
+        return "red" if self.grave else "yellow"
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveTenant:
+    """A tenant that has a runner. `events` and `runs` are those of its burst; `since`: when its run began."""
+
+    tenant: str
+    state: str
+    lease_seconds: float
+    events: int
+    runs: int
+    worker: str | None
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLine:
+    """One pipeline now. Records and failing tenants are counted up to a bound.
+
+    `oldest_tenant`: whose pending record is the oldest; `fails`: a tenant whose last run failed. `unseen`: there may be
+    more pending records, and older ones. `active`: the tenants whose runners are due first.
+    """
+
+    pipeline: str
+    runners: int
+    pending: int
+    oldest_seconds: float
+    oldest_tenant: str | None
+    quarantined: int
+    failing: int
+    fails: str | None
+    unseen: bool
+    survey: Survey
+    paused: bool
+    active: list[ActiveTenant]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether the deployment is healthy, over all pipelines. Times are seconds.
+
+    `tail_seconds`: since any worker last looked for records; infinite: never. `workers`: the names of those that are in
+    a run, as far as the runners that are due first tell. `queued`: run messages in the two queues; None: the broker is
+    another server. `overdue_seconds`: since the earliest deadline passed on which no worker has acted. Pending records
+    are those of the tenants whose runners are due first; `unseen`: there may be others, and older ones.
+    """
+
+    colour: Colour
+    sentence: str
+    findings: list[Finding]
+    pipelines: list[PipelineLine]
+    oldest_pending_seconds: float
+    overdue_seconds: float
+    is_overdue: bool
+    tail_seconds: float
+    is_looked_for: bool
+    open_circuits: list[str]
+    runners: int
+    workers: list[str]
+    queued: int | None
+    pending: int
+    unseen: bool
+    quarantined: int
+    paused: int
+    failing: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLine:
+    """A record in one pipeline that reads it. `pipeline` None: no pipeline does. `unmatched`: why no criterion matched.
+
+    `state`: `pending`, `handled`, `quarantined` or `discarded`; `reason` and `attempts` are those of its quarantine,
+    `failures` (in a row) and `last_error` its tenant's.
+    """
+
+    source: str
+    tenant: str
+    key: str
+    revision: int
+    deleted: bool
+    recorded_at: datetime
+    changed_at: datetime
+    unmatched: str | None
+    pipeline: str | None
+    state: str | None
+    reason: str | None
+    attempts: int | None
+    failures: int | None
+    last_error: str | None
+
+    @property
+    def sentence(self) -> str:
+        """Where it is."""
+        if self.unmatched:
+            return f"unmatched: {one_line(self.unmatched)}"
+        if self.pipeline is None:
+            return f"no pipeline reads the source {self.source}"
+        where = f"{self.state} in {self.pipeline}"
+        if self.reason:
+            return f"{where} after {counted(self.attempts or 0, 'attempt')}: {one_line(self.reason)}"
+        if self.state == "pending" and self.failures:
+            times = counted(self.failures, "time")
+            return f"{where}; its tenant failed {times} in a row, last: {one_line(self.last_error or '')}"
+        return where
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One result of a search.
+
+    `kind`: `tenant` (with its pipeline), `record` (once for each pipeline that reads it; `pipeline` is None if none
+    does), `unmatched` (a record that no criterion matched), `message` (its id is known and its record is gone) or
+    `delivery` (a webhook that was received).
+    """
+
+    kind: Literal["tenant", "record", "unmatched", "message", "delivery"]
+    source: str
+    pipeline: str | None
+    tenant: str
+    key: str
+    sentence: str
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a record's story. `token`: the run that it is about.
+
+    `what`: `received`, `recorded`, `started` (its event began a burst), `absorbed` (by the runner of a burst), `failed`
+    (a run failed before one read it), `read`, `handled`, `rejected`, `quarantined`, `retrying`, `discarded`, `pending`
+    or `skipped` (older than the pipeline's start).
+    """
+
+    at: datetime | None
+    what: str
+    sentence: str
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What became of a record in one pipeline, in order of time. `note`: what is unknown, and why."""
+
+    source: str
+    tenant: str
+    key: str
+    pipeline: str
+    revision: int
+    deleted: bool
+    state: str
+    steps: list[Step]
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The run that has a tenant: its token, its worker, since when, and its last heartbeat by Redis's clock.
+
+    `alive`: whether the heartbeat is no older than it may be; None: unknown.
+    """
+
+    token: str
+    worker: str | None
+    since: datetime | None
+    beat_at: datetime | None
+    alive: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRow:
+    """A pause; `tenant` None: of the whole pipeline. `by`: who paused it; None: unknown."""
+
+    pipeline: str
+    tenant: str | None
+    at: datetime
+    by: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineRow:
+    """A record in quarantine. `state`: `quarantined` or `retrying`; `cause`: `failed` or `rejected`."""
+
+    pipeline: str
+    tenant: str
+    key: str
+    revision: int
+    state: str
+    cause: str
+    reason: str
+    attempts: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run of the history; the columns are those of the table `runs`."""
+
+    pipeline: str
+    tenant: str
+    token: str
+    began_at: datetime
+    ended_at: datetime
+    reason: str
+    worker: str | None
+    events: int
+    burst_run: int
+    records: int
+    rejected: int
+    outcome: str
+    error: str | None
+    first_event_ms: int | None
+
+    @property
+    def run_ms(self) -> float:
+        """How long it took, in milliseconds."""
+        return (self.ended_at - self.began_at).total_seconds() * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLine:
+    """One tenant now. Counters are totals since its first run; records of each state are counted up to a bound.
+
+    `failures` are those in a row. `burst_events` and `burst_runs` are those of its current burst, or of its last one.
+    `held`: a back-off, a limit or a pause keeps it from running; `next_try_at`: when it is tried again. `due_at`: when
+    its waiting runner is due. `handled` is None if it is unknown, because too many records are pending or in
+    quarantine to count them all.
+    """
+
+    pipeline: str
+    tenant: str
+    state: str
+    pending: int
+    pending_since: datetime | None
+    handled: int | None
+    quarantined: int
+    discarded: int
+    events: int
+    runs: int
+    sweeps: int
+    records: int
+    failures: int
+    failing_since: datetime | None
+    last_error: str | None
+    last_run_at: datetime | None
+    first_event_ms: int | None
+    burst_events: int
+    burst_runs: int
+    lease_seconds: float
+    held: bool
+    paused: bool
+    due_at: datetime | None
+    next_try_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantAnswer(TenantLine):
+    """One tenant in detail, and in one `sentence` why it does not run, or since when it does.
+
+    `history`: whether there is a run history; without one `runs_shown` is empty.
+    """
+
+    cause: Cause
+    sentence: str
+    holder: Holder | None = None
+    pause: PauseRow | None = None
+    quarantine: list[QuarantineRow] = field(default_factory=list)
+    """The first 10."""
+    runs_shown: list[RunRow] = field(default_factory=list)
+    """The last 20, the last one first."""
+    history: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Whether there is such a tenant."""
+        return self.cause is not Cause.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Noisy:
+    """A tenant with what it caused."""
+
+    pipeline: str
+    tenant: str
+    events: int
+    runs: int
+    records: int
+    failures: int
+    run_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyTenants:
+    """The noisiest first. `basis`: where the numbers come from, in one sentence."""
+
+    tenants: list[Noisy]
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The events of a pipeline over some days, and the runs that they became."""
+
+    pipeline: str
+    events: int
+    runs: int
+    records: int
+
+    @property
+    def runs_saved(self) -> int:
+        """How many fewer runs than events there were."""
+        return max(0, self.events - self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Burst(Saved):
+    """One burst: its first run's token and start, and the sums over its runs.
+
+    `first_event_ms`: from its first event to the delivery of the first record; None: unknown.
+    """
+
+    tenant: str
+    token: str
+    began_at: datetime
+    ended_at: datetime
+    failed: int
+    first_event_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The sums over `seconds` from `at` on.
+
+    The delays of first events are upper ends of buckets, in milliseconds: infinite if one is longer than 10,000 ms.
+    """
+
+    at: datetime
+    seconds: int
+    runs: int
+    failed: int
+    events: int
+    bursts: int
+    records: int
+    rejected: int
+    run_ms: int
+    first_event_p50_ms: float | None
+    first_event_p99_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """Tenants, or records in quarantine, with the same kind of error. `tenants` and `quarantined` are counts.
+
+    `error`: the last text of that kind, of `texts` different ones. `sample`: up to 5 tenants. `quarantined`: records in
+    quarantine with such a reason. `cut`: the counts may be too low, because there are more than are looked at.
+    """
+
+    pipeline: str
+    kind: str
+    error: str
+    texts: int
+    tenants: int
+    quarantined: int
+    since: datetime | None
+    last: datetime | None
+    sample: list[str]
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FailedGroup:
+    """Runs that failed with the same kind of error; `tenants` is a count, of whom `sample` has up to 5.
+
+    `error`: the last text of that kind, of `texts` different ones. `first` and `last`: when the first and the last of
+    the runs ended.
+    """
+
+    pipeline: str
+    error: str
+    texts: int
+    runs: int
+    tenants: int
+    first: datetime
+    last: datetime
+    sample: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRuns:
+    """What failed, the error of the most runs first. `basis`: where the numbers come from.
+
+    `more`: how many kinds of error are left out. `rejected`: how many records were rejected in the same time.
+    """
+
+    groups: list[FailedGroup]
+    basis: str
+    more: int = 0
+    rejected: int = 0

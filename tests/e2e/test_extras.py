@@ -1,0 +1,95 @@
+"""The package alone is a producer and a worker; whatever needs an extra names it if it is not installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from taskbridge.common.libraries import EXTRAS
+from tests.deployment import ENDS_WITHIN, ROOT, WORKER_STARTS_WITHIN, Deployment
+from tests.waiting import TIME_FACTOR, wait_until
+
+pytestmark = pytest.mark.e2e
+
+ALL = ("django", "opentelemetry", *EXTRAS)
+WORKER = ("celery.__main__", "-A", "taskbridge", "worker", "-n", "bare@test", "-c", "1")
+COMMAND = "taskbridge.cli.main"
+PRODUCE = "import taskbridge; taskbridge.record_invoice('acme', '1', {}); taskbridge.notify('acme')"
+
+
+def without(modules: tuple[str, ...], code: str) -> list[str]:
+    """Return the start of a command for an interpreter that cannot import some modules."""
+    return [sys.executable, "-c", f"import sys; sys.modules.update(dict.fromkeys({modules!r})); {code}"]
+
+
+def program(modules: tuple[str, ...], name: str, *arguments: str) -> list[str]:
+    return [*without(modules, f"from {name} import main; main()"), *arguments]
+
+
+def ended(deployment: Deployment, command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=deployment.environment(**variables),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60 * TIME_FACTOR,
+        check=False,
+    )
+
+
+def test_a_producer_and_a_worker_need_no_extra(deployment: Deployment) -> None:
+    log = deployment.logs / "bare.log"
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(
+            program(ALL, *WORKER), env=deployment.environment(), cwd=ROOT, stdout=out, stderr=out
+        ) as worker,
+    ):
+        try:
+            produced = ended(deployment, without(ALL, PRODUCE))
+            assert (produced.returncode, produced.stderr) == (0, "")
+            delivered = [["1"]]
+            wait_until(lambda: deployment.delivered("acme") == delivered, "the record is handled", WORKER_STARTS_WITHIN)
+        finally:
+            worker.terminate()
+            worker.wait(ENDS_WITHIN)
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments"),
+    [
+        ("rich", ("status",)),
+        ("alembic", ("migrate",)),
+        ("prometheus_client", ("metrics",)),
+        ("psutil", ("up",)),
+        ("uvicorn", ("serve",)),
+        ("jinja2", ("dashboard",)),
+    ],
+)
+def test_a_command_names_the_extra_that_it_needs(
+    missing: str, arguments: tuple[str, ...], deployment: Deployment
+) -> None:
+    said = ended(deployment, program((missing,), COMMAND, *arguments))
+    extra = EXTRAS[missing]
+    assert (said.returncode, said.stdout) == (1, "")
+    assert said.stderr == (
+        f"taskbridge: {missing}, which the extra '{extra}' of celery-taskbridge provides, is not installed: "
+        f"run `pip install '.[{extra}]'` in a checkout\n"
+    )
+
+
+def test_a_worker_names_the_extra_that_serves_metrics(deployment: Deployment) -> None:
+    said = ended(deployment, program(("prometheus_client",), *WORKER), TASKBRIDGE_METRICS_PORT="9464")
+    assert said.returncode == 1
+    assert "taskbridge: prometheus_client, which the extra 'cli' of celery-taskbridge provides" in said.stderr
+
+
+def test_a_producer_without_libpq_is_told_what_to_install(deployment: Deployment) -> None:
+    # As psycopg fails if it finds neither a wheel's libpq nor the system's.
+    code = f"import ctypes.util; ctypes.util.find_library = lambda _: None; {PRODUCE}"
+    said = ended(deployment, without(("psycopg_c", "psycopg_binary"), code))
+    assert "psycopg finds no libpq" in said.stderr
+    assert "`pip install 'psycopg[binary]'`" in said.stderr

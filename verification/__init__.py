@@ -1,0 +1,1 @@
+"""Searches that take longer than tests may: `make torture`."""
