@@ -31,7 +31,7 @@ from taskbridge.producing.notify import Event, asend
 from taskbridge.producing.recording import Prepared, prepare, readers_of
 from taskbridge.settings import Settings, check_token
 from taskbridge.store import Incoming, exact_json_text
-from taskbridge.web.endpoint import LONGEST_BODY, SEND_AGAIN, Endpoint, Refusal, Storages, mountable
+from taskbridge.web.endpoint import LONGEST_BODY, Endpoint, Refusal, Storages, mountable, unavailable
 from taskbridge.web.webhook import parsed, text_of
 
 __all__ = ["MOST_ENTRIES", "PATH", "events", "with_events"]
@@ -108,25 +108,25 @@ class _Found:
 
 
 class _Events(Endpoint[_Found]):
-    """What serves `POST /events`."""
+    """What answers `POST /events`."""
 
     def __init__(self, tokens: Iterable[str], longest_body: int, storages: Storages) -> None:
         super().__init__(PATH, longest_body, storages)
-        self._tokens = [one.encode() for one in tokens]
+        self._tokens = [token.encode() for token in tokens]
         self._runtime: Runtime | None = None
 
-    async def begin(self, headers: dict[str, str]) -> Response | None:
+    async def begin(self, headers: dict[str, str]) -> None:
         """Check the token; before the first request, import the modules with the pipelines."""
         if not self._is_allowed(headers.get("authorization", "")):
-            return Refusal(401, UNKNOWN, {"WWW-Authenticate": "Bearer"})
+            raise Refusal(401, UNKNOWN, {"WWW-Authenticate": "Bearer"})
         if self._runtime is None:
             try:
                 runtime = runtime_of(self._storages.app)
-                await asyncio.to_thread(self._storages.here.prepare)
-                self._runtime = runtime
-            except Exception as error:
-                return self.failed(error)
-        return None
+                await asyncio.to_thread(self._storages.current.prepare)
+            except UsageError as error:
+                # It is not the sender's, so it is not answered with 400.
+                raise Unavailable(str(error)) from error
+            self._runtime = runtime
 
     def _is_allowed(self, header: str) -> bool:
         scheme, _, token = header.partition(" ")
@@ -135,18 +135,18 @@ class _Events(Endpoint[_Found]):
         same = [hmac.compare_digest(sent, one) for one in self._tokens]
         return any(same) and scheme.lower() == "bearer"
 
-    def read(self, headers: dict[str, str], body: bytes) -> _Found | Response:
-        """Return what a request brings, or the answer if it is wrong."""
+    def read(self, headers: dict[str, str], body: bytes) -> _Found:
+        """See `Endpoint`."""
         assert self._runtime is not None  # noqa: S101 - for the type: `begin` was there first
         found, payload = _Found(), parsed(body)
         entries = payload if isinstance(payload, list) else [payload]
         if len(entries) > MOST_ENTRIES:
-            return Refusal(413, f"there are {len(entries):,} entries: send {MOST_ENTRIES:,} at the most")
+            raise Refusal(413, f"there are {len(entries):,} entries: send {MOST_ENTRIES:,} at the most")
         for number, entry in enumerate(entries):
             try:
                 _take(self._runtime, entry, found)
             except UsageError as error:
-                return Refusal(400, str(error), index=number if isinstance(payload, list) else None)
+                raise Refusal(400, str(error), index=number if isinstance(payload, list) else None) from None
         traceparent = tracing.of_request(headers.get("traceparent"))
         found.records = [one._replace(traceparent=traceparent) for one in found.records]
         found.messages = [one._replace(traceparent=traceparent) for one in found.messages]
@@ -155,7 +155,7 @@ class _Events(Endpoint[_Found]):
     async def store(self, brought: _Found) -> Response:
         """Store what a request brings, send the events that have no record, and answer."""
         if brought.stored:
-            await self._storages.here.store(brought.records, brought.messages)
+            await self._storages.current.store(brought.records, brought.messages)
         try:
             if brought.events:
                 await asend(runtime_of(self._storages.app), [*brought.events.items()])
@@ -163,7 +163,7 @@ class _Events(Endpoint[_Found]):
             text = "the events are not taken now: send them again"
             if brought.stored:
                 text = f"what is to be stored is stored, but {text}"
-            return Refusal(503, text, SEND_AGAIN, why=error_line(error))
+            raise unavailable(text, error_line(error)) from error
         unmatched = sum(isinstance(one.found, Unmatched) for one in brought.messages)
         return JSONResponse({"records": brought.stored, "events": len(brought.events), "unmatched": unmatched})
 

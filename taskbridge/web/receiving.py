@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
 from celery import Celery
 from starlette.applications import Starlette
@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from taskbridge.common import tracing
 from taskbridge.common.texts import error_line
-from taskbridge.errors import InvalidInput, UsageError
+from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.store import Incoming
 from taskbridge.web.endpoint import LONGEST_BODY, Endpoint, Refusal, Storages, mountable
 from taskbridge.web.signatures import InvalidSignature
@@ -28,12 +28,11 @@ NOT_NEW: Final = JSONResponse({"new": False})
 def receiver(*webhooks: Webhook, app: Celery | None = None, longest_body: int = LONGEST_BODY) -> Starlette:
     """Return an ASGI app that takes these webhooks; it can be mounted under any path.
 
-    What it answers when is in docs/how-to/receive-webhooks.md.
-
-    Redis is notified after the answer. If it is away, workers find the record all the same.
+    The answers are listed in docs/how-to/receive-webhooks.md. Redis is notified after the answer. If it is unavailable,
+    workers find the record all the same.
 
     Args:
-        webhooks: what is taken, each at a path of its own.
+        webhooks: the webhooks, each at a path of its own.
         app: the Celery app on which TaskBridge is installed; None: the package's own.
         longest_body: bytes of a body; a longer one is refused while it comes.
 
@@ -50,20 +49,22 @@ def receiver(*webhooks: Webhook, app: Celery | None = None, longest_body: int = 
 
 
 class _OfWebhook(Endpoint[Incoming | Unfit]):
-    """What serves the requests of one webhook."""
+    """What answers the requests of one webhook."""
 
     def __init__(self, webhook: Webhook, longest_body: int, storages: Storages) -> None:
         super().__init__(webhook.route, longest_body, storages)
         self._webhook = webhook
 
     def read(self, headers: dict[str, str], body: bytes) -> Incoming | Unfit | Response:
-        """Return what a request brings, or the answer if it brings nothing that is to be stored."""
+        """See `Endpoint`."""
         try:
             self._webhook.signature.verify(headers, body, time.time())
+        except InvalidSignature as error:
+            raise Refusal(401, str(error)) from None
         except VALUE_ERRORS as error:
-            # Of a function that checks who sent it. Its text may quote the request, so the log alone has it.
-            return Refusal(401, "it cannot be determined who sent the request", why=error_line(error))
-        payload = parsed(body)
+            # Raised by a user's function. Its text may quote the request, so only the log has it.
+            raise Refusal(401, "the request could not be verified", why=error_line(error)) from None
+        payload = _payload(headers, body)
         if (answer := self._webhook.signature.challenge(payload)) is not None:
             return PlainTextResponse(answer.encode(errors="replace"))
         brought = self._webhook.read(Request(headers, body, payload))
@@ -72,23 +73,24 @@ class _OfWebhook(Endpoint[Incoming | Unfit]):
         return JSONResponse({"ignored": True}) if brought is None else brought
 
     async def store(self, brought: Incoming | Unfit) -> Response:
-        """Store what a request brings, and answer."""
+        """See `Endpoint`."""
         if isinstance(brought, Unfit):
-            await self._storages.here.keep(brought)
+            await self._storages.current.keep(brought)
             return JSONResponse({"unmatched": brought.reason})
         try:
-            is_new = await self._storages.here.receive(brought)
+            is_new = await self._storages.current.receive(brought)
         except InvalidInput as error:
             if str(error).startswith(f"the source {brought.source} "):
-                # As where it is a table that was adopted: no sender could send anything else.
-                return self.failed(error)
+                # Such as an adopted table: no sender could send anything else.
+                raise Unavailable(str(error)) from None
             raise
         return NEW if is_new else NOT_NEW
 
-    def refused(self, error: Exception, headers: dict[str, str]) -> Response:
-        """See `Endpoint`."""
-        if isinstance(error, InvalidSignature):
-            return Refusal(401, str(error))
-        if isinstance(error, UsageError) and headers.get("content-type", "").startswith(FORM):
-            return Refusal(400, "the body is a form: choose application/json at the provider")
-        return super().refused(error, headers)
+
+def _payload(headers: dict[str, str], body: bytes) -> Any:
+    try:
+        return parsed(body)
+    except InvalidInput:
+        if headers.get("content-type", "").startswith(FORM):
+            raise Refusal(400, "the body is a form: choose application/json at the provider") from None
+        raise

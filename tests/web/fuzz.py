@@ -130,7 +130,7 @@ def attack(app: Celery, seed: int, numbers: Sequence[int], seconds: float = math
     pipelines.declare(Pipeline(MATCHED, _nothing, alerts, 100))
     runtime_of(app).pipelines = pipelines
     asgi = _attacked(app)
-    before, endpoint.BODY_WITHIN = endpoint.BODY_WITHIN, STALLED_WITHIN  # type: ignore[misc]
+    before, endpoint.BODY_SECONDS = endpoint.BODY_SECONDS, STALLED_WITHIN  # type: ignore[misc]
     log, root = _Log(result.violations), logging.getLogger()
     root.addHandler(log)
     began = time.monotonic()
@@ -141,7 +141,7 @@ def attack(app: Celery, seed: int, numbers: Sequence[int], seconds: float = math
         result.end = _memory()
     finally:
         root.removeHandler(log)
-        endpoint.BODY_WITHIN = before  # type: ignore[misc]
+        endpoint.BODY_SECONDS = before  # type: ignore[misc]
     result.seconds = time.monotonic() - began
     with runtime_of(app).engine.connect() as connection:
         there = connection.exec_driver_sql("SELECT source, tenant, key FROM taskbridge.records").all()
