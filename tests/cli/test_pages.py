@@ -21,7 +21,7 @@ def names(value: Any) -> Any:
 
 
 def test_the_answer_of_status_is_shown_with_its_names_in_their_order(taskbridge: Program, engine: Engine) -> None:
-    page = (DOCS / "how-to" / "operate.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "json.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^<!-- status -->\n```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     record(engine, "invoices", "France", "1", {})
     assert names(json.loads(shown)) == names(taskbridge("status", "--json").json)

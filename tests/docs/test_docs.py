@@ -7,10 +7,12 @@ import tomllib
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 
 import click
 import pytest
 
+import taskbridge
 from taskbridge.cli.main import cli
 from taskbridge.settings import Settings
 from tests.docs import limits_text, protocol_text
@@ -19,7 +21,7 @@ from tests.docs.printed import Printed
 COMMANDS = cli.all_commands()
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 TARGETS = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
 # Settings of the tests, of the command line and of Django projects, which are not in `Settings`.
 OTHER_VARIABLES = {
@@ -56,6 +58,31 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
             reached.add(page)
             left += [(page.parent / target).resolve() for _, target in links(page)]
     assert sorted(page.relative_to(ROOT).as_posix() for page in set(PAGES) - reached) == []
+
+
+def test_the_site_has_every_page_and_no_other() -> None:
+    navigation = re.findall(r": ([\w./-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in ROOT.glob("docs/**/*.md")]
+    pages += [page.name for page in ROOT.glob("*.md") if page.name != "README.md"]
+    assert sorted(navigation) == sorted(pages)
+
+
+def test_the_reference_names_what_exists_and_lists_every_public_name() -> None:
+    text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    named = {name: resolve_name(name) for name in re.findall(r"^::: (taskbridge[\w.]*)", text, re.MULTILINE)}
+    methods = set(dir(named["taskbridge.producing.producer.Bridge"]))
+    assert {name for name in taskbridge.__all__ if f"taskbridge.{name}" not in named} - methods == set()
+
+
+def test_what_users_copy_is_short() -> None:
+    around = {"downstream.py", "__main__.py", "warehouse.py"}  # what calls the examples, or what they call
+    lines = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
+        for path in ROOT.glob("examples/**/*.py")
+        if path.name not in around and not path.name.startswith("test")
+    }
+    assert lines
+    assert {name: count for name, count in lines.items() if count > 80} == {}
 
 
 def test_every_path_exists() -> None:

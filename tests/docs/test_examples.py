@@ -41,9 +41,10 @@ def own_tables(taskbridge_settings: Settings) -> Iterator[Engine]:
 
 def test_rows_of_an_own_table_are_batched_and_have_their_effects_once(own_tables: Engine) -> None:
     page: dict[str, Any] = {"__name__": "page"}
-    for block in blocks(HOW_TO / "your-own-table-and-handler.md"):
-        if block.kind == "run":
-            exec(compile(block.text, "page", "exec"), page)  # noqa: S102 - the page's own code
+    for name in ("your-own-table-and-handler.md", "write-a-handler.md"):
+        for block in blocks(HOW_TO / name):
+            if block.kind == "run":
+                exec(compile(block.text, name, "exec"), page)  # noqa: S102 - the page's own code
     for order, amount in enumerate(("1.50", "2.00", "3.25")):
         page["place_order"]("acme", order, amount)
     drain("acme")
@@ -126,18 +127,21 @@ def test_the_webhooks_of_the_page_are_stored(own_tables: Engine, monkeypatch: py
 def test_the_code_of_the_readme_delivers_what_it_says(own_tables: Engine) -> None:  # noqa: ARG001 - for the servers
     readme = (HOW_TO.parents[1] / "README.md").read_text(encoding="utf-8")
     sent: list[object] = []
-    paged: list[tuple[str, list[object]]] = []
-    page: dict[str, Any] = {
-        "__name__": "readme",
-        "send": lambda document, _: sent.append(document),
-        "page": lambda tenant, documents: paged.append((tenant, documents)),
-    }
-    first, second, *_ = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    page: dict[str, Any] = {"__name__": "readme", "send": lambda document, _: sent.append(document)}
+    (first,) = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
 
     exec(compile(first, "README.md", "exec"), page)  # noqa: S102 - the page's own code
     drain("acme")
-    exec(compile(second, "README.md", "exec"), page)  # noqa: S102
-    drain("billing", "log-alerts")
 
     assert sent == [{"total": "74.25"}]
+
+
+def test_the_delay_by_rule_acts_at_once(own_tables: Engine) -> None:  # noqa: ARG001 - for the servers
+    paged: list[tuple[str, list[object]]] = []
+    page: dict[str, Any] = {"__name__": "page", "page": lambda tenant, documents: paged.append((tenant, documents))}
+    (block,) = (block for block in blocks(HOW_TO / "delay-by-rule.md") if block.kind == "run")
+
+    exec(compile(block.text, "page", "exec"), page)  # noqa: S102 - the page's own code
+    drain("billing", "log-alerts")
+
     assert paged == [("billing", [{"level": "ERROR", "service": "billing"}])]

@@ -1,4 +1,7 @@
-"""The tutorial runs as written: its files are saved, its commands typed, and they print what it says."""
+"""The tutorial runs as written: its files are saved, its commands typed, and they print what it says.
+
+TASKBRIDGE_TEST_PYTHON names the Python of another environment, in which a wheel is installed (`make dist`).
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from tests.docs.pages import Block, blocks
 from tests.waiting import TIME_FACTOR, wait_until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "first-pipeline.md"
+PYTHON = os.environ.get("TASKBRIDGE_TEST_PYTHON", sys.executable)
 PROGRAMS = {"taskbridge": "taskbridge.cli.main", "pytest": "pytest", "python": ""}
 
 
@@ -96,7 +100,7 @@ def reader(root: Path, servers: Servers) -> Iterator[Reader]:
         for name, module in PROGRAMS.items():
             how = f"-m {module} " if name == "pytest" else '-c "from taskbridge.cli.main import main; main()" '
             script = programs / name
-            script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {how if module else ""}"$@"\n', encoding="utf-8")
+            script.write_text(f'#!/bin/sh\nexec "{PYTHON}" {how if module else ""}"$@"\n', encoding="utf-8")
             script.chmod(0o755)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TASKBRIDGE_", "PYTEST_"))}
         yield Reader(
@@ -104,7 +108,7 @@ def reader(root: Path, servers: Servers) -> Iterator[Reader]:
             {
                 **kept,
                 "PATH": f"{programs}:{os.environ['PATH']}",
-                "PYTHONPATH": str(root),
+                "PYTHONPATH": "" if "TASKBRIDGE_TEST_PYTHON" in os.environ else str(root),
                 # A slow machine may need longer to connect than a producer waits.
                 "TASKBRIDGE_NOTIFY_TIMEOUT": "10",
                 "TASKBRIDGE_TEST_POSTGRES_URL": servers.postgres_url,

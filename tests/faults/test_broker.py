@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,11 +13,10 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Connection
 from sqlalchemy import Engine
 
 from taskbridge.errors import Unavailable
-from taskbridge.integration.broker_watch import BrokerWatchStep
+from taskbridge.gate import State
 from taskbridge.store import record_invoice
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ENDS_WITHIN, WORKER_STARTS_WITHIN, Deployment, Worker
@@ -31,6 +31,11 @@ RESUMES_WITHIN = 10.0
 
 def answers(deployment: Deployment) -> bool:
     return bool(deployment.app.control.inspect(timeout=1.0).ping())
+
+
+def state_of(deployment: Deployment, tenant: str) -> State:
+    (status,) = deployment.gate.look("invoices", [tenant])
+    return status.state
 
 
 @pytest.mark.parametrize(
@@ -54,18 +59,21 @@ def test_a_worker_replaces_connections_that_were_lost_silently(deployment: Deplo
 
 def test_connections_that_are_lost_while_a_worker_stops_are_replaced_too(deployment: Deployment) -> None:
     hole = BlackHole(deployment.settings.redis_url)
-    step = BrokerWatchStep(None)
-    step.start(None)
-    step.stop(None)  # before the worker closes its connections
-    with Connection(hole.url, transport="taskbridge.integration.transport:Transport") as broker:
-        channel: Any = broker.default_channel
-        client = channel.client
-        client.ping()
+    pipelines = "tests.faults.hasty"
+    with deployment.worker(
+        "-c", "1", handler_seconds=5.0, TASKBRIDGE_REDIS_URL=hole.url, TASKBRIDGE_PIPELINES=pipelines
+    ) as worker:
+        deployment.save("acme", "1")
+        wait_until(
+            lambda: deployment.gate.look("invoices", ["acme"])[0].state is State.RUNNING, "its handler is at work"
+        )
+        worker.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "Warm shutdown" in worker.text(), "it stops")
+        time.sleep(2.0)  # the watch looks every second; it is the first thing to be told to stop
         hole.lose_connections()
-        lost = time.monotonic()
-        with suppress(redis.ConnectionError):
-            client.ping()
-        assert time.monotonic() - lost < RESUMES_WITHIN * TIME_FACTOR
+        # What it says when it ends is answered by nobody.
+        wait_until(lambda: worker.process.poll() is not None, "it ends", ENDS_WITHIN)
+        assert worker.text().count("lost without notice") == 1, worker.text()
     hole.close()
 
 

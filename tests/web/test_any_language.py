@@ -27,6 +27,7 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "any_language"
 PAGE = ROOT / "docs" / "how-to" / "any-language.md"
+OVER_HTTP = ROOT / "docs" / "how-to" / "events-over-http.md"
 TOKEN = secrets.token_hex(16)
 COMMANDS = {"sh": ["sh", "post.sh"], "node": ["node", "post.mjs"], "go": ["go", "run", "post.go"]}
 NEEDS = {"sh": "curl"}
@@ -201,11 +202,11 @@ def test_what_the_page_says_of_a_refused_record_is_so(producer_url: str) -> None
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_commands_of_the_page_do_what_it_says(url: str, tmp_path: Path, number: int) -> None:
-    shown = [block.text for block in blocks(PAGE) if block.kind == "posts"]
+    shown = [block.text for block in blocks(OVER_HTTP) if block.kind == "posts"]
     assert len(shown) == 2
     if shutil.which("curl") is None:
         pytest.skip("curl is not on PATH")
     ended = run(["sh", "-eu", "-c", shown[number]], tmp_path, EVENTS_URL=url, EVENTS_TOKEN=TOKEN)
     assert ended.returncode == 0, ended.stderr
-    (answers,) = [block.text.splitlines() for block in blocks(PAGE) if block.kind == f"answers {number}"]
+    (answers,) = [block.text.splitlines() for block in blocks(OVER_HTTP) if block.kind == f"answers {number}"]
     assert ended.stdout.splitlines() == answers

@@ -224,6 +224,8 @@ FLOOD_SECONDS: Final = 0.05
 """So that a run's budget is over before a tenant's records are."""
 FLOOD_CALL: Final = FLOOD_RECORDS * FLOOD_SECONDS
 """The longest call of the handler in a flood."""
+TOGETHER: Final = 500
+"""Tenants of a flood that one transaction commits: a machine that is busy takes long for all of them."""
 FLOOD_STANDS: Final = 30.0
 """Seconds without progress after which nobody waits any longer for the end of a flood."""
 NOTIFIED: Final = 0.2
@@ -255,13 +257,7 @@ def tenants_flood(scene: Scene, planned: Planned) -> Struck:
         deadlines[tenant] = time.monotonic() + FIRST_BACKOFF
 
     with scene.arena.marked("flood"):
-        scene.writer.commit(
-            *(
-                scene.writer.invoice(tenant, str(number), behaviour={"flood": FLOOD_SECONDS})
-                for tenant in flood
-                for number in range(each)
-            )
-        )
+        _write_flood(scene, flood, each)
         if planned.moment < NOTIFIED:
             scene.arena.in_spite_of_outages(partial(_notify, flood))
         scene.arena.wait_for_runs(flood)  # where nobody notified they are found, all of them at once
@@ -280,6 +276,17 @@ def tenants_flood(scene: Scene, planned: Planned) -> Struck:
     return Struck(
         min(deadlines.values()), tuple(deadlines), own=deadlines, crowd=count, undo=partial(_outlast, scene, count)
     )
+
+
+def _write_flood(scene: Scene, tenants: list[str], each: int) -> None:
+    for start in range(0, len(tenants), TOGETHER):
+        scene.writer.commit(
+            *(
+                scene.writer.invoice(tenant, str(number), behaviour={"flood": FLOOD_SECONDS})
+                for tenant in tenants[start : start + TOGETHER]
+                for number in range(each)
+            )
+        )
 
 
 def _notify(tenants: list[str]) -> None:
