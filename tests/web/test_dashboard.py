@@ -35,7 +35,7 @@ from tests.store.adopting import run
 from tests.transactions.black_hole import nobody_accepts
 from tests.waiting import wait_until
 from tests.web.serving import served
-from tests.web.visiting import Visitor, declare, visiting
+from tests.web.visiting import SAME_SITE, Visitor, declare, visiting
 
 FIFTY = """
 INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error, failed_at)
@@ -94,7 +94,7 @@ def test_what_is_not_there_is_said(visitor: Visitor) -> None:
 
 
 def test_a_page_is_read_by_get_alone(visitor: Visitor) -> None:
-    assert visitor.client.post("/tenants").status_code == 405
+    assert visitor.client.post("/tenants", headers=SAME_SITE).status_code == 405
     assert visitor.client.get("/do/pause").status_code == 405
 
 

@@ -144,7 +144,8 @@ def test_the_application_s_own_check_decides(deployment: Deployment) -> None:
         assert answered(app, x_user="") == 403
         assert answered(app, ELSEWHERE, host="any.example", x_user="ada") == 200
         assert answered(app, x_user="broken") == 503
-    for answer in (RedirectResponse("/login"), True, 1, ["ada"], "", None):
+    refusals: list[Any] = [RedirectResponse("/login"), True, 1, ["ada"], "", None]
+    for answer in refusals:
         assert answered(dashboard(deployment.app, allow=lambda _, answer=answer: answer), ELSEWHERE) == 403, answer
 
 
