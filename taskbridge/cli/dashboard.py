@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -41,16 +40,8 @@ def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool, d
     check_free(host, port)
     from taskbridge.web.pages.app import dashboard as made
 
-    app = made(actions=allow_actions, show_documents=show_documents)
-
-    class Server(uvicorn.Server):
-        async def shutdown(self, sockets: Any = None) -> None:
-            # Else it would wait for the pages that are open.
-            app.state.site.end()
-            await super().shutdown(sockets)
-
     config = uvicorn.Config(
-        app,
+        made(actions=allow_actions, show_documents=show_documents),
         host=host,
         port=port,
         # Who sends a request is who connects: a header could name this machine.
@@ -60,7 +51,7 @@ def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool, d
         access_log=False,
         timeout_graceful_shutdown=5,
     )
-    Server(config).run()
+    uvicorn.Server(config).run()
 
 
 def _is_loopback(host: str) -> bool:

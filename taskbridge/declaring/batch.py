@@ -104,6 +104,9 @@ class Record:
 
     Of an adopted table the document is the row, its numerics as text; `deleted` says that the row is gone, and then the
     document is empty.
+
+    A number with a fraction is a float in the document. `document_text` is the document as JSON, in which each number
+    has all of its digits: `json.loads(record.document_text, parse_float=Decimal)` keeps them.
     """
 
     pipeline: str
@@ -112,6 +115,7 @@ class Record:
     revision: int
     document: Mapping[str, Any] = field(repr=False)
     deleted: bool = False
+    document_text: str = field(default="", repr=False, compare=False)
 
     @property
     def idempotency_key(self) -> str:

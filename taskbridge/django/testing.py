@@ -179,7 +179,9 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
         values = {"source": pipeline.source, "tenant": tenant, "key": key, "revision": revision, "small": 2**31 - 1}
         text, deleted, _ = connection.exec_driver_sql(query("document", schema, document), values).one()
         content = {} if text is None else decoded(text)[0]
-        records.setdefault(tenant, []).append(Record(pipeline.name, tenant, key, revision, content, deleted))
+        records.setdefault(tenant, []).append(
+            Record(pipeline.name, tenant, key, revision, content, deleted, text or "{}")
+        )
     if rows:
         last = str(max(max(row.id, row.so_far) for row in rows))
         _set(connection, mark, last)

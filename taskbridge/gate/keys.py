@@ -49,11 +49,6 @@ class Keys:
         return f"{self.prefix}:clock"
 
     @property
-    def dashboard(self) -> str:
-        """The secret of which the tokens of the dashboard's forms are made."""
-        return f"{self.prefix}:dashboard"
-
-    @property
     def owner(self) -> str:
         """Which database the gate belongs to; see `own.lua`."""
         return f"{self.prefix}:owner"

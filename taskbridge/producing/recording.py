@@ -193,14 +193,14 @@ class Prepared(NamedTuple):
         return Recorded(self.message_id, new, found.tenant, found.delay_ms / 1000, None, None)
 
 
-def prepare(runtime: Runtime, pipeline: str, payload: Any, message_id: str | None) -> Prepared:
-    """Check and match a message; nothing is written.
+def prepare(runtime: Runtime, pipeline: str, payload: Any, message_id: str | None, text: str | None = None) -> Prepared:
+    """Check and match a message; nothing is written. `text`: the payload as JSON, if the caller has it.
 
     Raises: UnknownPipeline, InvalidInput as `taskbridge.record_event`.
     """
     policy = criteria_of(runtime, pipeline)
     message_id = str(uuid.uuid4()) if message_id is None else check_message_id(pipeline, message_id)
-    text = json_text(f"pipeline {pipeline!r}, message {message_id!r}", payload)
+    text = text or json_text(f"pipeline {pipeline!r}, message {message_id!r}", payload)
     # What is matched is what is stored, so that matching it again gives the same.
     return Prepared(pipeline, message_id, text, match(policy.criteria, json.loads(text)))
 

@@ -65,11 +65,12 @@ if TYPE_CHECKING:
     from taskbridge.store.pruning import PRUNED, Holder, Prune, Step, prune
     from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
     from taskbridge.store.rebasing import Rebased, rebase
-    from taskbridge.store.receiving import Incoming, Stored, forget_received, prepare_receiving, receive
+    from taskbridge.store.receiving import AsyncPool, Incoming, forget_received, receive_statement
     from taskbridge.store.records import (
         Records,
         Row,
         Statement,
+        exact_json_text,
         execute,
         json_text,
         message_statement,
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
         record_many,
         record_statements,
         refused,
+        rows_statement,
     )
     from taskbridge.store.schema import check_schema, migrate
     from taskbridge.store.tail import Found, Kind, Tails
@@ -123,10 +125,10 @@ if not TYPE_CHECKING:
             "pruning": "PRUNED Holder Prune Step prune",
             "quarantine": "Quarantine QuarantinedRecord",
             "rebasing": "Rebased rebase",
-            "receiving": "Incoming Stored forget_received prepare_receiving receive",
+            "receiving": "AsyncPool Incoming forget_received receive_statement",
             "records": (
-                "Records Row Statement execute json_text message_statement record record_invoice record_many "
-                "record_statements refused"
+                "Records Row Statement exact_json_text execute json_text message_statement record record_invoice "
+                "record_many record_statements refused rows_statement"
             ),
             "schema": "check_schema migrate",
             "tail": "Found Kind Tails",

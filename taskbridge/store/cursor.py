@@ -321,7 +321,9 @@ class Cursors:
             document, reason = ({}, None) if text is None else decoded(text)
         except (psycopg.Error, MemoryError, InvalidInput) as error:
             raise Unread(error, 1, bisecting=False) from error
-        return replace(record, document=document, deleted=deleted) if reason is None else None
+        if reason is not None:
+            return None
+        return replace(record, document=document, deleted=deleted, document_text=text or "{}")
 
     def _reading(self, name: str, rows: _Rows) -> str:
         return query(name, schema_of(self._engine), rows.document)

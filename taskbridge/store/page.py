@@ -127,7 +127,7 @@ def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Pag
         document, reason = ({}, None) if text is None else decoded(text)
         if reason is not None:
             undecodable[external_id] = reason
-        records.append(Record(pipeline, tenant, external_id, revision, document, deleted))
+        records.append(Record(pipeline, tenant, external_id, revision, document, deleted, text or "{}"))
         if not retried:
             positions.append((xid, row_id))
         if is_quarantined:

@@ -1,26 +1,40 @@
-"""Storing what webhooks brought: many requests in one statement."""
+"""Storing what requests bring, in an event loop: a pool of asynchronous sessions, and the statement of one webhook."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import math
 from decimal import Decimal
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.pq import TransactionStatus
+from psycopg.waiting import Ready, Wait
 from sqlalchemy import Engine
 
-from taskbridge.store.db import driving, in_one_trip
-from taskbridge.store.queries import queries
+from taskbridge.errors import Unavailable
+from taskbridge.store.db import Bounded, NoAnswer, local_settings
+from taskbridge.store.queries import queries, query, setting
 from taskbridge.store.records import Statement, refused
 
-__all__ = ["Incoming", "Stored", "forget_received", "prepare_receiving", "receive"]
+__all__ = ["AsyncPool", "Incoming", "forget_received", "receive_statement"]
 
+T = TypeVar("T")
+
+SESSIONS: Final = 10
+"""Sessions of one event loop, and so transactions at a time."""
+WAIT_SECONDS: Final = 2.0
+"""How long a transaction waits for a session."""
+MOST_WAITING: Final = 2_000
+"""Transactions that may wait for a session."""
+LOCK_TIMEOUT = "1s"
+"""How long a transaction waits for a record that another one is writing; the others have fewer sessions meanwhile."""
 FORGOTTEN_AT_ONCE: Final = 1_000
-LOCK_TIMEOUT = "200ms"
-"""How long many requests wait for a record that somebody else is writing."""
 
 
 class Incoming(NamedTuple):
-    """What one request brings: a record as JSON text, with its sender's id of the webhook and its version, if any.
+    """What one webhook brings: a record as JSON text, with the sender's id of the webhook and its version, if any.
 
     Without a document the record is deleted. `traceparent`: the span of the request, where it is traced.
     """
@@ -33,57 +47,10 @@ class Incoming(NamedTuple):
     document: str | None
     traceparent: str | None = None
 
-    @property
-    def place(self) -> tuple[str, str, str]:
-        """Source, tenant and key."""
-        return self.source, self.tenant, self.key
 
-
-class Stored(NamedTuple):
-    """What came of a group.
-
-    Which deliveries (source, id) came for the first time, which tenants (source, tenant) have changed records, and
-    which messages, by their places in the sequence, are new.
-    """
-
-    deliveries: set[tuple[str, str]]
-    tenants: set[tuple[str, str]]
-    messages: set[int]
-
-
-def receive(engine: Engine, group: Sequence[Incoming], messages: Sequence[Statement] = ()) -> Stored:
-    """Store what requests brought, all or nothing; it is durable when this returns.
-
-    Of requests with one id the first counts. Of a record the newest version counts, without versions the last. Each of
-    `messages` is a statement of `message_statement`.
-
-    Raises:
-        InvalidInput: Postgres refuses one of the records.
-        psycopg.errors.LockNotAvailable: another transaction has held one of the records for `LOCK_TIMEOUT`.
-    """
-    values = _columns(group)
-    # In one order, so that two of these hardly ever wait for each other.
-    order = sorted(range(len(messages)), key=lambda place: _place(messages[place]))
-    with refused(), driving(engine) as driver:
-        cursor = driver.cursor()
-        with in_one_trip(driver, lock_timeout=LOCK_TIMEOUT):
-            if group:
-                cursor.execute(queries(engine)("receive"), values)
-            made = {at: driver.execute(queries(engine)(messages[at].query), messages[at].values) for at in order}
-        rows = cursor.fetchall() if group else []
-        new = {at for at, one in made.items() if one.fetchall()}
-    return Stored(_of("delivery", rows), _of("tenant", rows), new)
-
-
-def prepare_receiving(engine: Engine) -> None:
-    """Open a session and let it plan what `receive` does: the first group would wait for it otherwise."""
-    with refused(), driving(engine) as driver:
-        driver.execute(queries(engine)("receive"), _columns([]))
-
-
-def _columns(group: Sequence[Incoming]) -> dict[str, list[object]]:
-    names = ("sources", "deliveries", "tenants", "keys", "versions", "documents", "traceparents")
-    return {name: [one[at] for one in group] for at, name in enumerate(names)}
+def receive_statement(incoming: Incoming) -> Statement:
+    """Return what stores a webhook's record; it gives whether the delivery is new, and whether the record changed."""
+    return Statement("receive", incoming._asdict())
 
 
 def forget_received(engine: Engine) -> bool:
@@ -93,9 +60,170 @@ def forget_received(engine: Engine) -> bool:
     return len(gone) == FORGOTTEN_AT_ONCE
 
 
-def _place(message: Statement) -> tuple[str, str]:
-    return message.values["source"], message.values["key"]
+class AsyncPool:
+    """Sessions of one event loop, opened when they are needed, in the way that `engine` opens its own.
+
+    It is neither SQLAlchemy's asynchronous pool, which costs each transaction several times as much, nor psycopg_pool,
+    which connects in the background: whoever asks would learn neither at once nor why there is no session.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._query = queries(engine)
+        self._free = asyncio.Semaphore(SESSIONS)
+        self._idle: list[_Session] = []
+        self._waiting = 0
+
+    def __del__(self) -> None:
+        """Close the sessions of an event loop that ended without `close`, as that of an app that was mounted."""
+        for session in self._idle:
+            session.pgconn.finish()
+
+    async def execute(self, *statements: Statement) -> list[list[tuple[Any, ...]]]:
+        """Execute statements as one transaction, in one round trip; it is durable when this returns. Return their rows.
+
+        Raises:
+            Unavailable: all sessions are in use for `WAIT_SECONDS`, or too many others wait.
+            InvalidInput: Postgres refuses a record.
+        """
+        await self._acquire()
+        try:
+            session = self._take_idle() or await self._open()
+            try:
+                with refused():
+                    return await session.execute_all([(self._query(one.query), one) for one in statements])
+            finally:
+                if session.pgconn.transaction_status == TransactionStatus.IDLE:
+                    self._idle.append(session)
+                else:
+                    # It broke, or gave no answer in time. The others may be no better.
+                    await session.close()
+                    await self.close()
+        finally:
+            self._free.release()
+
+    async def open(self) -> None:
+        """Open a session, so that the first transaction does not wait for it."""
+        self._idle.append(await self._open())
+
+    async def close(self) -> None:
+        """Close the sessions that are idle."""
+        while self._idle:
+            await self._idle.pop().close()
+
+    async def _acquire(self) -> None:
+        if not self._free.locked():
+            await self._free.acquire()
+            return
+        if self._waiting >= MOST_WAITING:
+            raise Unavailable("more came than can be stored", f"{MOST_WAITING:,} others wait for Postgres")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._free.acquire()
+        except TimeoutError:
+            full = f"all {SESSIONS} sessions of Postgres were in use for {WAIT_SECONDS:g} s"
+            raise Unavailable("more came than can be stored", full) from None
+        finally:
+            self._waiting -= 1
+
+    def _take_idle(self) -> _Session | None:
+        while self._idle:
+            session = self._idle.pop()
+            if not session.bounded.ended:
+                return session
+            session.pgconn.finish()
+        return None
+
+    async def _open(self) -> _Session:
+        session = _Session(await asyncio.to_thread(self._open_bounded))
+        await session.set_autocommit(True)
+        return session
+
+    def _open_bounded(self) -> Bounded:
+        pooled = self._engine.raw_connection()
+        driver = pooled.driver_connection
+        assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the engine opens no others
+        pooled.detach()
+        driver.autocommit = True
+        if not driver.pooled:
+            driver.execute(setting("lock_timeout", LOCK_TIMEOUT))
+        return driver
 
 
-def _of(what: str, rows: Iterable[Sequence[str]]) -> set[tuple[str, str]]:
-    return {(source, name) for kind, source, name in rows if kind == what}
+class _Session(psycopg.AsyncConnection[Any]):
+    """An asynchronous connection over the same session as `bounded`, whose limits it keeps."""
+
+    def __init__(self, bounded: Bounded) -> None:
+        super().__init__(bounded.pgconn)
+        self.bounded = bounded
+        self.prepare_threshold = bounded.prepare_threshold
+        self._limits = {**bounded.limits, "lock_timeout": LOCK_TIMEOUT} if bounded.pooled else {}
+        """Settings with which each transaction begins, if nothing may stay in the session."""
+
+    async def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:  # noqa: ARG002
+        """Take the steps of `gen`, and wait for the server as long as `Bounded.wait` does.
+
+        psycopg's own waits in a task for each step, up to Python 3.11, which would be a tenth of a request's time.
+        """
+        loop, seconds = asyncio.get_running_loop(), self.bounded.answer_timeout
+        ends = math.inf if seconds is None else loop.time() + seconds
+        try:
+            wanted = next(gen)
+            while True:
+                if not (ready := await self._ready(wanted, ends)):
+                    self.pgconn.finish()
+                    raise NoAnswer(f"timeout: Postgres has not answered for {seconds:g} s")
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            answer: T = end.value
+            return answer
+        except asyncio.CancelledError:
+            # In the middle of a statement, it can be used no more.
+            self.pgconn.finish()
+            raise
+        except psycopg.Error as error:
+            if error.diag.message_primary:
+                error.args = (error.diag.message_primary,)
+            raise
+
+    async def _ready(self, wanted: Wait, ends: float) -> Ready | int:
+        """Return what the socket is ready for; 0: for nothing until `ends`."""
+        loop, socket = asyncio.get_running_loop(), self.pgconn.socket
+        woken: asyncio.Future[Ready | int] = loop.create_future()
+
+        def wake(ready: Ready | int) -> None:
+            if not woken.done():
+                woken.set_result(ready)
+
+        timer = None if ends == math.inf else loop.call_at(ends, wake, 0)
+        try:
+            if wanted & Wait.R:
+                loop.add_reader(socket, wake, Ready.R)
+            if wanted & Wait.W:
+                loop.add_writer(socket, wake, Ready.W)
+            return await woken
+        finally:
+            loop.remove_reader(socket)
+            loop.remove_writer(socket)
+            if timer is not None:
+                timer.cancel()
+
+    async def execute_all(self, statements: list[tuple[str, Statement]]) -> list[list[tuple[Any, ...]]]:
+        """Execute statements as one transaction, and return the rows of each."""
+        if len(statements) == 1 and not self._limits:
+            ((text, one),) = statements
+            return [await (await self.execute(text, one.values)).fetchall()]
+        # What is in a pipeline is one transaction, and only settings of a transaction need its beginning.
+        try:
+            async with self.pipeline():
+                for text in [query("begin"), *local_settings(self._limits)] if self._limits else ():
+                    await self.execute(text)
+                cursors = [await self.execute(text, one.values) for text, one in statements]
+                if self._limits:
+                    await self.execute(query("commit"))
+        except psycopg.Error:
+            if self.pgconn.transaction_status == TransactionStatus.INERROR:
+                await self.rollback()
+            raise
+        return [await cursor.fetchall() for cursor in cursors]

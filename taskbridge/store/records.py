@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError, OperationalError
 
@@ -20,7 +21,7 @@ from taskbridge.common.server_errors import causes, sqlstate
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.store.db import SHORT_WAIT, is_busy, within
-from taskbridge.store.documents import unreadable
+from taskbridge.store.documents import decoded, unreadable
 from taskbridge.store.queries import LOCAL, Queries, queries, setting
 from taskbridge.store.unmatched import UnmatchedRecord, read_unmatched
 
@@ -29,6 +30,7 @@ __all__ = [
     "Records",
     "Row",
     "Statement",
+    "exact_json_text",
     "execute",
     "json_text",
     "message_statement",
@@ -37,6 +39,7 @@ __all__ = [
     "record_many",
     "record_statements",
     "refused",
+    "rows_statement",
 ]
 
 log = logging.getLogger(__name__)
@@ -119,7 +122,7 @@ def record_statements(source: str, rows: Iterable[Row]) -> Iterator[Statement]:
             f"the rows are {type(rows).__name__}: pass a list with (tenant, key, document) for each record"
         )
     for some in _statements(_checked_row(number, row) for number, row in enumerate(rows, 1)):
-        yield _statement(source, some)
+        yield rows_statement(source, some)
 
 
 def message_statement(
@@ -184,12 +187,15 @@ def _checked(tenant: str, key: str, document: Mapping[str, Any]) -> tuple[str, s
     return tenant, key, json_text(f"tenant {tenant!r}, record {key!r}", document)
 
 
-def _statement(source: str, rows: list[tuple[str, str, str]]) -> Statement:
-    """Return what writes checked rows, and gives the tenant of each that changed."""
+def rows_statement(source: str, rows: list[tuple[str, str, str]], traceparent: str | None = None) -> Statement:
+    """Return what writes checked rows, and gives the tenant of each that changed.
+
+    Their span is `traceparent`, else the current one. Of several rows for one record the last counts.
+    """
     last = {(tenant, key): text for tenant, key, text in rows}
     tenants, keys = ([name[at] for name in last] for at in (0, 1))
     columns = {"tenants": tenants, "keys": keys, "documents": [*last.values()]}
-    return Statement("record_many", {"source": source, **columns, "traceparent": tracing.current()})
+    return Statement("record_many", {"source": source, **columns, "traceparent": traceparent or tracing.current()})
 
 
 def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManager[Connection]:
@@ -231,6 +237,7 @@ def _plain(value: object) -> object:
 
 
 _ENCODER: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=_plain)
+_EXACT_ENCODER: Final = msgspec.json.Encoder(decimal_format="number", enc_hook=_plain)
 
 
 def json_text(where: str, document: object) -> str:
@@ -244,10 +251,30 @@ def json_text(where: str, document: object) -> str:
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidInput(f"{where}: the document is no JSON: {error}. Pass decimals and dates as strings") from None
+    return _checked_text(where, text, unreadable(text))
+
+
+def exact_json_text(where: str, document: object) -> str:
+    """Return what was read from JSON, its fractions as `Decimal`, as JSON that jsonb takes with the same digits.
+
+    Raises:
+        InvalidInput: it is none; the message begins with `where`.
+    """
+    try:
+        text = _EXACT_ENCODER.encode(document).decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"{where}: the document is no JSON: {error}") from None
+    # Also a number beyond a double, which no worker could read.
+    return _checked_text(where, text, unreadable(text) or decoded(text)[1])
+
+
+def _checked_text(where: str, text: str, unreadable_because: str | None) -> str:
     if "\\u0000" in text and _NUL.search(text):
         raise InvalidInput(f"{where}: the document holds a NUL character, which jsonb cannot: remove it")
-    if why := unreadable(text):
-        raise InvalidInput(f"{where}: no worker can read the document: {why}. Make it a string, or parts of their own")
+    if unreadable_because:
+        raise InvalidInput(
+            f"{where}: no worker can read the document: {unreadable_because}. Make it a string, or parts of their own"
+        )
     return text
 
 

@@ -33,7 +33,7 @@ _KINDS: Final = frozenset(kind for script in SCRIPTS.values() for kind in (*scri
 
 def delete_keys(runtime: Runtime) -> None:
     """Delete what a test left in Redis, and its queues. What remains of idle tenants expires with their delays."""
-    keys, left = runtime.keys, {runtime.keys.clock, runtime.keys.dashboard}
+    keys, left = runtime.keys, {runtime.keys.clock}
     for name in runtime.pipelines.names():
         active = runtime.gate.active(name)
         for kind in _KINDS:

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal
 from urllib.parse import quote
@@ -111,7 +112,8 @@ def deliver(
                 "another: pass `secret` as a function of the tenant"
             )
         _scheme(secret)
-    return _Deliver(url, secret, per, dict(headers or {}), timeout, connect_timeout, allow_private, app)
+    lower = {name.lower(): text for name, text in (headers or {}).items()}
+    return _Deliver(url, secret, per == "batch", lower, timeout, connect_timeout, allow_private, app)
 
 
 def _scheme(secret: Secrets) -> StandardWebhooks:
@@ -124,40 +126,31 @@ def _is_of_tenants(url: Url) -> bool:
     return callable(url) or "{tenant}" in url
 
 
+@dataclass(repr=False, eq=False)  # its text would have the secret
 class _Deliver:
     """The handler."""
 
-    def __init__(
-        self,
-        url: Url,
-        secret: Secret,
-        per: Literal["batch", "record"],
-        headers: dict[str, str],
-        timeout: float,
-        connect_timeout: float,
-        allow_private: bool,
-        app: Celery | None,
-    ) -> None:
-        self._url = url
-        self._secret = secret
-        self._at_once = per == "batch"
-        self._headers = {name.lower(): text for name, text in headers.items()}
-        self._timeout = timeout
-        self._connect_timeout = connect_timeout
-        self._allow_private = allow_private
-        self._app = app
-        self._making = threading.Lock()
-        self._pool: httpcore2.ConnectionPool | None = None
-        self._pid = 0
+    url: Url
+    secret: Secret
+    is_whole: bool
+    """Whether a request holds the whole batch."""
+    headers: Mapping[str, str]
+    timeout: float
+    connect_timeout: float
+    allow_private: bool
+    app: Celery | None
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _pool: httpcore2.ConnectionPool | None = field(default=None, init=False)
+    _pid: int = field(default=0, init=False)
 
     def __call__(self, batch: Batch) -> None:
         """Send the batch."""
         url = self._url_of(batch.tenant)
         try:
-            scheme = _scheme(self._secret(batch.tenant) if callable(self._secret) else self._secret)
+            scheme = _scheme(self.secret(batch.tenant) if callable(self.secret) else self.secret)
         except ConfigurationError as error:
             raise ConfigurationError(f"tenant {batch.tenant!r}: {error}") from None
-        left: list[Sequence[Record]] = [batch[:]] if self._at_once else [[record] for record in batch]
+        left: list[Sequence[Record]] = [batch[:]] if self.is_whole else [[record] for record in batch]
         taken, refused = False, list[tuple[Record, str]]()
         while left and len(refused) < REFUSED_IN_A_ROW:
             records = left.pop(0)
@@ -177,9 +170,9 @@ class _Deliver:
             raise Refused(f"the endpoint took nothing, and answered {refused[0][1]}")
 
     def _url_of(self, tenant: str) -> str:
-        if callable(self._url):
-            return self._url(tenant)
-        return self._url.replace("{tenant}", quote(tenant, safe=""))
+        if callable(self.url):
+            return self.url(tenant)
+        return self.url.replace("{tenant}", quote(tenant, safe=""))
 
     def _post(
         self, url: str, scheme: StandardWebhooks, batch: Batch, records: Sequence[Record]
@@ -188,21 +181,19 @@ class _Deliver:
         if not batch.owned:
             raise Undelivered("not sent: another run takes over the tenant")
         target = _target(url, batch.tenant)
-        data = [
-            {"id": one.external_id, "revision": one.revision, "deleted": one.deleted, "document": dict(one.document)}
-            for one in records
-        ]
-        body = json.dumps({"type": batch.pipeline, "tenant": batch.tenant, "data": data}, ensure_ascii=False).encode()
+        data = ", ".join(map(_json_of, records))
+        head = json.dumps({"type": batch.pipeline, "tenant": batch.tenant}, ensure_ascii=False)
+        body = f'{head[:-1]}, "data": [{data}]}}'.encode()
         keys = "\n".join(one.idempotency_key for one in records)
         message_id = records[0].idempotency_key if len(records) == 1 else str(uuid.uuid5(_NAMESPACE, keys))
         fixed = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": USER_AGENT}
         if (span := tracing.header()) is not None:
             fixed["traceparent"] = span
-        sent = {**fixed, **self._headers, **scheme.sign(message_id, body, time.time())}
-        times = {"connect": self._connect_timeout, "pool": self._timeout}
+        sent = {**fixed, **self.headers, **scheme.sign(message_id, body, time.time())}
+        times = {"connect": self.connect_timeout, "pool": self.timeout}
         try:
             with (
-                deadline(min(self._timeout, batch.seconds_left)),
+                deadline(min(self.timeout, batch.seconds_left)),
                 self._connections.stream(
                     "POST", target, headers=[*sent.items()], content=body, extensions={"timeout": times}
                 ) as answer,
@@ -231,21 +222,18 @@ class _Deliver:
     @property
     def _connections(self) -> httpcore2.ConnectionPool:
         """The pool of this process; a forked child makes its own."""
-        with self._making:
-            return self._made()
-
-    def _made(self) -> httpcore2.ConnectionPool:
-        if self._pool is None or self._pid != os.getpid():
-            self._pool = httpcore2.ConnectionPool(
-                ssl_context=ssl.create_default_context(),
-                # The threads that deliver are the limit: an endpoint that hangs must not keep another's from one.
-                max_connections=None,
-                max_keepalive_connections=20,
-                network_backend=Network(allow_private=self._allow_private),
-                keepalive_expiry=30.0,
-            )
-            self._pid = os.getpid()
-        return self._pool
+        with self._lock:
+            if self._pool is None or self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._pool = httpcore2.ConnectionPool(
+                    ssl_context=ssl.create_default_context(),
+                    # The threads that deliver are the limit: an endpoint that hangs must not keep others waiting.
+                    max_connections=None,
+                    max_keepalive_connections=20,
+                    network_backend=Network(allow_private=self.allow_private),
+                    keepalive_expiry=30.0,
+                )
+            return self._pool
 
     def _judge(
         self, batch: Batch, records: Sequence[Record], status: int, headers: Mapping[str, str], body: bytes
@@ -258,13 +246,20 @@ class _Deliver:
                 if record.external_id not in batch.rejected:
                     batch.handled(record)
         elif status == 429 or (status == 503 and "retry-after" in headers):
-            raise RetryAfter(headers.get("retry-after"), "tenant" if _is_of_tenants(self._url) else "pipeline")
+            raise RetryAfter(headers.get("retry-after"), "tenant" if _is_of_tenants(self.url) else "pipeline")
         elif status == 410:
-            app = self._app or current_task.app
+            app = self.app or current_task.app
             runtime_of(app).pauses.pause(batch.pipeline, batch.tenant, "its endpoint answered 410: it is gone")
             raise RetryAfter(PAUSED_AGAIN_AFTER)
         else:
             raise Undelivered(f"the endpoint answered {_said(status, body)}")
+
+
+def _json_of(record: Record) -> str:
+    """Return a record as JSON; its document is the text that Postgres has, with all digits of its numbers."""
+    named = {"id": record.external_id, "revision": record.revision, "deleted": record.deleted}
+    document = record.document_text or json.dumps(dict(record.document), ensure_ascii=False)
+    return f'{json.dumps(named, ensure_ascii=False)[:-1]}, "document": {document}}}'
 
 
 def _target(url: str, tenant: str) -> httpcore2.URL:

@@ -1,11 +1,11 @@
-"""What takes the requests of one path: their bodies, their limits, their refusals and the log's lines about these."""
+"""What answers the requests of one path: body limits, refusals, and the log lines about refusals."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -13,42 +13,37 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import Lifespan, Receive, Scope, Send
 
 from taskbridge.common.seldom import Seldom
 from taskbridge.common.texts import error_line, printable
-from taskbridge.errors import TaskBridgeError
-from taskbridge.web.committing import GroupCommit, Overloaded
+from taskbridge.errors import TaskBridgeError, UsageError
+from taskbridge.web.storing import Storage
 
-__all__ = ["COME_AGAIN", "LONGEST_BODY", "Commits", "Endpoint", "Refusal", "mountable", "own_app"]
+__all__ = ["LONGEST_BODY", "Endpoint", "Refusal", "Storages", "mountable", "own_app", "unavailable"]
 
 log = logging.getLogger(__name__)
 
 LONGEST_BODY: Final = 1_048_576
 LONG_BODY: Final = 65_536
-"""Bytes from which on a body is read in a thread: other requests would wait for it."""
-BODY_WITHIN: Final = 30.0
-"""Seconds in which a body must have come."""
+"""A longer body is decoded in a thread, so that other requests do not wait for it."""
+BODY_SECONDS: Final = 30.0
+"""Time within which a body must have come."""
 MOST_HELD: Final = 128 * 1_048_576
-"""Bytes of bodies, for each path, that may be on their way at once; who sends more is told to come again."""
-COME_AGAIN: Final = {"Retry-After": "1"}
+"""Bytes of bodies, for each path, from which on no long one is received."""
 
 B = TypeVar("B")
 
 
-class _Gone(Exception):
-    """The sender has gone before all of its body came."""
-
-
-class Commits:
-    """The group commit of each event loop in which an app runs; made when the first request comes."""
+class Storages:
+    """The storage of each event loop in which an app runs, made by its first request."""
 
     def __init__(self, app: Celery | None) -> None:
         self._app = app
-        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, GroupCommit] = WeakKeyDictionary()
+        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Storage] = WeakKeyDictionary()
 
     @property
     def app(self) -> Celery:
@@ -56,25 +51,21 @@ class Commits:
         return self._app or own_app()
 
     @property
-    def here(self) -> GroupCommit:
-        """That of the event loop which runs."""
+    def current(self) -> Storage:
+        """The storage of the running event loop."""
         loop = asyncio.get_running_loop()
-        if (found := self._of_loop.get(loop)) is None:
-            found = self._of_loop[loop] = GroupCommit(self.app)
-        return found
-
-    async def close(self) -> None:
-        """Wait for what was begun in the event loop which runs."""
-        if found := self._of_loop.pop(asyncio.get_running_loop(), None):
-            await found.close()
+        if (storage := self._of_loop.get(loop)) is None:
+            storage = self._of_loop[loop] = Storage(self.app)
+        return storage
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Open a session before the first request comes, and wait at the end for what was begun."""
-        with suppress(Exception):  # as where Redis' URL is wrong: each request says so
-            await self.here.open()
+        """Open a session before the first request, and finish at the end what was begun."""
+        with suppress(Exception):  # such as a wrong Redis URL: each request reports it
+            await self.current.open()
         yield
-        await self.close()
+        if storage := self._of_loop.pop(asyncio.get_running_loop(), None):
+            await storage.close()
 
 
 def own_app() -> Celery:
@@ -84,119 +75,30 @@ def own_app() -> Celery:
     return app
 
 
-class Endpoint(ABC, Generic[B]):
-    """What takes the requests of one path. `B` is what a request brings.
+class Refusal(Exception):
+    """An answer other than 2xx: the sender gets `error`, and the log gets `why`.
 
-    Args:
-        route: the path, for the log.
-        longest_body: bytes of a body; a longer one is refused while it comes.
-    """
-
-    def __init__(self, route: str, longest_body: int) -> None:
-        self._route = route
-        self._longest = longest_body
-        self._held = 0
-        """Bytes of the bodies that are being received or read, of each what is beyond `LONG_BODY`."""
-        self._refused = Seldom()
-        """Refusals, by status."""
-        self._failures = Seldom()
-        """Faults that are not the sender's, by class."""
-
-    async def begin(self, headers: dict[str, str]) -> Response | None:  # noqa: ARG002 - for those that look at them
-        """Return the answer to a request whose body is not to be read; None: it is."""
-        return None
-
-    @abstractmethod
-    def read(self, headers: dict[str, str], body: bytes) -> B | Response:
-        """Return what a request brings, or the answer where that is nothing; a thread may call it."""
-
-    @abstractmethod
-    async def done(self, brought: B) -> Response:
-        """Store what a request brings, and answer."""
-
-    def failed(self, error: Exception) -> Response:
-        """Return the answer after a fault that is not the sender's."""
-        if not isinstance(error, TaskBridgeError) and (count := self._failures.counted(type(error))):
-            log.error("requests to %s that failed with this error: %d, the last", self._route, count, exc_info=error)
-        return Refusal(503, "the request is not taken now: come again", COME_AGAIN, why=error_line(error))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as an ASGI app; a function of Starlette's would cost more for each."""
-        answer = await self._answered(scope, receive)
-        if isinstance(answer, Refusal) and (count := self._refused.counted(answer.status_code)):
-            why = printable(answer.why)
-            log.warning(
-                "requests to %s answered with %d: %d, the last: %s", self._route, answer.status_code, count, why
-            )
-        await answer(scope, receive, send)
-
-    async def _answered(self, scope: Scope, receive: Receive) -> Response:
-        # Of a header that is there twice the first one counts.
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        parts: list[bytes] = []
-        # Where the body is not read to its end.
-        closing = {"Connection": "close"} if scope["http_version"] < "2" else {}
-        if (answer := await self.begin(headers)) is not None:
-            answer.headers.update(closing)
-            return answer
-        try:
-            async with asyncio.timeout(BODY_WITHIN):
-                if not await self._has_taken(headers, receive, parts):
-                    return Refusal(413, f"the body is longer than {self._longest:,} bytes", closing)
-            body = b"".join(parts)
-            read = (
-                await asyncio.to_thread(self.read, headers, body) if len(body) > LONG_BODY else self.read(headers, body)
-            )
-        except _Gone:
-            return Response(status_code=400)
-        except TimeoutError:
-            return Refusal(408, f"the body did not come within {BODY_WITHIN:g} s", closing)
-        except Overloaded as error:
-            return Refusal(503, str(error), COME_AGAIN | closing)
-        finally:
-            self._held -= max(0, sum(map(len, parts)) - LONG_BODY)
-        return read if isinstance(read, Response) else await self.done(read)
-
-    async def _has_taken(self, headers: dict[str, str], receive: Receive, parts: list[bytes]) -> bool:
-        """Receive the body in parts; return whether it is short enough."""
-        declared = headers.get("content-length", "")
-        if declared.isascii() and declared.isdigit() and (len(declared) > 15 or int(declared) > self._longest):
-            return False
-        length, is_all = 0, False
-        while not is_all:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _Gone
-            part, is_all = message.get("body", b""), not message.get("more_body", False)
-            parts.append(part)
-            self._held += max(0, length + len(part) - LONG_BODY) - max(0, length - LONG_BODY)
-            length += len(part)
-            if length > self._longest:
-                return False
-            # Who sends large bodies slowly must not keep out those that are short.
-            if length > LONG_BODY and self._held > MOST_HELD:
-                raise Overloaded("more requests came than can be read: come again in a second")
-        return True
-
-
-class Refusal(JSONResponse):
-    """An answer that is no 2xx: the sender is told `said`, and the log has `why`.
-
-    `index` says which entry of an array is meant.
+    `index` is the entry of an array that is meant.
     """
 
     def __init__(
         self,
         status: int,
-        said: str,
-        headers: dict[str, str] | None = None,
+        error: str,
+        headers: Mapping[str, str] | None = None,
         *,
         why: str = "",
         index: int | None = None,
     ) -> None:
-        content = {"error": said} if index is None else {"error": said, "index": index}
-        super().__init__(content, status, headers)
-        self.why = why or said
+        super().__init__(error)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.why = why or error
+        self.content = {"error": error} if index is None else {"error": error, "index": index}
+
+
+class _Answer(JSONResponse):
+    """An answer to a request whose body may not have come to its end."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it, unless the server has answered by itself."""
@@ -208,15 +110,115 @@ class Refusal(JSONResponse):
             await asyncio.sleep(0)
 
 
+def unavailable(error: str, why: str = "") -> Refusal:
+    """Return the answer that asks the sender to try again."""
+    return Refusal(503, error, {"Retry-After": "1"}, why=why)
+
+
+class Endpoint(ABC, Generic[B]):
+    """What answers the requests of one path. `B` is what a request brings.
+
+    Args:
+        route: the path, for the log.
+        longest_body: bytes of a body; a longer one is refused while it comes.
+        storages: where what a request brings is stored.
+    """
+
+    def __init__(self, route: str, longest_body: int, storages: Storages) -> None:
+        self._route = route
+        self._longest = longest_body
+        self._storages = storages
+        self._held = 0
+        """Bytes of the bodies that are received or not yet answered."""
+        self._refused = Seldom()
+        """Refusals, by status."""
+        self._failures = Seldom()
+        """Faults that are not the sender's, by class."""
+
+    async def begin(self, headers: dict[str, str]) -> None:
+        """Raise an error where the body is not to be read."""
+
+    @abstractmethod
+    def read(self, headers: dict[str, str], body: bytes) -> B | Response:
+        """Return what a request brings, or the answer if there is nothing to store. A thread may call it."""
+
+    @abstractmethod
+    async def store(self, brought: B) -> Response:
+        """Store what a request brings, and answer."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as an ASGI app; a function of Starlette's would cost more for each."""
+        # The first of several headers with one name counts.
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        is_read = False
+        try:
+            await self.begin(headers)
+            async with self._body(Request(scope, receive)) as body:
+                is_read = True
+                is_long = len(body) > LONG_BODY
+                read = await asyncio.to_thread(self.read, headers, body) if is_long else self.read(headers, body)
+                answer = read if isinstance(read, Response) else await self.store(read)
+        except Exception as error:
+            refusal = self._refusal(error)
+            if not is_read and scope["http_version"] < "2":
+                refusal.headers["Connection"] = "close"
+            answer = _Answer(refusal.content, refusal.status, refusal.headers)
+        await answer(scope, receive, send)
+
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """Receive a body, which counts as held until the end of the block."""
+        parts, length = list[bytes](), 0
+        try:
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    async for part in request.stream():
+                        parts.append(part)
+                        length += len(part)
+                        self._held += len(part)
+                        self._check(length)
+            except TimeoutError:
+                raise Refusal(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+            yield b"".join(parts)
+        finally:
+            self._held -= length
+
+    def _check(self, length: int) -> None:
+        if length > self._longest:
+            raise Refusal(413, f"the body is longer than {self._longest:,} bytes")
+        # Senders of long and slow bodies do not keep out short ones.
+        if length > LONG_BODY and self._held > MOST_HELD:
+            raise unavailable("more requests came than can be read: try again in a second")
+
+    def _refusal(self, error: Exception) -> Refusal:
+        """Return the answer for an error, and log it."""
+        match error:
+            case Refusal():
+                refusal = error
+            case UsageError():
+                refusal = Refusal(400, str(error))
+            case ClientDisconnect():
+                refusal = Refusal(400, "the sender has gone")
+            case _:
+                if not isinstance(error, TaskBridgeError) and (count := self._failures.counted(type(error))):
+                    text = "requests to %s that failed with this error: %d, the last"
+                    log.error(text, self._route, count, exc_info=error)
+                refusal = unavailable("the request is not taken now: try again", error_line(error))
+        if count := self._refused.counted(refusal.status):
+            text = "requests to %s answered with %d: %d, the last: %s"
+            log.warning(text, self._route, refusal.status, count, printable(refusal.why))
+        return refusal
+
+
 def mountable(routes: Sequence[BaseRoute], lifespan: Lifespan[Starlette]) -> Starlette:
     """Return an ASGI app with these routes; it can be mounted under any path."""
-    made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _refused})
-    # A redirection would lead to the host that the request names.
+    made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _not_found})
+    # A redirect would lead to the host that the request names.
     made.router.redirect_slashes = False
     return made
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _not_found(_: Request, error: Exception) -> Response:
     """Answer a request of another path or method."""
     assert isinstance(error, HTTPException)  # noqa: S101 - for the type
-    return Refusal(error.status_code, error.detail, dict(error.headers or {}))
+    return _Answer({"error": error.detail}, error.status_code, error.headers)

@@ -30,9 +30,8 @@ from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.producing.notify import Event, asend
 from taskbridge.producing.recording import Prepared, prepare, readers_of
 from taskbridge.settings import Settings, check_token
-from taskbridge.store import Incoming, json_text
-from taskbridge.web.committing import Brought, Overloaded
-from taskbridge.web.endpoint import COME_AGAIN, LONGEST_BODY, Commits, Endpoint, Refusal, mountable
+from taskbridge.store import Incoming, exact_json_text
+from taskbridge.web.endpoint import LONGEST_BODY, Endpoint, Refusal, Storages, mountable, unavailable
 from taskbridge.web.webhook import parsed, text_of
 
 __all__ = ["MOST_ENTRIES", "PATH", "events", "with_events"]
@@ -63,9 +62,9 @@ def events(
     if tokens is None:
         tokens = (Settings.read() if app is None else runtime_of(app).settings).events_tokens
     given = [check_token(one) for one in ([tokens] if isinstance(tokens, str) else tokens)]
-    commits = Commits(app)
-    routes = [Route(PATH, _Events(given, commits, longest_body), methods=["POST"])] if given else []
-    return mountable(routes, commits.lifespan)
+    storages = Storages(app)
+    routes = [Route(PATH, _Events(given, longest_body, storages), methods=["POST"])] if given else []
+    return mountable(routes, storages.lifespan)
 
 
 def with_events(target: ASGIApp) -> ASGIApp:
@@ -103,33 +102,31 @@ class _Found:
     events: dict[Event, None] = field(default_factory=dict)
 
     @property
-    def to_be_stored(self) -> Brought:
-        return Brought(self.records, self.messages)
-
-    @property
-    def unmatched(self) -> int:
-        return sum(isinstance(one.found, Unmatched) for one in self.messages)
+    def stored(self) -> int:
+        """How many of them are stored."""
+        return len(self.records) + len(self.messages)
 
 
 class _Events(Endpoint[_Found]):
-    """What takes `POST /events`."""
+    """What answers `POST /events`."""
 
-    def __init__(self, tokens: Iterable[str], commits: Commits, longest_body: int) -> None:
-        super().__init__(PATH, longest_body)
-        self._tokens = [one.encode() for one in tokens]
-        self._commits = commits
+    def __init__(self, tokens: Iterable[str], longest_body: int, storages: Storages) -> None:
+        super().__init__(PATH, longest_body, storages)
+        self._tokens = [token.encode() for token in tokens]
         self._runtime: Runtime | None = None
 
-    async def begin(self, headers: dict[str, str]) -> Response | None:
-        """Look at the token; before the first request, import the modules with the pipelines."""
+    async def begin(self, headers: dict[str, str]) -> None:
+        """Check the token; before the first request, import the modules with the pipelines."""
         if not self._is_allowed(headers.get("authorization", "")):
-            return Refusal(401, UNKNOWN, {"WWW-Authenticate": "Bearer"})
+            raise Refusal(401, UNKNOWN, {"WWW-Authenticate": "Bearer"})
         if self._runtime is None:
             try:
-                self._runtime = await asyncio.to_thread(self._ready)
-            except Exception as error:
-                return self.failed(error)
-        return None
+                runtime = runtime_of(self._storages.app)
+                await asyncio.to_thread(self._storages.current.prepare)
+            except UsageError as error:
+                # It is not the sender's, so it is not answered with 400.
+                raise Unavailable(str(error)) from error
+            self._runtime = runtime
 
     def _is_allowed(self, header: str) -> bool:
         scheme, _, token = header.partition(" ")
@@ -138,61 +135,37 @@ class _Events(Endpoint[_Found]):
         same = [hmac.compare_digest(sent, one) for one in self._tokens]
         return any(same) and scheme.lower() == "bearer"
 
-    def _ready(self) -> Runtime:
-        runtime = runtime_of(self._commits.app)
-        runtime.pipelines.names()
-        # Made by the first event otherwise, which would take that long.
-        _ = runtime.event_gate
-        return runtime
-
-    def read(self, headers: dict[str, str], body: bytes) -> _Found | Response:
-        """Return what a request brings, or the answer where it is wrong."""
-        found = _Found()
-        at: int | None = None
-        try:
-            assert self._runtime is not None  # noqa: S101 - for the type: `begin` was there first
-            payload = parsed(body)
-            entries = payload if isinstance(payload, list) else [payload]
-            if len(entries) > MOST_ENTRIES:
-                return Refusal(413, f"there are {len(entries):,} entries: send {MOST_ENTRIES:,} at the most")
-            for number, entry in enumerate(entries):
-                at = number if isinstance(payload, list) else None
+    def read(self, headers: dict[str, str], body: bytes) -> _Found:
+        """See `Endpoint`."""
+        assert self._runtime is not None  # noqa: S101 - for the type: `begin` was there first
+        found, payload = _Found(), parsed(body)
+        entries = payload if isinstance(payload, list) else [payload]
+        if len(entries) > MOST_ENTRIES:
+            raise Refusal(413, f"there are {len(entries):,} entries: send {MOST_ENTRIES:,} at the most")
+        for number, entry in enumerate(entries):
+            try:
                 _take(self._runtime, entry, found)
-        except UsageError as error:
-            return Refusal(400, str(error), index=at)
-        except Exception as error:
-            return self.failed(error)
+            except UsageError as error:
+                raise Refusal(400, str(error), index=number if isinstance(payload, list) else None) from None
         traceparent = tracing.of_request(headers.get("traceparent"))
         found.records = [one._replace(traceparent=traceparent) for one in found.records]
         found.messages = [one._replace(traceparent=traceparent) for one in found.messages]
         return found
 
-    async def done(self, brought: _Found) -> Response:
+    async def store(self, brought: _Found) -> Response:
         """Store what a request brings, send the events that have no record, and answer."""
-        try:
-            if brought.records or brought.messages:
-                await self._commits.here.store(brought.to_be_stored)
-        except UsageError as error:
-            return Refusal(400, str(error))
-        except Overloaded as error:
-            return Refusal(503, str(error), COME_AGAIN)
-        except Exception as error:
-            return self.failed(error)
-        return await self._notified(brought)
-
-    async def _notified(self, brought: _Found) -> Response:
-        stored = len(brought.records) + len(brought.messages)
+        if brought.stored:
+            await self._storages.current.store(brought.records, brought.messages)
         try:
             if brought.events:
-                await asend(runtime_of(self._commits.app), [*brought.events.items()])
+                await asend(runtime_of(self._storages.app), [*brought.events.items()])
         except Unavailable as error:
-            said = "the events are not taken now: send them again"
-            if stored:
-                said = f"what is to be stored is stored, but {said}"
-            return Refusal(503, said, COME_AGAIN, why=error_line(error))
-        except Exception as error:
-            return self.failed(error)
-        return JSONResponse({"records": stored, "events": len(brought.events), "unmatched": brought.unmatched})
+            text = "the events are not taken now: send them again"
+            if brought.stored:
+                text = f"what is to be stored is stored, but {text}"
+            raise unavailable(text, error_line(error)) from error
+        unmatched = sum(isinstance(one.found, Unmatched) for one in brought.messages)
+        return JSONResponse({"records": brought.stored, "events": len(brought.events), "unmatched": unmatched})
 
 
 def _take(runtime: Runtime, entry: Any, found: _Found) -> None:
@@ -229,7 +202,7 @@ def _record(runtime: Runtime, given: Mapping[str, Any]) -> Incoming:
     document = given["document"]
     if not isinstance(document, dict):
         raise InvalidInput(f"tenant {tenant!r}, record {key!r}: the document is no JSON object")
-    return Incoming(source, None, tenant, key, None, json_text(f"tenant {tenant!r}, record {key!r}", document))
+    return Incoming(source, None, tenant, key, None, exact_json_text(f"tenant {tenant!r}, record {key!r}", document))
 
 
 def _message(runtime: Runtime, given: Mapping[str, Any]) -> Prepared:
@@ -237,7 +210,8 @@ def _message(runtime: Runtime, given: Mapping[str, Any]) -> Prepared:
     message_id = given.get("message_id")
     if message_id is not None:
         message_id = text_of("message_id", message_id)
-    return prepare(runtime, given["pipeline"], given["payload"], message_id)
+    text = exact_json_text(f"pipeline {given['pipeline']!r}, message {message_id!r}", given["payload"])
+    return prepare(runtime, given["pipeline"], given["payload"], message_id, text)
 
 
 def _tenant(given: Mapping[str, Any]) -> str:

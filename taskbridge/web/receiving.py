@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
 from celery import Celery
 from starlette.applications import Starlette
@@ -12,29 +12,27 @@ from starlette.routing import Route
 
 from taskbridge.common import tracing
 from taskbridge.common.texts import error_line
-from taskbridge.errors import InvalidInput, UsageError
+from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.store import Incoming
-from taskbridge.web.committing import Brought, Overloaded
-from taskbridge.web.endpoint import COME_AGAIN, LONGEST_BODY, Commits, Endpoint, Refusal, mountable
+from taskbridge.web.endpoint import LONGEST_BODY, Endpoint, Refusal, Storages, mountable
 from taskbridge.web.signatures import InvalidSignature
-from taskbridge.web.webhook import OF_THE_VALUES, Request, Unfit, Webhook, check_distinct, parsed
+from taskbridge.web.webhook import VALUE_ERRORS, Request, Unfit, Webhook, check_distinct, parsed
 
 __all__ = ["receiver"]
 
 FORM: Final = "application/x-www-form-urlencoded"
-NEW: Final = b'{"new":true}'
-NOT_NEW: Final = b'{"new":false}'
+NEW: Final = JSONResponse({"new": True})
+NOT_NEW: Final = JSONResponse({"new": False})
 
 
 def receiver(*webhooks: Webhook, app: Celery | None = None, longest_body: int = LONGEST_BODY) -> Starlette:
     """Return an ASGI app that takes these webhooks; it can be mounted under any path.
 
-    What it answers when is in docs/how-to/receive-webhooks.md.
-
-    Redis is told after the answer. Where it is away, workers find the record all the same.
+    The answers are listed in docs/how-to/receive-webhooks.md. Redis is notified after the answer. If it is unavailable,
+    workers find the record all the same.
 
     Args:
-        webhooks: what is taken, each at a path of its own.
+        webhooks: the webhooks, each at a path of its own.
         app: the Celery app on which TaskBridge is installed; None: the package's own.
         longest_body: bytes of a body; a longer one is refused while it comes.
 
@@ -42,60 +40,57 @@ def receiver(*webhooks: Webhook, app: Celery | None = None, longest_body: int = 
         ConfigurationError: two webhooks have one path.
     """
     check_distinct(webhooks)
-    commits = Commits(app)
-    routes = [Route(one.route, _OfWebhook(one, commits, longest_body), methods=["POST"]) for one in webhooks]
-    made = mountable(routes, commits.lifespan)
+    storages = Storages(app)
+    routes = [Route(one.route, _OfWebhook(one, longest_body, storages), methods=["POST"]) for one in webhooks]
+    made = mountable(routes, storages.lifespan)
     # For tests and tools that sign requests as the webhooks say.
     made.state.webhooks = webhooks
     return made
 
 
 class _OfWebhook(Endpoint[Incoming | Unfit]):
-    """What takes the requests of one webhook."""
+    """What answers the requests of one webhook."""
 
-    def __init__(self, webhook: Webhook, commits: Commits, longest_body: int) -> None:
-        super().__init__(webhook.route, longest_body)
+    def __init__(self, webhook: Webhook, longest_body: int, storages: Storages) -> None:
+        super().__init__(webhook.route, longest_body, storages)
         self._webhook = webhook
-        self._commits = commits
 
     def read(self, headers: dict[str, str], body: bytes) -> Incoming | Unfit | Response:
-        """Return what a request brings, or the answer where it brings nothing that is to be stored."""
+        """See `Endpoint`."""
         try:
             self._webhook.signature.verify(headers, body, time.time())
-            payload = parsed(body)
-            if (answer := self._webhook.signature.challenge(payload)) is not None:
-                return PlainTextResponse(answer.encode(errors="replace"))
-            brought = self._webhook.read(Request(headers, body, payload))
-            if isinstance(brought, Incoming):
-                return brought._replace(traceparent=tracing.of_request(headers.get("traceparent")))
-            return JSONResponse({"ignored": True}) if brought is None else brought
         except InvalidSignature as error:
-            return Refusal(401, str(error))
-        except UsageError as error:
-            is_form = headers.get("content-type", "").startswith(FORM)
-            return Refusal(
-                400, "the body is a form: choose application/json at the provider" if is_form else str(error)
-            )
-        except OF_THE_VALUES as error:
-            # Of a function that checks who sent it. Its text may quote the request, so the log alone has it.
-            return Refusal(401, "it cannot be told who sent the request", why=error_line(error))
-        except Exception as error:
-            return self.failed(error)
+            raise Refusal(401, str(error)) from None
+        except VALUE_ERRORS as error:
+            # Raised by a user's function. Its text may quote the request, so only the log has it.
+            raise Refusal(401, "the request could not be verified", why=error_line(error)) from None
+        payload = _payload(headers, body)
+        if (answer := self._webhook.signature.challenge(payload)) is not None:
+            return PlainTextResponse(answer.encode(errors="replace"))
+        brought = self._webhook.read(Request(headers, body, payload))
+        if isinstance(brought, Incoming):
+            return brought._replace(traceparent=tracing.of_request(headers.get("traceparent")))
+        return JSONResponse({"ignored": True}) if brought is None else brought
 
-    async def done(self, brought: Incoming | Unfit) -> Response:
-        """Store what a request brings, and answer."""
+    async def store(self, brought: Incoming | Unfit) -> Response:
+        """See `Endpoint`."""
+        if isinstance(brought, Unfit):
+            await self._storages.current.keep(brought)
+            return JSONResponse({"unmatched": brought.reason})
         try:
-            if isinstance(brought, Unfit):
-                await self._commits.here.keep(brought)
-                return JSONResponse({"unmatched": brought.reason})
-            is_new = await self._commits.here.store(Brought([brought]))
-            return Response(NEW if is_new else NOT_NEW, media_type="application/json")
-        except UsageError as error:
-            if isinstance(error, InvalidInput) and str(error).startswith(f"the source {brought.source} "):
-                # As where it is a table that was adopted: no sender could send anything else.
-                return self.failed(error)
-            return Refusal(400, str(error))
-        except Overloaded as error:
-            return Refusal(503, str(error), COME_AGAIN)
-        except Exception as error:
-            return self.failed(error)
+            is_new = await self._storages.current.receive(brought)
+        except InvalidInput as error:
+            if str(error).startswith(f"the source {brought.source} "):
+                # Such as an adopted table: no sender could send anything else.
+                raise Unavailable(str(error)) from None
+            raise
+        return NEW if is_new else NOT_NEW
+
+
+def _payload(headers: dict[str, str], body: bytes) -> Any:
+    try:
+        return parsed(body)
+    except InvalidInput:
+        if headers.get("content-type", "").startswith(FORM):
+            raise Refusal(400, "the body is a form: choose application/json at the provider") from None
+        raise

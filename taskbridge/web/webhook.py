@@ -1,4 +1,4 @@
-"""Declaring a webhook: whose request it is, and where tenant, key, version and document stand in it."""
+"""Declaring a webhook: how its sender is verified, and where tenant, key, version and document are in a request."""
 
 from __future__ import annotations
 
@@ -20,23 +20,27 @@ from taskbridge.common.seldom import Seldom
 from taskbridge.common.texts import log_error, shown
 from taskbridge.declaring.criteria import compiled
 from taskbridge.errors import ConfigurationError, InvalidInput, UsageError
-from taskbridge.store import Incoming, json_text
+from taskbridge.store import Incoming, exact_json_text
 from taskbridge.web.signatures import Headers, Scheme
 
-__all__ = ["OF_THE_VALUES", "Finder", "Request", "Unfit", "Webhook", "check_distinct", "finder", "parsed", "text_of"]
+__all__ = ["VALUE_ERRORS", "Finder", "Request", "Unfit", "Webhook", "check_distinct", "finder", "parsed", "text_of"]
 
 log = logging.getLogger(__name__)
 
-OF_THE_VALUES: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""What a function raises over values that are not as it expects them."""
+VALUE_ERRORS: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What a function raises for values that it does not expect."""
 LONGEST_DELIVERY: Final = 200
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_DIGITS: Final = 60
 """Digits of a version, and of its exponent's value."""
+LONGEST_SHOWN: Final = 40
 
 
 class Request(NamedTuple):
-    """A request that is genuine: its headers (names in lower case), its body, and the JSON in it."""
+    """A genuine request: its headers (names in lower case), its body, and the JSON in it.
+
+    A number with a fraction or an exponent is a `Decimal`, which has all of its digits.
+    """
 
     headers: Headers
     body: bytes
@@ -44,7 +48,7 @@ class Request(NamedTuple):
 
 
 class Unfit(NamedTuple):
-    """A request that is genuine, and brings no record; and why."""
+    """A genuine request that brings no record, and the reason."""
 
     source: str
     request: Request
@@ -52,7 +56,7 @@ class Unfit(NamedTuple):
 
 
 Finder = str | Callable[[Request], Any]
-"""Where a value stands in the payload, as JSONPath that gives exactly one value; or a function that returns it."""
+"""Where a value is in the payload, as JSONPath that gives exactly one value; or a function that returns it."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +66,17 @@ class Webhook:
     Args:
         source: where the records belong; a pipeline reads the source of its own name unless it declares another.
         signature: the provider's scheme, with its secrets.
-        tenant: where the tenant stands. A number is written as text.
-        key: where the record's own name stands.
-        version: where the record's version stands: a number, or an ISO 8601 time. A record is never overwritten by one
-            of an older version. None: the last one that comes counts.
-        document: where the record stands; the whole payload, unless something else is said.
-        deleted: what says that the record was deleted: True, or False. It has no document then, and pipelines are given
-            it with `deleted`. The version counts as ever.
+        tenant: where the tenant is. A number becomes text.
+        key: where the record's key is.
+        version: where the record's version is: a number, or an ISO 8601 time. An older version never overwrites a newer
+            one. None: the last request counts.
+        document: where the record is; the whole payload by default.
+        deleted: whether the record was deleted: True or False. It has no document then, and pipelines are given it with
+            `deleted`. The version counts as usual.
         when: a function that returns False for requests that bring no record; these are answered with 200. None: all
             bring one.
-        delivery: where the provider's id of the webhook stands, as JSONPath or as a header's name; None: as the scheme
-            says. A webhook is taken once within 30 days.
+        delivery: where the provider's id of the webhook is, as JSONPath or as a header's name; None: as the scheme
+            says. A webhook is accepted once within 30 days.
         path: where requests come, below the receiver's own; None: `/` and the source.
 
     Raises:
@@ -93,9 +97,9 @@ class Webhook:
     path: str | None = None
     _finders: dict[str, Callable[[Request], Any]] = field(init=False, repr=False, compare=False)
     _is_unsigned: bool = field(init=False, repr=False, compare=False)
-    """Whether the webhook's id stands in a header that nobody signs."""
+    """Whether the webhook's id is in a header that is not signed."""
     _unread: Seldom = field(default_factory=Seldom, init=False, repr=False, compare=False)
-    """Requests over which a function raised an error, by its class."""
+    """Requests for which a function raised an error, by its class."""
 
     def __post_init__(self) -> None:
         check_source_name(self.source)
@@ -123,7 +127,7 @@ class Webhook:
     def read(self, request: Request) -> Incoming | Unfit | None:
         """Return what a request brings; None: it is not meant to bring a record.
 
-        A function of the declaration that raises one of `OF_THE_VALUES` is logged; other errors are raised.
+        A function of the declaration that raises one of `VALUE_ERRORS` is logged; other errors are raised.
         """
         try:
             if self.when is not None and not self.when(request):
@@ -131,7 +135,7 @@ class Webhook:
             return self._incoming(request)
         except UsageError as error:
             return Unfit(self.source, request, str(error))
-        except OF_THE_VALUES as error:
+        except VALUE_ERRORS as error:
             # Its text may quote the document, so the log alone has it.
             if count := self._unread.counted(type(error)):
                 log_error(log, error, "requests that a function of %r cannot read: %d, the last", self.source, count)
@@ -159,7 +163,7 @@ class Webhook:
             tenant,
             key,
             _version(self._find("version", request)) if "version" in self._finders else None,
-            None if is_deleted else json_text(f"tenant {tenant!r}, record {key!r}", document),
+            None if is_deleted else exact_json_text(f"tenant {tenant!r}, record {key!r}", document),
         )
 
     def _find(self, name: str, request: Request) -> Any:
@@ -168,19 +172,31 @@ class Webhook:
 
 
 def parsed(body: bytes) -> Any:
-    """Return the JSON of a body.
+    """Return the JSON of a body; its numbers keep all of their digits.
 
     Raises:
-        InvalidInput: it is none, or none that this machine could read again.
+        InvalidInput: it is no JSON, or an object in it has a name twice.
     """
     try:
-        return json.loads(body.decode("utf-8-sig"), parse_constant=_refused)
-    except (ValueError, RecursionError):
+        return _DECODER.decode(body.decode("utf-8-sig"))
+    except (ValueError, ArithmeticError, RecursionError):
         raise InvalidInput("the body is no JSON in UTF-8") from None
 
 
 def _refused(constant: str) -> None:
     raise ValueError(constant)
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidInput(f"the body has the name {shown(twice, LONGEST_SHOWN)} twice in one object")
+    return found
+
+
+_DECODER: Final = json.JSONDecoder(parse_float=Decimal, parse_constant=_refused, object_pairs_hook=_object_of)
 
 
 def finder(name: str, place: Finder) -> Callable[[Request], Any]:
@@ -257,7 +273,7 @@ def _delivery(value: Any) -> str:
 
 def _version(value: Any) -> Decimal:
     """Return a number; of a time, its seconds since 1970."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         raise InvalidInput("the version is neither a number nor an ISO 8601 time")
     try:
         # First: `20261123` is a number, and would be a date.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.errors import LockNotAvailable
 from sqlalchemy import Engine
 
 from taskbridge.embedded import Servers
@@ -18,11 +20,11 @@ from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import Level, examine
 from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
-from taskbridge.store import connect, record_invoice
+from taskbridge.store import AsyncPool, Incoming, connect, receive_statement, record_invoice
 from taskbridge.store.db import driving, in_one_message, parameters_of, rows, scalar, within
 from tests.deployment import Deployment
 from tests.store.pgbouncer import NEEDS_PGBOUNCER, PgBouncer
-from tests.waiting import wait_until
+from tests.waiting import taking_at_most, wait_until
 
 SIZE = 4
 TENANTS = [f"tenant-{number}" for number in range(20)]
@@ -125,6 +127,25 @@ def test_statements_are_limited_by_settings_of_their_transaction(pooler: PgBounc
         with pytest.raises(Exception, match="does not exist"):
             connection.exec_driver_sql("SELECT * FROM nothing")
         assert connection.exec_driver_sql(limit).scalar() == "10s"
+    assert left_in_sessions(pooler) == fresh
+
+
+@NEEDS_PGBOUNCER
+def test_an_event_loop_s_transactions_have_limits_and_leave_none(pooler: PgBouncer, pooled: Engine) -> None:
+    fresh = left_in_sessions(pooler)
+    one = receive_statement(Incoming("orders", None, "acme", "1", None, "{}"))
+
+    async def use() -> None:
+        pool = AsyncPool(pooled)
+        assert await pool.execute(one) == [[(True, True)]]
+        with pooled.connect() as connection, taking_at_most(5):
+            connection.exec_driver_sql("SELECT FROM taskbridge.records FOR UPDATE")
+            with pytest.raises(LockNotAvailable):
+                await pool.execute(one)
+        assert await pool.execute(one, one) != []
+        await pool.close()
+
+    asyncio.run(use())
     assert left_in_sessions(pooler) == fresh
 
 

@@ -26,10 +26,11 @@ from taskbridge.store import (
     know,
     prune,
     read_unmatched,
-    receive,
+    receive_statement,
     record_invoice,
 )
 from taskbridge.store.queries import query
+from taskbridge.store.records import execute as execute_statement
 from tests.quarantined import revision_of
 from tests.store.test_plan import nodes, pages
 
@@ -267,7 +268,7 @@ def test_a_pruned_invoice_that_is_recorded_again_is_new(engine: Engine, state: s
 def test_the_version_that_a_webhook_brought_goes_with_its_record(engine: Engine) -> None:
     for number, days in (("old", 31), ("young", 29), ("comes again", 31)):
         write(engine, "acme", number, days)
-        receive(engine, [Incoming("invoices", None, "acme", number, Decimal(5), "{}")])
+        execute_statement(engine, receive_statement(Incoming("invoices", None, "acme", number, Decimal(5), "{}")))
     sweep(engine, "acme")
     with engine.connect() as other:
         # As a webhook does that brings the next version, and waits for the record then.

@@ -39,10 +39,9 @@ from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing import intake
 from taskbridge.settings import Settings
 from taskbridge.testing.servers import fresh_database, migrated_template, servers_for_tests
-from taskbridge.web import endpoint, events, receiver
+from taskbridge.web import endpoint, events, receiver, storing
 from tests.memory import keep_temporary_files_in_memory
 from tests.waiting import wait_until
 from tests.web.hostile import CANARY, MATCHED, POSTED, SECRETS, SOURCES, TOKENS, Expected, Input, drawn, framed, hooks
@@ -113,7 +112,7 @@ class _Log(logging.Handler):
         if record.name == "asyncio" and "send_400_response" in text and "Too much data for declared" in text:
             return
         # What is signed and brings no record is stored as unmatched, and told so.
-        is_told = record.name == intake.__name__ and not record.exc_info
+        is_told = record.name == storing.__name__ and not record.exc_info
         if (record.levelno >= logging.ERROR and not is_told) or record.exc_info or "Traceback" in text:
             self._violations.append(f"in the log: {text[-2_000:]}")
         elif not is_told and (found := _leaked(text)) is not None:
@@ -131,7 +130,7 @@ def attack(app: Celery, seed: int, numbers: Sequence[int], seconds: float = math
     pipelines.declare(Pipeline(MATCHED, _nothing, alerts, 100))
     runtime_of(app).pipelines = pipelines
     asgi = _attacked(app)
-    before, endpoint.BODY_WITHIN = endpoint.BODY_WITHIN, STALLED_WITHIN  # type: ignore[misc]
+    before, endpoint.BODY_SECONDS = endpoint.BODY_SECONDS, STALLED_WITHIN  # type: ignore[misc]
     log, root = _Log(result.violations), logging.getLogger()
     root.addHandler(log)
     began = time.monotonic()
@@ -142,7 +141,7 @@ def attack(app: Celery, seed: int, numbers: Sequence[int], seconds: float = math
         result.end = _memory()
     finally:
         root.removeHandler(log)
-        endpoint.BODY_WITHIN = before  # type: ignore[misc]
+        endpoint.BODY_SECONDS = before  # type: ignore[misc]
     result.seconds = time.monotonic() - began
     with runtime_of(app).engine.connect() as connection:
         there = connection.exec_driver_sql("SELECT source, tenant, key FROM taskbridge.records").all()

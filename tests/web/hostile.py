@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from taskbridge.web import GitHub, Hmac, Shopify, Slack, StandardWebhooks, Stripe, Webhook
 from taskbridge.web.posting import PATH
-from taskbridge.web.signatures import Scheme, Signer
+from taskbridge.web.signatures import Scheme
 
 __all__ = [
     "CANARY",
@@ -83,8 +83,8 @@ class Source(NamedTuple):
     """A webhook and who signs for it; `stranger` has other secrets."""
 
     webhook: Webhook
-    signer: Signer
-    stranger: Signer
+    signer: Hmac
+    stranger: Hmac
     signature: str
     """The header of the signature."""
     signed: tuple[str, ...] = ()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
-from taskbridge.web.committing import Brought, GroupCommit
+from taskbridge.store import Incoming
+from taskbridge.web.storing import Storage
 from tests.web.orders import app
 
 __all__ = ["app"]
 
-_store = GroupCommit.store
+_receive = Storage.receive
 _tasks: set[asyncio.Task[bool]] = set()
 
 
-async def _answer_first(self: GroupCommit, brought: Brought) -> bool:
-    task = asyncio.get_running_loop().create_task(_store(self, brought))
+async def _answer_first(self: Storage, incoming: Incoming) -> bool:
+    task = asyncio.get_running_loop().create_task(_receive(self, incoming))
     _tasks.add(task)
     task.add_done_callback(_forget)
     return True
@@ -26,4 +27,4 @@ def _forget(task: asyncio.Task[bool]) -> None:
         task.exception()
 
 
-GroupCommit.store = _answer_first  # type: ignore[method-assign]
+Storage.receive = _answer_first  # type: ignore[method-assign]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-import json
 import re
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,7 +27,7 @@ from taskbridge.settings import Settings
 from taskbridge.store import record_invoice
 from taskbridge.web import dashboard
 from taskbridge.web.pages import app as site
-from taskbridge.web.pages import live as live_pages
+from taskbridge.web.pages import reading
 from taskbridge.web.pages.reading import Reading
 from tests.deployment import Deployment
 from tests.quarantined import put_in_quarantine
@@ -38,7 +35,7 @@ from tests.store.adopting import run
 from tests.transactions.black_hole import nobody_accepts
 from tests.waiting import wait_until
 from tests.web.serving import served
-from tests.web.visiting import Visitor, declare, visiting
+from tests.web.visiting import SAME_SITE, Visitor, declare, visiting
 
 FIFTY = """
 INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error, failed_at)
@@ -65,14 +62,13 @@ def records_and_quarantine(engine: Engine, tenant: str, reason: str) -> None:
     put_in_quarantine(engine, tenant, "in-1", reason=reason, cause="failed", attempts=3)
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_a_page_of_an_empty_deployment_is_no_error(visitor: Visitor, path: str) -> None:
-    answer = visitor.get(f"/{path}")
-    assert answer.status_code == 200, answer.text
-    assert "<h1>" in answer.text
-    assert answer.text.count("<h1") == 1
-    assert "Traceback" not in answer.text
-    assert answer.text.count(' aria-current="page"') == 1, "which page it is"
+def test_a_page_of_an_empty_deployment_is_no_error(visitor: Visitor) -> None:
+    for path in PAGES:
+        answer = visitor.get(f"/{path}")
+        assert answer.status_code == 200, answer.text
+        assert answer.text.count("<h1") == 1
+        assert "Traceback" not in answer.text
+        assert answer.text.count(' aria-current="page"') == 1, "which page it is"
 
 
 def test_what_is_not_there_is_said(visitor: Visitor) -> None:
@@ -98,7 +94,7 @@ def test_what_is_not_there_is_said(visitor: Visitor) -> None:
 
 
 def test_a_page_is_read_by_get_alone(visitor: Visitor) -> None:
-    assert visitor.client.post("/tenants").status_code == 405
+    assert visitor.client.post("/tenants", headers=SAME_SITE).status_code == 405
     assert visitor.client.get("/do/pause").status_code == 405
 
 
@@ -175,11 +171,12 @@ def test_every_link_of_a_mounted_dashboard_stays_under_its_prefix(
     record_invoice(deployment.engine, "acme", "in-1", {})
     app = mounted(dashboard(deployment.app, actions=True))
     with served(app) as url, Visitor(f"{url}/ops/board") as visitor:
-        for path in (*PAGES, "tenant?pipeline=invoices&tenant=acme"):
+        for path in (*PAGES, "tenant?pipeline=invoices&tenant=acme", "live"):
             answer = visitor.get(f"/{path}")
             assert answer.status_code == 200, answer.text
-            links = re.findall(r'(?:href|src|action|data-live)="([^"]*)"', answer.text)
-            assert len(links) > 8
+            text = answer.text if path != "live" else answer.json()["part"]
+            links = re.findall(r'(?:href|src|action|data-live)="([^"]*)"', text)
+            assert len(links) > (8 if path != "live" else 1)
             assert not [link for link in links if not link.startswith(("/ops/board/", "#main"))], path
         assert visitor.get("/static/dashboard.css").headers["content-type"].startswith("text/css")
         paused = visitor.do(visitor.get("/tenant", pipeline="invoices", tenant="acme"), "pause")
@@ -187,13 +184,13 @@ def test_every_link_of_a_mounted_dashboard_stays_under_its_prefix(
         assert "Paused." in paused.text
 
 
-@pytest.mark.parametrize("name", ["علی\u200cپور", "👩\u200d👩\u200d👧", "x\u202eevil", "a\u00a0b", "100% /../x"])
-def test_a_name_of_any_script_is_found(visitor: Visitor, deployment: Deployment, name: str) -> None:
-    record_invoice(deployment.engine, name, name, {})
-    found = visitor.get("/record", q=name)
-    assert found.status_code == 200
-    assert "Nothing has this name" not in found.text
-    assert visitor.get("/tenant", pipeline="invoices", tenant=name).status_code == 200
+def test_a_name_of_any_script_is_found(visitor: Visitor, deployment: Deployment) -> None:
+    for name in ("علی\u200cپور", "👩\u200d👩\u200d👧", "x\u202eevil", "a\u00a0b", "100% /../x"):
+        record_invoice(deployment.engine, name, name, {})
+        found = visitor.get("/record", q=name)
+        assert found.status_code == 200
+        assert "Nothing has this name" not in found.text
+        assert visitor.get("/tenant", pipeline="invoices", tenant=name).status_code == 200
 
 
 def test_a_name_whose_characters_have_no_width_or_turn_the_line_looks_like_no_other(
@@ -257,57 +254,38 @@ def test_a_sentence_and_a_figure_say_in_the_same_way_how_long_ago_it_was(
     assert re.search(r"<time [^>]*>12m ago</time>", page)
 
 
-def test_a_look_under_two_prefixes_has_the_links_of_each(deployment: Deployment) -> None:
-    declare(deployment)
-    deployment.save("acme", "1")
-    board = dashboard(deployment.app)
-    app = Starlette(routes=[Mount("/one", board), Mount("/two", board)])
-    with served(app) as url:
-        for prefix in ("/one", "/two"):
-            with Visitor(f"{url}{prefix}") as visitor, visitor.client.stream("GET", "/live") as stream:
-                look = next(looks(stream, 1))
-            links = re.findall(r'href="([^"]*)"', "".join(look.values()))
-            assert links
-            assert all(link.startswith(f"{prefix}/") for link in links), links
-
-
-def test_whoever_waits_for_a_look_that_fails_waits_for_no_other(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    declare(deployment)
-    app = make_app(replace(deployment.settings, postgres_url="postgresql://127.0.0.1:1/nowhere")).app
-    reading, tried = Reading(app, show_documents=False), 0
-    health = healths.health
-
-    def counted(context: Context) -> Health:
-        nonlocal tried
-        tried += 1
-        return health(context)
-
-    monkeypatch.setattr(healths, "health", counted)
-    for _ in range(5):
-        with pytest.raises(Unavailable):
-            reading.ask(reading.now, QueryParams())
-    assert tried == 1
-
-
-@pytest.mark.parametrize("path", ["tenants", "failing", "", "tenant?pipeline=invoices&tenant=acme"])
-def test_a_page_does_not_wait_for_a_lock(deployment: Deployment, path: str) -> None:
+def test_a_page_does_not_wait_for_a_lock(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     record_invoice(deployment.engine, "acme", "in-1", {})
     with visiting(deployment) as visitor, deployment.engine.connect() as holding:
         holding.exec_driver_sql("LOCK TABLE taskbridge.records, taskbridge.quarantine IN ACCESS EXCLUSIVE MODE")
-        answer = visitor.get(f"/{path}")
-        assert (answer.status_code, "Postgres ended the statement" in answer.text) == (503, True), answer.text
-
-
-def test_a_page_that_does_not_come_in_time_is_not_said_to_be_one_of_too_many(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(site, "PAGE_SECONDS", 0.5)
-    with visiting(deployment) as visitor, deployment.engine.connect() as holding:
-        holding.exec_driver_sql("LOCK TABLE taskbridge.records, taskbridge.quarantine IN ACCESS EXCLUSIVE MODE")
+        for path in ("", "tenants", "failing", "tenant?pipeline=invoices&tenant=acme"):
+            answer = visitor.get(f"/{path}")
+            assert (answer.status_code, "Postgres ended the statement" in answer.text) == (503, True), answer.text
+        monkeypatch.setattr(site, "PAGE_SECONDS", 0.5)
         answer = visitor.get("/tenants")
-    assert (answer.status_code, "no answer came in time" in answer.text) == (503, True)
+        assert (answer.status_code, "no answer came in time" in answer.text) == (503, True)
+
+
+@pytest.mark.parametrize("postgres_url", [None, "postgresql://127.0.0.1:1/nowhere"])
+def test_pages_share_one_answer_about_the_health_or_its_failure(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, postgres_url: str | None
+) -> None:
+    declare(deployment)
+    health, count = healths.health, 0
+
+    def counted(context: Context) -> Health:
+        nonlocal count
+        count += 1
+        return health(context)
+
+    monkeypatch.setattr(healths, "health", counted)
+    monkeypatch.setattr(reading, "HEALTH_SECONDS", 60.0)
+    app = make_app(replace(deployment.settings, postgres_url=postgres_url)).app if postgres_url else deployment.app
+    made = Reading(app, show_documents=False)
+    for _ in range(3):
+        with pytest.raises(Unavailable) if postgres_url else nullcontext():
+            made.values(made.now_live, QueryParams())
+    assert count == 1
 
 
 @pytest.mark.parametrize("which", ["postgres_url", "redis_url"])
@@ -328,10 +306,8 @@ def test_a_server_that_is_away_is_said_on_the_page(deployment: Deployment, which
             assert "Traceback" not in answer.text
             assert 'href="/tenants"' in answer.text, "the navigation is there all the same"
             assert "Content-Security-Policy" in answer.headers
-        with visitor.client.stream("GET", "/live") as stream:
-            lines = stream.iter_lines()
-            look = json.loads(next(line for line in lines if line.startswith("data:"))[5:])
-        assert "cannot be reached" in look["status"]
+        assert [*(live := visitor.get("/live").json())] == ["status"], "nothing new to show"
+        assert "cannot be reached" in live["status"]
 
 
 def test_a_server_that_is_silent_holds_no_page_for_ever(deployment: Deployment) -> None:
@@ -345,100 +321,17 @@ def test_a_server_that_is_silent_holds_no_page_for_ever(deployment: Deployment) 
             assert visitor.get("/tenants").status_code == 503
 
 
-def looks(stream: Any, enough: int = 1) -> Iterator[dict[str, str]]:
-    """The looks that a stream brings."""
-    for line in stream.iter_lines():
-        if line.startswith("data:"):
-            yield json.loads(line[5:])
-            enough -= 1
-            if not enough:
-                return
-
-
-def test_an_open_page_is_told_what_changes(visitor: Visitor, deployment: Deployment) -> None:
-    with visitor.client.stream("GET", "/live", params={"pipeline": "invoices", "tenant": "acme"}) as stream:
-        assert stream.headers["content-type"].startswith("text/event-stream")
-        assert stream.headers["cache-control"] == "no-store"
-        told = looks(stream, 100)
-        assert "Pause" not in next(told)["part"]
-        runtime_of(deployment.app).pauses.pause("invoices", "acme", "the price list is wrong")
-        assert any("the price list is wrong" in one["part"] for one in told)
-
-
-def test_all_viewers_share_one_look_and_none_is_made_for_nobody(deployment: Deployment) -> None:
-    declare(deployment)
-    made = dashboard(deployment.app)
-    with served(made) as url, ExitStack() as open_pages:
-        visitors = [open_pages.enter_context(Visitor(url)) for _ in range(5)]
-        streams = [open_pages.enter_context(one.client.stream("GET", "/live")) for one in visitors]
-        told = [looks(stream, 100) for stream in streams]
-        for one in told:
-            next(one)
-        (of_the_loop,) = made.state.site._live.values()
-        (live,) = of_the_loop.values()
-        assert live.viewers == 5
-        before = live.looks
-        wait_until(lambda: live.looks >= before + 2, "looks go on")
-        for page in streams:
-            page.close()
-        wait_until(lambda: live.viewers == 0, "they are gone", 30)
-        wait_until(live._task.done, "nobody looks")
-
-
-@pytest.mark.slow
-def test_a_viewer_that_reads_nothing_holds_no_other(deployment: Deployment) -> None:
-    declare(deployment)
-    with served(dashboard(deployment.app)) as url, Visitor(url) as visitor:
-        place = urlsplit(url)
-        with socket.create_connection((str(place.hostname), int(place.port or 0))) as slow:
-            slow.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            with visitor.client.stream("GET", "/live") as stream:
-                told = looks(stream, 100)
-                next(told)
-                for number in range(3):
-                    runtime_of(deployment.app).pauses.pause("invoices", f"t{number}")
-                    assert next(told)
-            assert visitor.get("/").status_code == 200
-
-
-def test_more_viewers_than_there_is_room_for_are_told_so(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_pages, "MOST_VIEWERS", 1)
-    with visitor.client.stream("GET", "/live") as stream:
-        told = looks(stream, 100)
-        next(told)
-        answer = visitor.get("/live")
-        assert (answer.status_code, "does not change by itself" in answer.text) == (503, True)
-        assert visitor.get("/").status_code == 200
-
-
-def test_a_stream_ends_by_itself_so_that_a_server_that_stops_waits_for_no_viewer(
-    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live_pages, "STREAM_SECONDS", 2)
-    with visitor.client.stream("GET", "/live") as stream:
-        lines = [line for line in stream.iter_lines() if line]
-    assert (lines[0], lines[1]) == ("retry: 500", "event: look")
-
-
-def test_tenants_beyond_those_that_are_looked_at_are_told_so_and_the_first_page_never(
-    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live_pages, "MOST_TENANTS", 1)
+def test_an_open_page_gets_what_has_changed(visitor: Visitor, deployment: Deployment) -> None:
     acme = {"pipeline": "invoices", "tenant": "acme"}
-    with (
-        visitor.client.stream("GET", "/live", params=acme) as one,
-        visitor.client.stream("GET", "/live", params=acme) as another,
-        visitor.client.stream("GET", "/live") as first,
-    ):
-        told = [looks(stream, 100) for stream in (one, another, first)]
-        assert all("status" in next(one) for one in told)
-        assert visitor.get("/live", pipeline="invoices", tenant="zeta").status_code == 503
+    before = visitor.get("/live", **acme)
+    assert before.headers["cache-control"] == "no-store"
+    assert "Pause" not in before.json()["part"]
+    runtime_of(deployment.app).pauses.pause("invoices", "acme", "the price list is wrong")
+    assert "the price list is wrong" in visitor.get("/live", **acme).json()["part"]
+    assert "No tenant has a runner" in visitor.get("/live").json()["part"]
 
 
-@pytest.mark.parametrize("hours", ["1", "6", "24", "72", "168"])
-def test_a_chart_stays_within_its_frame_and_says_what_it_shows(
-    visitor: Visitor, deployment: Deployment, hours: str
-) -> None:
+def test_a_chart_stays_within_its_frame_and_says_what_it_shows(visitor: Visitor, deployment: Deployment) -> None:
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.run_minutes (pipeline, minute, runs, failed, events, bursts, records, rejected, "
@@ -446,16 +339,17 @@ def test_a_chart_stays_within_its_frame_and_says_what_it_shows(
             "SELECT 'invoices', m, 1, 1, 123456, 1, 1, 0, 5, 5, ARRAY[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9] "
             "FROM generate_series(date_trunc('minute', now()) - interval '8 days', now(), interval '7 minutes') m"
         )
-    page = visitor.get("/", hours=hours).text
-    ((wide, high, said, drawn),) = re.findall(
-        r'<svg viewBox="0 0 (\d+) (\d+)"[^>]*aria-label="([^"]+)"[^>]*>(.*?)</svg>', page, re.DOTALL
-    )
-    assert re.fullmatch(rf"\d+ events and \d+ runs in the last {hours} hours", said.replace(",", ""))
-    assert '<td class="n">&gt; 10,000 ms</td></tr>' in page
-    assert "of the runs" not in page
-    bars = re.findall(r"M([\d.]+) (\d+)v-([\d.]+)h", drawn)
-    assert bars
-    assert all(0 <= float(x) <= float(wide) and float(tall) <= float(foot) <= float(high) for x, foot, tall in bars)
+    for hours in ("1", "6", "24", "72", "168"):
+        page = visitor.get("/", hours=hours).text
+        ((wide, high, said, drawn),) = re.findall(
+            r'<svg viewBox="0 0 (\d+) (\d+)"[^>]*aria-label="([^"]+)"[^>]*>(.*?)</svg>', page, re.DOTALL
+        )
+        assert re.fullmatch(rf"\d+ events and \d+ runs in the last {hours} hours", said.replace(",", ""))
+        assert '<td class="n">&gt; 10,000 ms</td></tr>' in page
+        assert "of the runs" not in page
+        bars = re.findall(r"M([\d.]+) (\d+)v-([\d.]+)h", drawn)
+        assert bars
+        assert all(0 <= float(x) <= float(wide) and float(tall) <= float(foot) <= float(high) for x, foot, tall in bars)
 
 
 def test_there_is_a_next_page_only_if_it_has_rows(visitor: Visitor, deployment: Deployment) -> None:
@@ -469,42 +363,3 @@ def test_there_is_a_next_page_only_if_it_has_rows(visitor: Visitor, deployment: 
     assert next_pages() == ["/tenants", "/tenants?failing=1", "/runs", "/runs?pipeline=invoices", "/runs?tenant=t50"]
     (path,) = re.findall(r'rel="next" href="([^"]+)"', visitor.get("/tenants").text)
     assert 'href="/tenant?pipeline=invoices&amp;tenant=t51"' in visitor.client.get(path.replace("&amp;", "&")).text
-
-
-def test_a_stream_ends_with_its_page_whatever_the_server_says_of_a_lost_connection(deployment: Deployment) -> None:
-    """A server of ASGI 2.4 may drop what is sent to nobody without an error."""
-    declare(deployment)
-    made = dashboard(deployment.app)
-    headers = [(b"host", b"localhost")]
-    scope: dict[str, Any] = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.4"},
-        "http_version": "1.1",
-        "method": "GET",
-    }
-    scope |= {"path": "/live", "raw_path": b"/live", "query_string": b"", "root_path": "", "scheme": "http"}
-    scope |= {"headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}
-
-    async def visit() -> int:
-        seen, gone, asked = asyncio.Event(), asyncio.Event(), 0
-
-        async def send(message: Any) -> None:
-            if b"event: look" in message.get("body", b""):
-                seen.set()
-
-        async def receive() -> Any:
-            nonlocal asked
-            asked += 1
-            if asked > 1:
-                await gone.wait()
-            return {"type": "http.disconnect" if gone.is_set() else "http.request", "body": b"", "more_body": False}
-
-        page = asyncio.create_task(made(scope, receive, send))
-        await asyncio.wait_for(seen.wait(), 20)
-        ((live,),) = [[*one.values()] for one in made.state.site._live.values()]
-        assert live.viewers == 1
-        gone.set()
-        await asyncio.wait_for(page, 5)
-        return int(live.viewers)
-
-    assert asyncio.run(visit()) == 0

@@ -143,9 +143,7 @@ def test_during_a_rotation_both_secrets_sign(drill: Drill, endpoint: Endpoint) -
         standardwebhooks.Webhook(secret).verify(body, headers)
 
 
-def test_postgres_keeps_each_digit_and_a_handler_reads_doubles_and_exact_whole_numbers(
-    drill: Drill, endpoint: Endpoint
-) -> None:
+def test_an_endpoint_gets_each_digit_that_postgres_has(drill: Drill, endpoint: Endpoint) -> None:
     document = '{"odd": 9007199254740993, "wide": 12345678901234567.89, "price": 12.50}'
     handle(drill, endpoint)
     with drill.deployment.engine.begin() as connection:
@@ -155,7 +153,7 @@ def test_postgres_keeps_each_digit_and_a_handler_reads_doubles_and_exact_whole_n
     drill.run_one()
     ((_, _, body),) = endpoint.requests
     (sent,) = json.loads(body, parse_float=str)["data"]
-    assert sent["document"] == {"odd": 2**53 + 1, "price": "12.5", "wide": "1.2345678901234568e+16"}
+    assert sent["document"] == json.loads(document, parse_float=str)
 
 
 def test_a_request_for_each_record(drill: Drill, endpoint: Endpoint) -> None:
@@ -176,49 +174,38 @@ def test_the_failures_of_an_answer_are_rejected_and_the_others_handled(drill: Dr
     assert (number, reason) == ("2", "no such customer")
 
 
-@pytest.mark.parametrize(
-    "failures", [[{"id": "9", "error": "x"}], [{"id": "1"}], [{"id": "1", "error": ""}], [1], {"1": "x"}, "all"]
-)
-def test_failures_that_cannot_be_understood_fail_the_batch(drill: Drill, endpoint: Endpoint, failures: Any) -> None:
-    endpoint.answer = always(200, body=json.dumps({"failures": failures}).encode())
-    handle(drill, endpoint)
-    drill.save("acme", "1", "2")
-    drill.run_one()
-    assert [type(error) for error in drill.errors] == [UnexpectedAnswer]
-    assert drill.states() == {"pending": 2}
+UNREADABLE: list[tuple[dict[str, str], bytes]] = [
+    *(
+        ({}, json.dumps({"failures": failures}).encode())
+        for failures in ([{"id": "9", "error": "x"}], [{"id": "1"}], [{"id": "1", "error": ""}], [1], {"1": "x"}, "all")
+    ),
+    ({}, json.dumps({"failures": [{"id": "1", "error": "e" * 1_100_000}]}).encode()),
+    ({"Content-Encoding": "gzip"}, gzip.compress(b'{"failures": [{"id": "1", "error": "e"}]}')),
+    ({}, '{"failures": [{"id": "1", "error": "\xe4"}]}'.encode("latin-1")),
+    ({"Content-Type": "application/json"}, b"ok"),
+    ({}, b'{"failures": [{"id'),
+]
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b"ok", b"[]", b'{"failures": []}', b'{"failures": null}', b"[" * 50_000, b'{"id": 1}']
-)
-def test_other_answers_with_2xx_mean_that_all_were_taken(drill: Drill, endpoint: Endpoint, body: bytes) -> None:
-    endpoint.answer = always(202, body=body)
-    handle(drill, endpoint)
-    drill.save("acme", "1", "2")
-    drill.run_one()
-    assert drill.states() == {"handled": 2}
+def test_an_answer_that_cannot_be_read_handles_nothing(endpoint: Endpoint) -> None:
+    handler = deliver(endpoint.url, SECRET, allow_private=True)
+    endpoint.handlers.append(handler)
+    for headers, body in UNREADABLE:
+        endpoint.answer = always(200, headers, body)
+        batch = a_batch("acme", 2)
+        with pytest.raises(UnexpectedAnswer):
+            handler(batch)
+        assert not batch.done, body[:100]
 
 
-@pytest.mark.parametrize(
-    ("headers", "body"),
-    [
-        ({}, json.dumps({"failures": [{"id": "1", "error": "e" * 1_100_000}]}).encode()),
-        ({"Content-Encoding": "gzip"}, gzip.compress(b'{"failures": [{"id": "1", "error": "e"}]}')),
-        ({}, '{"failures": [{"id": "1", "error": "\xe4"}]}'.encode("latin-1")),
-        ({"Content-Type": "application/json"}, b"ok"),
-        ({}, b'{"failures": [{"id'),
-    ],
-    ids=["too long", "packed", "not UTF-8", "no JSON", "cut"],
-)
-def test_an_answer_that_cannot_be_read_handles_nothing(
-    drill: Drill, endpoint: Endpoint, headers: dict[str, str], body: bytes
-) -> None:
-    endpoint.answer = always(200, headers, body)
-    handle(drill, endpoint)
-    drill.save("acme", "1", "2")
-    drill.run_one()
-    assert [type(error) for error in drill.errors] == [UnexpectedAnswer]
-    assert drill.states() == {"pending": 2}
+def test_other_answers_with_2xx_mean_that_all_were_taken(endpoint: Endpoint) -> None:
+    handler = deliver(endpoint.url, SECRET, allow_private=True)
+    endpoint.handlers.append(handler)
+    for body in (b"", b"ok", b"[]", b'{"failures": []}', b'{"failures": null}', b"[" * 50_000, b'{"id": 1}'):
+        endpoint.answer = always(202, body=body)
+        batch = a_batch("acme", 2)
+        handler(batch)
+        assert (batch.done, dict(batch.rejected)) == ({"0", "1"}, {}), body
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -241,7 +228,7 @@ def test_an_endpoint_that_asks_to_wait_is_left_alone_as_long(drill: Drill, endpo
     assert drill.quarantine() == []
 
 
-@pytest.mark.parametrize("status", [301, 302, 307, 401, 403, 404, 408, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [302, 404, 500, 503])
 def test_an_endpoint_that_cannot_be_used_is_tried_again(drill: Drill, endpoint: Endpoint, status: int) -> None:
     endpoint.answer = always(status, {"Location": "/elsewhere"})
     handle(drill, endpoint)
@@ -266,8 +253,7 @@ def test_a_request_that_is_too_large_is_halved_at_once(drill: Drill, endpoint: E
     assert [number for ids in taken for number in ids] == numbers, "in their order"
 
 
-@pytest.mark.parametrize("bad", ["10", "15"])
-@pytest.mark.parametrize("status", [400, 409, 413, 422])
+@pytest.mark.parametrize(("status", "bad"), [(400, "10"), (409, "15"), (422, "19")])
 def test_one_record_that_is_refused_costs_no_other(drill: Drill, endpoint: Endpoint, status: int, bad: str) -> None:
     def answer(data: Any) -> Answer:
         return (status, {}, b"not this " * 1_000) if any(one["id"] == bad for one in data) else (200, {}, b"")
@@ -299,7 +285,7 @@ def test_a_record_that_is_refused_alone_goes_to_quarantine_when_others_are_taken
     assert reason.endswith("422: not this")
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 413, 422, 451])
+@pytest.mark.parametrize("status", [401, 413, 451])
 def test_an_endpoint_that_refuses_everything_empties_no_backlog_into_quarantine(
     drill: Drill, endpoint: Endpoint, status: int
 ) -> None:

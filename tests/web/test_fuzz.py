@@ -40,7 +40,13 @@ def asked(deployment: Deployment, source: str, body: bytes, path: str | None = N
     headers = [(name.lower(), value) for name, value in headers] + [(b"content-length", length)] * bool(length)
     path = one.webhook.route if path is None else path
     request = Input(0, "POST", path, b"\xff", headers, [body], True, False, "1.1", Expected.ANY, None)
-    return asyncio.run(called(receiver(*hooks(), app=deployment.app), request))
+
+    async def ask() -> Answer:
+        app = receiver(*hooks(), app=deployment.app)
+        async with app.router.lifespan_context(app):
+            return await called(app, request)
+
+    return asyncio.run(ask())
 
 
 def test_a_length_in_digits_that_are_not_ascii_is_no_length(deployment: Deployment) -> None:
@@ -73,10 +79,6 @@ def test_a_body_in_which_a_path_finds_no_end_is_unmatched(
     assert "Traceback" not in caplog.text
 
 
-def find_right(*_: object) -> None:
-    """Find each signature right."""
-
-
 def allow(*_: object) -> bool:
     return True
 
@@ -87,8 +89,8 @@ def fail(*_: object) -> Any:
 
 def refuse_with(text: str) -> Any:
     class Telling(endpoint.Refusal):
-        def __init__(self, status: int, said: str, headers: dict[str, str] | None = None, **more: Any) -> None:
-            super().__init__(status, text, headers, **{"why": said, **more})
+        def __init__(self, status: int, error: str, headers: dict[str, str] | None = None, **more: Any) -> None:
+            super().__init__(status, text, headers, **{"why": error, **more})
 
     return Telling
 
@@ -100,14 +102,14 @@ async def answer_first(*_: object) -> Any:
 @pytest.mark.parametrize(
     ("place", "name", "broken", "wrong"),
     [
-        (signatures._Secret, "_check", find_right, "taken, and should be refused"),
+        (signatures.Hmac, "_is_signed", allow, "taken, and should be refused"),
         (receiving, "parsed", fail, "in the log: taskbridge.web.endpoint ERROR"),
-        (receiving._OfWebhook, "done", fail, "RuntimeError: a bug"),
-        (receiving._OfWebhook, "done", answer_first, "answered with 200 and not there"),
+        (receiving._OfWebhook, "store", fail, "in the log: taskbridge.web.endpoint ERROR"),
+        (receiving._OfWebhook, "store", answer_first, "answered with 200 and not there"),
         (posting._Events, "_is_allowed", allow, "/events', REFUSED): taken, and should be refused"),
         (posting, "parsed", fail, "in the log: taskbridge.web.endpoint ERROR"),
-        (posting._Events, "done", fail, "RuntimeError: a bug"),
-        (posting._Events, "done", answer_first, "answered with 200 and not there"),
+        (posting._Events, "store", fail, "in the log: taskbridge.web.endpoint ERROR"),
+        (posting._Events, "store", answer_first, "answered with 200 and not there"),
         (posting, "Refusal", refuse_with(TOKENS[0]), "it has a secret"),
         (posting, "Refusal", refuse_with(CANARY), "it has a document"),
         (receiving, "Refusal", refuse_with(SECRETS[0]), "it has a secret"),

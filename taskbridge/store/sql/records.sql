@@ -39,51 +39,34 @@ SET document = excluded.document, deleted = false, delay_ms = excluded.delay_ms,
 RETURNING id
 
 -- name: receive
--- Store what webhooks brought, in one statement and so in one transaction: of each delivery its first coming, and of each
--- record its newest version. A record that is there with the very same document stays untouched. One without a document is
--- deleted.
--- A delivery that another transaction is storing is waited for: it is known only then whether it came before.
--- Each INSERT goes in the order of its key, so that two of these never wait for each other.
-WITH given AS MATERIALIZED (
-    SELECT *
-    FROM unnest(
-        %(sources)s::text[], %(deliveries)b::text[], %(tenants)b::text[], %(keys)b::text[], %(versions)s::numeric[],
-        %(documents)b::text[], %(traceparents)b::text[]
-    ) WITH ORDINALITY AS g (source, delivery, tenant, key, version, document, traceparent, place)
-), fresh AS (
-    INSERT INTO {schema}.received AS r (source, delivery)
-    SELECT source, delivery FROM given WHERE delivery IS NOT NULL ORDER BY source, delivery
+-- Store the record of one webhook: if its delivery is new, and no newer version of the record is there. A record with the
+-- very same document stays untouched. One without a document is deleted.
+-- A delivery that another transaction is storing is waited for: only then is it known whether it came before.
+WITH fresh AS (
+    INSERT INTO {schema}.received (source, delivery)
+    SELECT %(source)s::text, %(delivery)s::text WHERE %(delivery)s::text IS NOT NULL
     ON CONFLICT DO NOTHING
-    RETURNING r.source, r.delivery
-), newest AS MATERIALIZED (
-    SELECT DISTINCT ON (g.source, g.tenant, g.key) g.*
-    FROM given g
-    WHERE g.delivery IS NULL OR g.place IN (
-        SELECT min(o.place) FROM given o JOIN fresh f ON f.source = o.source AND f.delivery = o.delivery
-        GROUP BY o.source, o.delivery
-    )
-    ORDER BY g.source, g.tenant, g.key, g.version DESC NULLS LAST, g.place DESC
+    RETURNING delivery
+), given AS MATERIALIZED (
+    SELECT %(delivery)s::text IS NULL OR EXISTS (SELECT FROM fresh) AS is_new
 ), versioned AS (
     INSERT INTO {schema}.record_versions AS v (source, tenant, key, version)
-    SELECT source, tenant, key, version FROM newest WHERE version IS NOT NULL ORDER BY source, tenant, key
+    SELECT %(source)s::text, %(tenant)s::text, %(key)s::text, %(version)s::numeric
+    FROM given WHERE is_new AND %(version)s::numeric IS NOT NULL
     ON CONFLICT (source, tenant, key) DO UPDATE SET version = excluded.version
     WHERE v.version <= excluded.version
-    RETURNING v.source, v.tenant, v.key
+    RETURNING v.version
 ), written AS (
     INSERT INTO {schema}.records AS r (source, tenant, key, document, deleted, traceparent)
-    SELECT n.source, n.tenant, n.key, n.document::jsonb, n.document IS NULL, n.traceparent
-    FROM newest n
-    LEFT JOIN versioned v ON v.source = n.source AND v.tenant = n.tenant AND v.key = n.key
-    WHERE n.version IS NULL OR v.key IS NOT NULL
-    ORDER BY n.source, n.tenant, n.key
+    SELECT %(source)s::text, %(tenant)s::text, %(key)s::text, %(document)s::text::jsonb, %(document)s::text IS NULL,
+        %(traceparent)s::text
+    FROM given WHERE is_new AND (%(version)s::numeric IS NULL OR EXISTS (SELECT FROM versioned))
     ON CONFLICT (source, tenant, key) DO UPDATE
     SET document = excluded.document, deleted = excluded.deleted, traceparent = excluded.traceparent
     WHERE r.deleted <> excluded.deleted OR r.document IS DISTINCT FROM excluded.document
-    RETURNING r.source, r.tenant
+    RETURNING r.key
 )
-SELECT 'delivery' AS what, source, delivery AS name FROM fresh
-UNION ALL
-SELECT DISTINCT 'tenant', source, tenant FROM written
+SELECT is_new, EXISTS (SELECT FROM written) AS changed FROM given
 
 -- name: has_records
 -- Whether a source has any record.

@@ -1,12 +1,11 @@
-// Keeps the status and the live part of a page as they are now. Without this script all works, and stands still.
+// Keeps the status and the live part of a page up to date. Without this script all works, and stands still.
 "use strict";
 (() => {
   const part = document.getElementById("live");
   const status = document.getElementById("status");
-  if (!part || !window.EventSource) return;
-
-  const now = () => { part.dataset.at = new Date().toLocaleTimeString(); };
-  now();
+  if (!part) return;
+  const now = () => new Date().toLocaleTimeString();
+  part.dataset.at = now();
 
   const isInUse = () => {
     const chosen = document.getSelection();
@@ -14,7 +13,7 @@
       (chosen !== null && !chosen.isCollapsed && part.contains(chosen.anchorNode));
   };
   const put = (where, html) => {
-    if (!where || html === undefined || where.dataset.shown === html) return;
+    if (where.dataset.shown === html) return;
     where.dataset.shown = html;
     const focused = where.contains(document.activeElement) ? document.activeElement : null;
     const wide = [...where.querySelectorAll(".wide")].map((one) => one.scrollLeft);
@@ -24,33 +23,29 @@
     if (focused) [...where.querySelectorAll("a, [tabindex]")].find((one) => name(one) === name(focused))?.focus();
   };
 
-  let source = null;
-  let again = null;
-  const close = () => {
-    clearTimeout(again);
-    source?.close();
-  };
-  const open = () => {
-    close();
-    source = new EventSource(part.dataset.live);
-    source.addEventListener("look", (event) => {
-      const look = JSON.parse(event.data);
-      put(status, look.status);
-      if (!isInUse()) put(part, look.part);
+  let isWaiting = false;
+  const update = async () => {
+    if (isWaiting || document.hidden) return;
+    isWaiting = true;
+    try {
+      const answer = await fetch(part.dataset.live, { signal: AbortSignal.timeout(30000) });
+      if (!answer.ok) throw new Error(answer.statusText);
+      const live = await answer.json();
+      put(status, live.status);
       // Without a new part a server does not answer, and what is shown is of before.
-      part.dataset.stale = look.part === undefined ? "yes" : "no";
-      if (look.part !== undefined) now();
+      part.dataset.stale = live.part === undefined ? "yes" : "no";
+      if (live.part !== undefined) {
+        part.dataset.at = now();
+        if (!isInUse()) put(part, live.part);
+      }
       document.body.dataset.live = "yes";
-    });
-    source.addEventListener("error", () => {
-      // A stream that ends is opened again by the browser, but not one that was refused.
-      if (source.readyState !== EventSource.CLOSED) return;
+    } catch {
       document.body.dataset.live = "no";
-      again = setTimeout(open, 10000);
-    });
+    } finally {
+      isWaiting = false;
+    }
   };
-  open();
-  addEventListener("pagehide", close);
-  // The browser may keep a page that is left, and show it again as it was.
-  addEventListener("pageshow", (event) => { if (event.persisted) open(); });
+  update();
+  setInterval(update, 2000);
+  document.addEventListener("visibilitychange", update);
 })();

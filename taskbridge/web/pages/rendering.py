@@ -1,0 +1,122 @@
+"""How values appear on pages: numbers, times, names and links."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from taskbridge.common.histogram import within
+from taskbridge.common.texts import counted, one_line, printable
+from taskbridge.common.times import ago, ahead, moment
+
+__all__ = ["Renderer"]
+
+_NONE: Final = "–"  # noqa: RUF001 - a dash as wide as a digit
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
+LONGEST_LINE: Final = 300
+_HIDDEN: Final = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
+
+
+class Renderer:
+    """Makes pages of values. All text is escaped."""
+
+    def __init__(self) -> None:
+        self._templates = Environment(
+            loader=PackageLoader("taskbridge.web.pages"),
+            autoescape=True,
+            finalize=_visible,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._templates.filters.update(
+            n=_number,
+            seconds=_duration,
+            ms=_milliseconds,
+            within=lambda ms: _NONE if ms is None else within(ms),
+            ago=_ago,
+            clock=_clock,
+            moment=moment,
+            line=_line,
+            counted=counted,
+        )
+        self._templates.globals.update(share=_share, second=timedelta(seconds=1), infinity=math.inf)
+
+    def render(self, template: str, root: str, values: Mapping[str, Any]) -> str:
+        """Return a page, or a part of one. `root` is the path under which the dashboard is mounted."""
+
+        def link(to: str = "", /, **parameters: Any) -> str:
+            given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
+            return f"{root}/{to}{'?' if given else ''}{urlencode(given)}"
+
+        return self._templates.get_template(template).render({"link": link, "root": root, **values})
+
+
+def _visible(value: object) -> object:
+    r"""Return text whose characters that have no width, or turn the line, are escapes such as `\u202e`.
+
+    So a name cannot look like another. The joiners stay, which scripts and emoji need.
+    """
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], value)
+    return value
+
+
+def _number(value: float | None) -> str:
+    """Return a number with its thousands apart."""
+    if value is None:
+        return _NONE
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:,.1f}"
+
+
+def _duration(seconds: float | None) -> str:
+    """Return a time in the unit that fits: 350 ms, 12 s, 3 min, 2.5 h, 4 d."""
+    if seconds is None:
+        return _NONE
+    if math.isinf(seconds):
+        return "never"
+    if seconds and seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    for size, unit in _UNITS:
+        if seconds >= size:
+            count = seconds / size
+            return f"{count:.1f} {unit}" if count < 10 and unit != "min" else f"{count:.0f} {unit}"
+    return f"{seconds:.1f} s" if 0 < seconds < 10 else f"{seconds:.0f} s"
+
+
+def _milliseconds(value: float | None) -> str:
+    return _NONE if value is None else f"{value:,.0f} ms"
+
+
+def _ago(at: datetime | None) -> str:
+    """Return how long ago a time was, or how far it lies ahead, as the sentences say it."""
+    if at is None:
+        return _NONE
+    seconds = (datetime.now(UTC) - at).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    return ago(at) if seconds > 0 else ahead(-seconds)
+
+
+def _clock(at: datetime | None, to: str = "seconds") -> str:
+    """Return a time in UTC, to the second or to the millisecond."""
+    return _NONE if at is None else f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(' ', to)} UTC"
+
+
+def _share(part: float, whole: float) -> str:
+    """Return a part in per cent, rounded down: 99.99 % is not 100 %."""
+    return _NONE if not whole else f"{math.floor(1000 * part / whole) / 10:.1f} %"
+
+
+def _line(text: str | None) -> str:
+    """Return the text of an error on one line of bounded length."""
+    line = printable(one_line(text or ""))
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} …"

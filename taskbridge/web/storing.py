@@ -1,0 +1,202 @@
+"""Storing what requests bring: each in a transaction of its own, and then the events of the pipelines that read it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import Context
+from typing import Any, Final
+
+import psycopg
+from celery import Celery
+
+from taskbridge.common.seldom import Seldom
+from taskbridge.common.server_errors import translated_errors
+from taskbridge.common.texts import error_line, printable
+from taskbridge.declaring.criteria import Unmatched
+from taskbridge.errors import InvalidInput
+from taskbridge.process.runtime import runtime_of
+from taskbridge.producing.notify import Event, Events, asend, logged, merge
+from taskbridge.producing.recording import Prepared
+from taskbridge.store import (
+    AsyncPool,
+    Incoming,
+    exact_json_text,
+    forget_received,
+    message_statement,
+    receive_statement,
+    rows_statement,
+)
+from taskbridge.web.webhook import Unfit
+
+__all__ = ["Storage"]
+
+log = logging.getLogger(__name__)
+
+OPENED_WITHIN: Final = 2.0
+"""Seconds for which a server's start waits for a session."""
+FORGETS_EVERY: Final = 60.0
+"""Seconds between two deletions of ids of webhooks that are too old to be kept."""
+EVENTS_EVERY: Final = 0.05
+"""Seconds between two sendings of events: the first is sent at once, and those that come meanwhile go together."""
+LONGEST_UNSTORABLE: Final = 1_000_000
+
+
+class Storage:
+    """Stores what requests bring, and notifies the pipelines that read it. One for each event loop."""
+
+    def __init__(self, app: Celery) -> None:
+        self._runtime = runtime_of(app)
+        self._pool = AsyncPool(self._runtime.engine)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed: set[tuple[str, str]] = set()
+        self._matched: dict[Event, int | None] = {}
+        self._is_sending = self._is_prepared = False
+        self._failures = Seldom()
+        """Events that were not sent."""
+        self._forgets_at = 0.0
+
+    async def open(self) -> None:
+        """Open a session, and import the modules with the pipelines: the first request would wait for both otherwise.
+
+        If either fails or takes longer than `OPENED_WITHIN`, requests report it.
+        """
+        opening = asyncio.gather(self._pool.open(), asyncio.to_thread(self.prepare), return_exceptions=True)
+        await asyncio.wait([opening], timeout=OPENED_WITHIN)
+
+    async def close(self) -> None:
+        """Wait for what was begun, and close the sessions."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._pool.close()
+
+    async def receive(self, incoming: Incoming) -> bool:
+        """Store the record of a webhook; return whether the webhook came for the first time.
+
+        Raises:
+            Unavailable: Postgres cannot be used, all sessions are in use, or another transaction holds the record. What
+                became of it is unknown, so the sender should send it again.
+            InvalidInput: Postgres refuses the record.
+        """
+        with _translated():
+            (((is_new, has_changed),),) = await self._pool.execute(receive_statement(incoming))
+        self._after_commit({(incoming.source, incoming.tenant)} if has_changed else (), {})
+        return bool(is_new)
+
+    async def store(self, records: Sequence[Incoming], messages: Sequence[Prepared]) -> None:
+        """Store all of what one request brings, or nothing.
+
+        Raises: as `receive`.
+        """
+        rows: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+        traceparent = None
+        for one in records:
+            rows[one.source].append((one.tenant, one.key, one.document or "{}"))
+            traceparent = one.traceparent
+        # In one order, so that two requests hardly ever wait for each other.
+        sources = sorted(rows)
+        messages = sorted(messages, key=lambda one: (one.pipeline, one.message_id))
+        with _translated():
+            changed = await self._pool.execute(
+                *(rows_statement(source, rows[source], traceparent) for source in sources),
+                *(one.statement(self._runtime) for one in messages),
+            )
+        matched: dict[Event, int | None] = {}
+        for message, is_new in zip(messages, changed[len(sources) :], strict=True):
+            if is_new:
+                merge(matched, dict(message.events))
+        tenants = {(source, tenant) for source, found in zip(sources, changed, strict=False) for (tenant,) in found}
+        self._after_commit(tenants, matched)
+
+    async def keep(self, unfit: Unfit) -> None:
+        """Store a request that brings no record as unmatched; the same body is stored once.
+
+        Raises: as `receive`.
+        """
+        name = hashlib.sha256(unfit.request.body).hexdigest()
+        try:
+            await self._keep(unfit, name, exact_json_text("", unfit.request.payload))
+        except InvalidInput:
+            text = ascii(unfit.request.body.decode(errors="replace"))
+            await self._keep(unfit, name, json.dumps({"unstorable": text[:LONGEST_UNSTORABLE]}))
+        log.error(
+            "request %s to %r is stored as unmatched: %s (`taskbridge quarantine list --unmatched` shows it)",
+            name,
+            unfit.source,
+            printable(unfit.reason),
+        )
+
+    async def _keep(self, unfit: Unfit, name: str, text: str) -> None:
+        reason = Unmatched(printable(unfit.reason)[:2000])
+        with _translated():
+            await self._pool.execute(message_statement(unfit.source, name, text, reason))
+
+    def _after_commit(self, changed: Iterable[tuple[str, str]], matched: Events) -> None:
+        """Send events for tenants with changed records. No answer waits for it: workers find the records without."""
+        self._changed.update(changed)
+        merge(self._matched, matched)
+        if (self._changed or self._matched) and not self._is_sending:
+            self._is_sending = True
+            self._begin(self._send())
+        if time.monotonic() >= self._forgets_at:
+            self._forgets_at = time.monotonic() + FORGETS_EVERY
+            self._begin(asyncio.to_thread(self._forget))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        # In no request's context, since it works for many.
+        task = asyncio.create_task(work, context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self) -> None:
+        try:
+            if not self._is_prepared:
+                await asyncio.to_thread(self.prepare)
+            while self._changed or self._matched:
+                changed, self._changed = self._changed, set()
+                matched, self._matched = self._matched, {}
+                if events := self._events(changed, matched):
+                    with logged(self._runtime, events, self._failures):
+                        await asend(self._runtime, [*events.items()])
+                await asyncio.sleep(EVENTS_EVERY)
+        except Exception as error:
+            if self._failures.counted(type(error)):
+                log.exception("no events for the records that came; workers find them all the same")
+        finally:
+            self._is_sending = False
+
+    def prepare(self) -> None:
+        """Import the modules with the pipelines, and make what sends events: both take a while, so not in the loop."""
+        self._runtime.pipelines.names()
+        _ = self._runtime.event_gate
+        self._is_prepared = True
+
+    def _events(self, changed: set[tuple[str, str]], matched: Events) -> Events:
+        pipelines = self._runtime.pipelines
+        events: dict[Event, int | None] = dict(matched)
+        for name in pipelines.names():
+            merge(events, {(name, tenant): None for source, tenant in changed if source == pipelines[name].source})
+        return events
+
+    def _forget(self) -> None:
+        try:
+            with translated_errors():
+                while forget_received(self._runtime.engine):
+                    pass
+        except Exception as error:
+            log.warning("ids of old webhooks are not deleted now: %s", error_line(error))
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        with translated_errors():
+            yield
+    except psycopg.DataError:
+        raise InvalidInput("Postgres cannot hold the record") from None
