@@ -24,7 +24,7 @@ from taskbridge.django.lending import lent
 from taskbridge.django.typed import typed
 from taskbridge.errors import InvalidInput, TaskBridgeError
 from taskbridge.settings import Settings
-from taskbridge.store.backfills import adopting
+from taskbridge.store.adopted import adopting
 from taskbridge.store.queries import query, quoted
 
 __all__ = ["AdoptTable", "adopting_migration", "unadopted"]
@@ -132,7 +132,7 @@ class AdoptTable(Operation):
             # One migration may adopt a source twice, and its first adoption counts.
             deferred[:] = [one for one in deferred if not (isinstance(one, _AtTheEnd) and one.source == self.source)]
             if before is None:
-                store.unadopt_within(connection, self.source)
+                store.unadopt(connection, self.source)
                 return
         # What follows in this migration may give columns back the names that the earlier one knows.
         deferred.append(_AtTheEnd(self.source, lambda: self._restore(*before, schema_editor)))

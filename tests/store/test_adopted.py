@@ -43,7 +43,6 @@ from taskbridge.store import (
     removal_statements,
     trigger_faults,
     unadopt,
-    unadopt_within,
 )
 from taskbridge.store.queries import compact, query
 from taskbridge.store.transaction import OtherReader
@@ -1013,7 +1012,7 @@ def test_a_table_is_adopted_and_given_up_in_a_transaction_of_the_caller_s_whose_
     assert [due.source for due in backfills_due(engine)] == ["orders"], "one row was there before"
     with engine.begin() as connection:
         before = connection.exec_driver_sql(settings).one()
-        unadopt_within(connection, "orders")
+        unadopt(connection, "orders")
         assert connection.exec_driver_sql(settings).one() == before
     assert rows(engine, "SELECT FROM pg_trigger WHERE tgname LIKE 'taskbridge%'") == []
 
