@@ -130,6 +130,7 @@ class Known(NamedTuple):
     columns_called: Sequence[str]
     columns_taken: Sequence[str]
     columns_retyped: Sequence[str]
+    has_other_types: bool
 
     @property
     def definition(self) -> Definition:

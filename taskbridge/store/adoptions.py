@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.names import check_source_name
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
-from taskbridge.store.adopted import Adopted, Definition, Known, described, known, present
+from taskbridge.store.adopted import MARK, Adopted, Definition, Known, described, known, present
 from taskbridge.store.backfilling import backfills_due
 from taskbridge.store.db import driver_error, is_busy, within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, schema_of, setting
@@ -332,21 +332,24 @@ def _trigger_faults(connection: Connection, adopted: Adopted, one: Known) -> dic
         return wrong
     in_each_write = (one.tenant_column, *one.key_columns)
     # What is watched is looked at where rows are updated alone.
-    wrong = {
+    if wrong := {
         f"its column {name} is called {now} now, so {'changes' if name in in_each_write else 'updates'} of the table "
         "are not recorded": False
         for name, now in one.renamed.items()
-    }
-    if not wrong and (other := one.makes_other_keys(adopted.names)):
+    }:
+        return wrong
+    if other := one.makes_other_keys(adopted.names):
         return {other: False}
     has_missed = queries(connection)("adopted_has_missed")
-    if not wrong and connection.exec_driver_sql(has_missed, {"source": one.source}).scalar_one():
+    if connection.exec_driver_sql(has_missed, {"source": one.source}).scalar_one():
         return {"its columns were called otherwise for a while, in which changes were not recorded": True}
     # A migration may have run what was printed in another form.
-    body = _function(adopted).split("$taskbridge$")[1].split()
-    if not wrong and any(trigger.body.split() != body for trigger in found):
+    body = _function(adopted).split(MARK)[1].split()
+    if any(trigger.body.split() != body for trigger in found):
         return {"its columns have changed, or another version of TaskBridge made its triggers": False}
-    return wrong
+    if one.has_other_types and adopted.table.by_row:
+        return {"its columns have other types now, so each change costs more": False}
+    return {}
 
 
 def _idle_triggers(adopted: Adopted, found: Sequence[Any]) -> dict[str, bool]:

@@ -97,7 +97,12 @@ SELECT a.source, a.relation::oid::bigint AS relation, a.name, a.tenant_column, a
                AND CASE WHEN a.numbered = a.relation::oid THEN t.attnum = p.number ELSE t.attname = p.name END
            CROSS JOIN {schema}.text_kind(t.atttypid, t.atttypmod) k (kind)
            WHERE {schema}.has_other_text(p.kind, k.kind)
-       ) AS columns_retyped
+       ) AS columns_retyped,
+       EXISTS (
+           SELECT FROM unnest(a.column_numbers, a.column_types) p (number, type)
+           JOIN pg_attribute t ON t.attrelid = a.relation AND t.attnum = p.number
+           WHERE a.numbered = a.relation::oid AND t.atttypid <> p.type
+       ) AS has_other_types
 FROM {schema}.adopted a
 LEFT JOIN pg_class c ON c.oid = a.relation
 LEFT JOIN pg_namespace s ON s.oid = c.relnamespace
