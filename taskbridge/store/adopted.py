@@ -131,6 +131,11 @@ class Known(NamedTuple):
     columns_taken: Sequence[str]
     columns_retyped: Sequence[str]
     has_other_types: bool
+    has_missed: bool
+    is_readable: bool
+    is_due: bool
+    backfilled: int
+    again: bool
 
     @property
     def definition(self) -> Definition:

@@ -124,9 +124,9 @@ def adoption(
     with _transaction(where) as connection:
         relation, name = _named(connection, table)
         try:
-            source = check_source_name(name if source is None else source)
+            source = check_source_name(source or name)
         except InvalidName as error:
-            raise InvalidName(f"{error}: give the source a name with --source") from None
+            raise error if source else InvalidName(f"{error}: give the source a name with --source") from None
         before = next(iter(known(connection, source)), None)
         if watched is None:
             watched = before.definition.watched if before and before.relation == relation else ()
@@ -340,8 +340,7 @@ def _trigger_faults(connection: Connection, adopted: Adopted, one: Known) -> dic
         return wrong
     if other := one.makes_other_keys(adopted.names):
         return {other: False}
-    has_missed = queries(connection)("adopted_has_missed")
-    if connection.exec_driver_sql(has_missed, {"source": one.source}).scalar_one():
+    if one.has_missed:
         return {"its columns were called otherwise for a while, in which changes were not recorded": True}
     # A migration may have run what was printed in another form.
     body = _function(adopted).split(MARK)[1].split()
@@ -381,12 +380,12 @@ def check_adoptions(engine: Engine) -> dict[str, list[Fault]]:
 
 
 def _faults(connection: Connection, one: Known) -> Iterator[Fault]:
-    adopted, sql = present(connection, one), queries(connection)
+    adopted = present(connection, one)
     again = one.definition.command(adopted.table.name)
     if one.name != one.called and _is_there(connection, one.name):
         what = f"the table that was adopted is called {one.called} now; changes of {one.name} are not recorded"
         yield Fault(what, f"run: taskbridge unadopt {one.source} && {one.definition.command(one.name)}")
-    if not connection.exec_driver_sql(sql("readable_table"), {"relation": one.relation}).scalar_one():
+    if not one.is_readable:
         what = f"this role has no right to read {adopted.table.name}"
         yield Fault(what, "grant SELECT on it to the workers' role")
     found = _triggers_there(connection, one.source)

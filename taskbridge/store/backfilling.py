@@ -17,8 +17,8 @@ from psycopg.errors import DeadlockDetected, LockNotAvailable, QueryCanceled
 from sqlalchemy import Engine
 
 from taskbridge.errors import InvalidInput
-from taskbridge.store.adopted import SETTINGS, Adopted, adopting, known
-from taskbridge.store.db import Database, driving, in_one_message, rows, within
+from taskbridge.store.adopted import SETTINGS, Adopted, known
+from taskbridge.store.db import Database, driving, in_one_message, within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, quoted, setting
 
 __all__ = ["Backfilled", "Due", "backfill", "backfills_due", "begin_again"]
@@ -72,20 +72,19 @@ class _StandsElsewhere(Exception):
 
 def backfills_due(database: Database) -> Iterator[Due]:
     """Return the adopted tables whose backfill did not begin or did not end, unless somebody chose that."""
-    with driving(database) as driver:
-        found = rows(driver, queries(database)("backfills_due"))
-    for one in found:
-        tenant, *others = one["columns"]
-        command = adopting(one["source"], one["called"], tenant, others[: one["keys"]], others[one["keys"] :])
-        if one["backfilled"]:
-            what = f"the backfill stopped after {one['backfilled']:,} rows, or is on its way"
-            yield Due(one["source"], what, f"if none runs: {command} --backfill", one["again"])
+    with database.begin() as connection:
+        due = [one for one in known(connection) if one.is_due]
+    for one in due:
+        command = one.definition.command(one.called or one.name)
+        if one.backfilled:
+            what = f"the backfill stopped after {one.backfilled:,} rows, or is on its way"
+            yield Due(one.source, what, f"if none runs: {command} --backfill", one.again)
             continue
         what = "rows that were there before the table was adopted have no record until they change"
-        if one["again"]:
+        if one.again:
             what = "changes may have been missed, and no backfill has begun since"
         remedy = f"run: {command} --backfill; with --from-now-on it stays so, and is not told again"
-        yield Due(one["source"], what, remedy, one["again"])
+        yield Due(one.source, what, remedy, one.again)
 
 
 def begin_again(engine: Engine, source: str) -> None:

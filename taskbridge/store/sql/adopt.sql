@@ -77,11 +77,20 @@ ORDER BY i.indisprimary DESC, cardinality(k.names), i.indexrelid
 LIMIT 1
 
 -- name: adopted
--- One adopted table, or all of them, with what the table and its columns are called now. No `called`: the table was dropped.
+-- One adopted table, or all of them, with what the table and its columns are called now. No `called`: the table was dropped. A column
+-- that is gone, and those of a table that was made anew, have the names under which they were adopted. `is_due`: rows from before
+-- were not all given a record, and nobody has chosen that; `again`: changes may have been missed too.
 SELECT a.source, a.relation::oid::bigint AS relation, a.name, a.tenant_column, a.key_columns, a.watched_columns,
        {adoption_version} AS version, a.ended_at IS NOT NULL AS ended,
        quote_ident(s.nspname) || '.' || quote_ident(c.relname) AS called,
-       {columns_called} AS columns_called,
+       ARRAY(
+           SELECT coalesce(t.attname::text, p.name)
+           FROM unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers)
+               WITH ORDINALITY p (name, number, place)
+           LEFT JOIN pg_attribute t
+               ON t.attrelid = a.relation AND a.numbered = a.relation::oid AND t.attnum = p.number AND NOT t.attisdropped
+           ORDER BY p.place
+       ) AS columns_called,
        ARRAY(
            SELECT p.name
            FROM unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers) p (name, number)
@@ -102,7 +111,10 @@ SELECT a.source, a.relation::oid::bigint AS relation, a.name, a.tenant_column, a
            SELECT FROM unnest(a.column_numbers, a.column_types) p (number, type)
            JOIN pg_attribute t ON t.attrelid = a.relation AND t.attnum = p.number
            WHERE a.numbered = a.relation::oid AND t.atttypid <> p.type
-       ) AS has_other_types
+       ) AS has_other_types,
+       {schema}.has_missed(a.source) AS has_missed, has_table_privilege(a.relation, 'SELECT') AS is_readable,
+       c.oid IS NOT NULL AND a.ended_at IS NULL AND a.backfilled_at IS NULL AND NOT a.from_now_on AS is_due,
+       a.backfilled, a.again_below > 0 AS again
 FROM {schema}.adopted a
 LEFT JOIN pg_class c ON c.oid = a.relation
 LEFT JOIN pg_namespace s ON s.oid = c.relnamespace
@@ -126,10 +138,6 @@ ORDER BY a.source
     ) w
     OFFSET 0
 )
-
--- name: adopted_has_missed
--- Whether triggers of an adopted table found its columns changed.
-SELECT {schema}.has_missed(%(source)s)
 
 -- name: adopted_none
 -- A part of other queries, in place of an adopted table that was dropped.
@@ -268,18 +276,6 @@ concat_ws(' ', a.version, c.xmin, c.relnamespace::regnamespace, ARRAY(
 -- The sources that are adopted tables or were: of those that were, changes may be pending, and are still read from the table.
 SELECT source FROM {schema}.adopted
 
--- name: columns_called
--- A part of other queries: what the columns of an adoption `a` are called now: tenant, keys and watched ones. A column that is
--- gone, and those of a table that was made anew, have the names under which they were adopted.
-ARRAY(
-    SELECT coalesce(t.attname::text, p.name)
-    FROM unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers)
-        WITH ORDINALITY p (name, number, place)
-    LEFT JOIN pg_attribute t
-        ON t.attrelid = a.relation AND a.numbered = a.relation::oid AND t.attnum = p.number AND NOT t.attisdropped
-    ORDER BY p.place
-)
-
 -- name: lacks
 -- A part of other queries: which rights the role `o.role` lacks that a trigger function of an adopted table uses with them.
 ARRAY(
@@ -299,10 +295,6 @@ ARRAY(
     WHERE NOT l.has_it
     ORDER BY l.what
 )
-
--- name: readable_table
--- Whether this role may read a table.
-SELECT has_table_privilege(%(relation)s::oid, 'SELECT')
 
 -- name: unadopt_function
 -- A table is given up: the function that its triggers called goes.

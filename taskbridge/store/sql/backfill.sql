@@ -63,14 +63,3 @@ WHERE a.source = %(source)s AND {backfill_state} = %(state)s AND NOT EXISTS (
 -- A part of other queries: what the rows of a backfill of the adoption `a` are read under. Whoever writes them does so only while
 -- this holds, so that another adoption, or a backfill that was begun again, never mixes with it.
 ROW(a.version, a.again_below, a.backfilled_at, a.ended_at)::text
-
--- name: backfills_due
--- The adopted tables whose rows from before were not all given a record, and of which nobody has chosen that. `again`:
--- changes may have been missed too.
-SELECT a.source, quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS called, cardinality(a.key_columns) AS keys,
-       {columns_called} AS columns, a.backfilled, a.again_below > 0 AS again
-FROM {schema}.adopted a
-JOIN pg_class c ON c.oid = a.relation
-JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE a.ended_at IS NULL AND a.backfilled_at IS NULL AND NOT a.from_now_on
-ORDER BY a.source
