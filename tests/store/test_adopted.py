@@ -1396,6 +1396,17 @@ def test_no_write_fails_when_a_type_has_changed_in_any_session(
         shop.exec_driver_sql("TRUNCATE orders")
 
 
+def test_a_partitioned_table_whose_types_have_changed_is_adopted_again(engine: Engine) -> None:
+    run(engine, f"{ORDERS} PARTITION BY RANGE (id)", "CREATE TABLE part PARTITION OF orders DEFAULT")
+    adopted(engine)
+    run(engine, "ALTER TABLE orders ALTER customer TYPE varchar(9)")
+    assert [one.what for one in check_adoptions(engine)["orders"]] == [
+        "its columns have other types now, so each change costs more"
+    ]
+    adopted(engine)
+    assert check_adoptions(engine) == {"orders": []}
+
+
 def test_what_each_run_sends_is_no_longer_than_what_psycopg_keeps(engine: Engine) -> None:
     # given a table as a shop has it
     run(
