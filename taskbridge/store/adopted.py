@@ -73,9 +73,9 @@ class Column(NamedTuple):
             return f"{quoted(schema)}.time_text({text})"
         if self.base == "bpchar":
             return f"rtrim({text}, ' ')"
-        return (
-            f"CASE {text} WHEN 't' THEN 'true' WHEN 'f' THEN 'false' ELSE {text} END" if self.base == "bool" else text
-        )
+        if self.base == "bool":
+            text = f"CASE {text} WHEN 't' THEN 'true' WHEN 'f' THEN 'false' ELSE {text} END"
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +218,7 @@ class Adopted:
                 row += f" || jsonb_build_object({literal(name)}, t.{quoted(name)}{texts})"
         key = self.definition.keys
         texts_of = ["r.external_id"] if len(key) == 1 else [f"r.external_id::jsonb ->> {at}" for at in range(len(key))]
-        texts = zip(self.names, ("r.tenant", *texts_of), strict=True)
-        match = [self._is(column, text) for column, text in texts]
+        match = [self._is(*one) for one in zip(self.names, ("r.tenant", *texts_of), strict=True)]
         parts = {"json": row, "table": self.table.name, "match": " AND ".join(match)}
         escaped = {name: part.replace("%", "%%") for name, part in parts.items()}
         return filled("adopted_document", self.schema, escaped)
