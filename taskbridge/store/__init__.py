@@ -22,11 +22,9 @@ if TYPE_CHECKING:
         removal_statements,
         trigger_faults,
         unadopt,
-        unadopt_within,
     )
     from taskbridge.store.audit import Audit
-    from taskbridge.store.backfilling import Backfilled, backfill, begin_again
-    from taskbridge.store.backfills import Due, backfills_due
+    from taskbridge.store.backfilling import Backfilled, Due, backfill, backfills_due, begin_again
     from taskbridge.store.cluster import (
         check_cluster,
         deployment,
@@ -109,11 +107,10 @@ if not TYPE_CHECKING:
             "adopted": "Adopted Definition described known",
             "adoptions": (
                 "Fault Left adopt adopt_within adopted_before adoption adoption_statements check_adoptions "
-                "choose_from_now_on from_now_on_statement removal_statements trigger_faults unadopt unadopt_within"
+                "choose_from_now_on from_now_on_statement removal_statements trigger_faults unadopt"
             ),
             "audit": "Audit",
-            "backfills": "Due backfills_due",
-            "backfilling": "Backfilled backfill begin_again",
+            "backfilling": "Backfilled Due backfill backfills_due begin_again",
             "cluster": "check_cluster deployment in_its_cluster",
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "db": "OLDEST_POSTGRES NoAnswer check_version connect driver_error is_without_session",

@@ -49,7 +49,7 @@ Queries = Callable[[str], str]
 _SQL: Final = Path(__file__).parent / "sql"
 _PLACE: Final = re.compile(r"\{(\w+)\}")
 _FRAGMENT: Final = re.compile(
-    r"\{(after_cursor|pending|its_record|pipeline_start|same_burst|adoption_version|columns_called|batch_settings"
+    r"\{(after_cursor|pending|its_record|pipeline_start|same_burst|adoption_version|batch_settings"
     r"|readers_key|lacks|backfill_state)\}"
 )
 _INDENT: Final = re.compile(r"\n\s+")
