@@ -36,7 +36,7 @@ from taskbridge.store import (
     undeclared_readers,
     unread_sources,
 )
-from taskbridge.store.db import pooler_of
+from taskbridge.store.db import fetch, pooler_of
 from taskbridge.store.queries import query
 from taskbridge.store.schema import head
 
@@ -126,15 +126,13 @@ def _postgres(runtime: Runtime) -> Findings:
     for one in ALSO_CHECKED:
         one(runtime.settings)
     check_version(runtime.engine)
-    with runtime.engine.connect() as connection:
-        version = connection.exec_driver_sql(query("server_version")).scalar_one()
-        standby = connection.exec_driver_sql(query("is_standby")).scalar_one()
-        encoding = connection.exec_driver_sql(query("encoding")).scalar_one()
-    if standby:
+    (server,) = fetch(runtime.engine, "server")
+    version = server["version"]
+    if server["is_standby"]:
         yield Finding(Level.PROBLEM, "Postgres", f"{version} is a standby, which takes no writes", "name the primary")
     else:
-        yield Finding(Level.OK, "Postgres", str(version))
-    yield _encoding(str(encoding))
+        yield Finding(Level.OK, "Postgres", version)
+    yield _encoding(server["encoding"])
     yield from _pooler(runtime)
 
 
@@ -237,7 +235,7 @@ def _owner(runtime: Runtime) -> Findings:
 def _clocks(runtime: Runtime) -> Findings:
     before = time.time()
     with runtime.engine.connect() as connection:
-        postgres = float(connection.exec_driver_sql(query("clock")).scalar_one())
+        postgres = connection.exec_driver_sql(query("clock")).scalar_one().timestamp()
     between = time.time()
     seconds, microseconds = runtime.redis.time()
     after = time.time()

@@ -24,14 +24,8 @@ if TYPE_CHECKING:
         unadopt,
         unadopt_within,
     )
-    from taskbridge.store.audit import Audit
     from taskbridge.store.backfilling import Backfilled, backfill, begin_again
     from taskbridge.store.backfills import Due, backfills_due
-    from taskbridge.store.cluster import (
-        check_cluster,
-        deployment,
-        in_its_cluster,
-    )
     from taskbridge.store.cursor import CLAIMED_WITHIN, Claim, Cursors, Evidence, StaleToken, Unread, Waiting
     from taskbridge.store.db import (
         OLDEST_POSTGRES,
@@ -41,19 +35,8 @@ if TYPE_CHECKING:
         driver_error,
         is_without_session,
     )
-    from taskbridge.store.figures import (
-        LOOK_SECONDS,
-        MOST_RECORDS,
-        Ages,
-        Backlog,
-        Counters,
-        read_ages,
-        read_backlogs,
-        read_counters,
-    )
     from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
     from taskbridge.store.page import Page
-    from taskbridge.store.pauses import Pause, Paused, Pauses
     from taskbridge.store.pipelines import (
         EVERYTHING,
         NOW,
@@ -62,8 +45,9 @@ if TYPE_CHECKING:
         undeclared_readers,
         unread_sources,
     )
+    from taskbridge.store.poller import Found, Kind, Tails
     from taskbridge.store.pruning import PRUNED, Holder, Prune, Step, prune
-    from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
+    from taskbridge.store.quarantine import Audit, Pause, Paused, Pauses, Quarantine, QuarantinedRecord
     from taskbridge.store.rebasing import Rebased, rebase
     from taskbridge.store.receiving import Incoming, Stored, forget_received, prepare_receiving, receive
     from taskbridge.store.records import (
@@ -79,9 +63,19 @@ if TYPE_CHECKING:
         record_statements,
         refused,
     )
-    from taskbridge.store.schema import check_schema, migrate
-    from taskbridge.store.tail import Found, Kind, Tails
-    from taskbridge.store.tenants import Tenants, WaitingRecords
+    from taskbridge.store.schema import check_cluster, check_schema, deployment, in_its_cluster, migrate
+    from taskbridge.store.stats import (
+        LOOK_SECONDS,
+        MOST_RECORDS,
+        Ages,
+        Backlog,
+        Counters,
+        Tenants,
+        WaitingRecords,
+        read_ages,
+        read_backlogs,
+        read_counters,
+    )
     from taskbridge.store.transaction import (
         ComesAgain,
         CursorLost,
@@ -109,28 +103,27 @@ if not TYPE_CHECKING:
                 "Fault Left adopt adopt_within adopted_before adoption adoption_statements check_adoptions "
                 "choose_from_now_on from_now_on_statement removal_statements trigger_faults unadopt unadopt_within"
             ),
-            "audit": "Audit",
             "backfills": "Due backfills_due",
             "backfilling": "Backfilled backfill begin_again",
-            "cluster": "check_cluster deployment in_its_cluster",
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "db": "OLDEST_POSTGRES NoAnswer check_version connect driver_error is_without_session",
-            "figures": "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters read_ages read_backlogs read_counters",
             "history": "HistoryRow keep_runs sum_runs write_runs",
             "page": "Page",
-            "pauses": "Pause Paused Pauses",
             "pipelines": "EVERYTHING NOW forget_pipeline know undeclared_readers unread_sources",
             "pruning": "PRUNED Holder Prune Step prune",
-            "quarantine": "Quarantine QuarantinedRecord",
+            "quarantine": "Audit Pause Paused Pauses Quarantine QuarantinedRecord",
             "rebasing": "Rebased rebase",
             "receiving": "Incoming Stored forget_received prepare_receiving receive",
             "records": (
                 "Records Row Statement execute json_text message_statement record record_invoice record_many "
                 "record_statements refused"
             ),
-            "schema": "check_schema migrate",
-            "tail": "Found Kind Tails",
-            "tenants": "Tenants WaitingRecords",
+            "schema": "check_cluster check_schema deployment in_its_cluster migrate",
+            "stats": (
+                "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters Tenants WaitingRecords read_ages read_backlogs "
+                "read_counters"
+            ),
+            "poller": "Found Kind Tails",
             "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
         },

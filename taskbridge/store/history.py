@@ -12,15 +12,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import psycopg
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 
 from taskbridge.common.histogram import BOUNDS_MS
 from taskbridge.common.seldom import Seldom
 from taskbridge.common.texts import error_line, storable
-from taskbridge.store.db import SHORT_WAIT, driving, local_settings, within
-from taskbridge.store.lent import exchange
+from taskbridge.store.db import SHORT_WAIT, driving, local_settings, typed_rows, within
 from taskbridge.store.queries import Queries, queries
 
 if TYPE_CHECKING:
@@ -74,26 +72,25 @@ class HistoryRow(NamedTuple):
 
 def with_history(
     database: Database, statement: str, values: Mapping[str, Any], rows: Sequence[HistoryRow], **settings: str
-) -> list[tuple[str | None, ...]]:
-    """Do a statement under these settings of Postgres as a transaction of its own, then insert rows of history.
+) -> list[tuple[Any, ...]]:
+    """Execute a statement under these settings of Postgres as a transaction of its own, then insert rows of history.
 
-    All of it is one message, so a process that freezes keeps nothing locked. Returns the statement's rows, as texts.
+    All of it is one message, so a process that freezes keeps nothing locked. Returns the statement's rows.
     """
     query = queries(database)
     with driving(database) as driver:
-        first = [query("begin"), *local_settings({**driver.limits, **settings})]
-        needed = [*first, psycopg.ClientCursor(driver).mogrify(statement, values), query("commit")]
-        results = exchange(driver, [*needed, *insert_statements(driver, query, rows)], len(needed))
-    report_failed_insert(results)
-    found = results[len(first)]
-    return [tuple(_text(found, row, column) for column in range(found.nfields)) for row in range(found.ntuples)]
+        limits = local_settings({**driver.limits, **settings})
+        needed = [query("begin"), *limits, driver.bound(statement, values), query("commit")]
+        results = driver.exchange([*needed, *insert_statements(driver, query, rows)], len(needed))
+        report_failed_insert(results)
+        return typed_rows(driver, results[: len(needed)])
 
 
 def write_runs(database: Database, rows: Sequence[HistoryRow]) -> None:
     """Insert rows of history where no statement is sent that they could follow. An error is only logged."""
     try:
         with driving(database) as driver:
-            report_failed_insert(exchange(driver, insert_statements(driver, queries(database), rows), 0))
+            driver.exchange(insert_statements(driver, queries(database), rows))
     except Exception as error:
         _report(error)
 
@@ -106,7 +103,7 @@ def insert_statements(driver: Bounded, query: Queries, rows: Sequence[HistoryRow
     values["error"] = [error and storable(error, LONGEST_ERROR) for error in values["error"]]
     return [
         *local_settings({**driver.limits, "lock_timeout": SHORT_WAIT, "synchronous_commit": "off"}),
-        psycopg.ClientCursor(driver).mogrify(query("write_runs"), values),
+        driver.bound(query("write_runs"), values),
     ]
 
 
@@ -119,11 +116,6 @@ def report_failed_insert(results: Sequence[PGresult]) -> None:
 def _report(error: Exception) -> None:
     if count := _seldom.counted("history"):
         log.error("the run history cannot be written (%d times since the last report): %s", count, error_line(error))
-
-
-def _text(result: PGresult, row: int, column: int) -> str | None:
-    value = result.get_value(row, column)
-    return None if value is None else value.decode()
 
 
 def keep_runs(database: Database, days: int) -> None:

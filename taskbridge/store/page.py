@@ -13,7 +13,7 @@ from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
 from taskbridge.store.documents import decoded
 
-__all__ = ["Page", "Standing", "columns_of", "page_of"]
+__all__ = ["CursorRow", "Page", "columns_of", "page_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Page:
         )
 
 
-class Standing(NamedTuple):
+class CursorRow(NamedTuple):
     """Where the cursor stands: the first columns of `read_batch`, the same in each of its rows."""
 
     sweeps: int
@@ -117,8 +117,8 @@ class Standing(NamedTuple):
 
 def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Page:
     """Return the rows of `read_batch` as a page."""
-    columns = len(Standing._fields)
-    cursor = Standing._make(rows[0][:columns])
+    columns = len(CursorRow._fields)
+    cursor = CursorRow._make(rows[0][:columns])
     found = [row[columns:] for row in rows] if rows[0][columns] is not None else []
     pipeline, tenant = key.pipeline, key.tenant
     records, positions, quarantined, undecodable = [], [], [], {}

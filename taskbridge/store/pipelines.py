@@ -31,9 +31,7 @@ EVERY_RECORD: Final = "1:1:"
 """A snapshot that sees no transaction, so that every record lies after it."""
 
 
-def know(
-    database: Database, pipeline: str, source: str, start: str | datetime = EVERYTHING, *, has_criteria: bool = False
-) -> None:
+def know(database: Database, pipeline: str, source: str, start: str | datetime = EVERYTHING) -> None:
     """Keep what a pipeline reads, and where it begins, when it is seen for the first time.
 
     Args:
@@ -42,7 +40,6 @@ def know(
         source: what it reads.
         start: `everything`, `now`, or a time: what was written before is not this pipeline's, but for what a
             transaction wrote that was on at that time.
-        has_criteria: whether it has criteria; before there were sources, no such pipeline read invoices.
 
     Raises:
         InvalidPolicy: it has read another source until now, or nobody knows any more what was written since `start`.
@@ -51,20 +48,10 @@ def know(
     with driving(database) as driver:
         found = scalar(driver, sql("known_source"), values)
         if found is None:
-            snapshot = EVERY_RECORD if start == EVERYTHING else None
-            if isinstance(start, datetime):
-                with within(driver, None):
-                    (since,) = rows(driver, sql("snapshot_since"), {**values, "since": start})
-                if since["is_rebased"]:
-                    raise InvalidPolicy(
-                        f"the pipeline {pipeline!r} cannot begin at {start}: the records of the source {source!r} have "
-                        "been rebased since, and count as written at one time: declare it with start='now' or without"
-                    )
-                snapshot = since["snapshot"]
-            _let_read(driver, sql, "know_pipeline", values | {"start": snapshot})
-            found = scalar(driver, sql("known_source"), values)
-        if found != source and has_criteria:
-            _let_read(driver, sql, "correct_source", values)
+            snapshot = _first_snapshot(driver, sql, pipeline, source, start)
+            # One message: a process that freezes between two would keep all batches of the source from their commit.
+            statements = (sql(block) for block in ("begin", "know_lock", "know_pipeline", "commit"))
+            driver.exchange([driver.bound("; ".join(statements), {**values, "start": snapshot})])
             found = scalar(driver, sql("known_source"), values)
     if found != source:
         raise InvalidPolicy(
@@ -73,14 +60,20 @@ def know(
         )
 
 
-def _let_read(driver: psycopg.Connection[Any], sql: Queries, name: str, values: dict[str, Any]) -> None:
-    """Let a pipeline read a source, by the statement `name`.
-
-    It is one message: who freezes between two would keep all batches of the source from their commit.
-    """
-    statements = (sql(one) for one in ("begin", "know_lock", name, "commit"))
-    with psycopg.ClientCursor(driver) as cursor:
-        cursor.execute(";\n".join(statements), values)
+def _first_snapshot(
+    driver: psycopg.Connection[Any], sql: Queries, pipeline: str, source: str, start: str | datetime
+) -> str | None:
+    """Return the snapshot at which a pipeline's cursors begin; None: the present one."""
+    if not isinstance(start, datetime):
+        return EVERY_RECORD if start == EVERYTHING else None
+    with within(driver, None):
+        (since,) = rows(driver, sql("snapshot_since"), {"source": source, "since": start})
+    if since["is_rebased"]:
+        raise InvalidPolicy(
+            f"the pipeline {pipeline!r} cannot begin at {start}: the records of the source {source!r} have "
+            "been rebased since, and count as written at one time: declare it with start='now' or without"
+        )
+    return str(since["snapshot"])
 
 
 def undeclared_readers(database: Database, declared: Sequence[str]) -> dict[str, list[str]]:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
+import psycopg
 from psycopg.errors import LockNotAvailable
-from sqlalchemy import Connection, Engine
 
-from taskbridge.store.db import SHORT_WAIT, driving, in_one_message, within
+from taskbridge.store.db import LOOKUPS, SHORT_WAIT, Database, driving, in_one_message, rows, scalar, within
 from taskbridge.store.queries import Queries, queries
 
 __all__ = ["PRUNED", "STEP", "Holder", "Prune", "Step", "prune"]
@@ -71,35 +71,34 @@ class Step:
     held: Mapping[Holder, int]
 
 
-def prune(engine: Engine, what: Prune, size: int = STEP) -> Iterator[Step]:
+def prune(database: Database, what: Prune, size: int = STEP) -> Iterator[Step]:
     """Delete step by step, each in a transaction of its own that looks at `size` rows; yield what each step did.
 
     A record goes when every pipeline that reads its source has handled or discarded it; with it goes what quarantine
     holds of it, and then rows of quarantine whose record is gone or has changed. Nothing pending, quarantined or asked
     to be tried again goes. Whoever stops asking for steps loses nothing.
     """
-    # A row that changes while a step waits for it must be looked at again, whatever the database's default is.
-    engine = engine.execution_options(isolation_level="READ COMMITTED")
-    query = queries(engine)
-    with engine.begin() as connection, within(connection, None):
-        seconds = {"seconds": what.older_than.total_seconds()}
-        before = connection.exec_driver_sql(query("prune_before"), seconds).scalar_one()
-        readers = _readers(connection, query, what)
+    query = queries(database)
+    with driving(database) as driver, within(driver, None):
+        before = scalar(driver, query("prune_before"), {"seconds": what.older_than.total_seconds()})
+        readers = _readers(driver, query, what)
     values = {"before": before, "pipeline": what.pipeline, "dry_run": what.dry_run, "limit": size}
     for source, names in readers.items():
-        yield from _steps(engine, "prune_records", {**values, "source": source, "readers": names, "after": ["0", "0"]})
-    yield from _steps(engine, "prune_quarantine", {**values, "after": ["", "", ""]})
+        yield from _steps(
+            database, "prune_records", {**values, "source": source, "readers": names, "after": ["0", "0"]}
+        )
+    yield from _steps(database, "prune_quarantine", {**values, "after": ["", "", ""]})
     if what.deliveries:
-        yield from _steps(engine, "prune_deliveries", {**values, "after": 0})
+        yield from _steps(database, "prune_deliveries", {**values, "after": 0})
 
 
-def _steps(engine: Engine, statement: str, values: dict[str, Any]) -> Iterator[Step]:
-    query, more = queries(engine), True
-    step = f"{query('plan_by_lookups')}; {query(statement)}"
-    settings = {"transaction_isolation": "read committed", "lock_timeout": SHORT_WAIT}
+def _steps(database: Database, statement: str, values: dict[str, Any]) -> Iterator[Step]:
+    step, more = queries(database)(statement), True
+    # A row that changes while a step waits for it must be looked at again, whatever the database's default is.
+    settings = {**LOOKUPS, "transaction_isolation": "read committed", "lock_timeout": SHORT_WAIT}
     while more:
         # One message: a process that freezes in the middle of it keeps nothing locked.
-        with driving(engine) as driver, within(driver, None):
+        with driving(database) as driver, within(driver, None):
             try:
                 ((pruned, quarantine, old, held, last, more),) = in_one_message(driver, step, values, **settings)
             except LockNotAvailable:
@@ -111,12 +110,12 @@ def _steps(engine: Engine, statement: str, values: dict[str, Any]) -> Iterator[S
         yield Step(statement.removeprefix("prune_"), pruned, quarantine, old - pruned, holders)
 
 
-def _readers(connection: Connection, query: Queries, what: Prune) -> dict[str, list[str]]:
+def _readers(driver: psycopg.Connection[Any], query: Queries, what: Prune) -> dict[str, list[str]]:
     """Return the pipelines that read each source with records, declared here or known to the database, or none."""
-    known = {row.pipeline: row.source for row in connection.exec_driver_sql(query("pipelines"))}
+    known = {row["pipeline"]: row["source"] for row in rows(driver, query("pipelines"))}
     readers = defaultdict(list)
     for pipeline, source in sorted({**known, **what.sources}.items()):
         readers[source].append(pipeline)
     only = None if what.pipeline is None else what.sources[what.pipeline]
-    sources = connection.exec_driver_sql(query("sources")).scalars()
+    sources = (row["source"] for row in rows(driver, query("sources")))
     return {source: readers[source] for source in sources if only in (None, source)}

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 
+import psycopg
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import IntegrityError, OperationalError
 
 from taskbridge.common import tracing
 from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.common.server_errors import causes, sqlstate
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable
-from taskbridge.store.db import SHORT_WAIT, is_busy, within
+from taskbridge.store.db import SHORT_WAIT, driving, in_one_message, is_busy, rows, within
 from taskbridge.store.documents import unreadable
-from taskbridge.store.queries import LOCAL, Queries, queries, setting
+from taskbridge.store.queries import Queries, queries
 from taskbridge.store.unmatched import UnmatchedRecord, read_unmatched
 
 __all__ = [
@@ -118,8 +118,17 @@ def record_statements(source: str, rows: Iterable[Row]) -> Iterator[Statement]:
         raise InvalidInput(
             f"the rows are {type(rows).__name__}: pass a list with (tenant, key, document) for each record"
         )
-    for some in _statements(_checked_row(number, row) for number, row in enumerate(rows, 1)):
-        yield _statement(source, some)
+    documents: dict[tuple[str, str], str] = {}
+    characters = 0
+    for number, row in enumerate(rows, 1):
+        tenant, key, text = _checked(number, row)
+        documents[tenant, key] = text
+        characters += len(text)
+        if len(documents) == AT_ONCE or characters >= CHARACTERS_AT_ONCE:
+            yield _statement(source, documents)
+            documents, characters = {}, 0
+    if documents:
+        yield _statement(source, documents)
 
 
 def message_statement(
@@ -136,7 +145,7 @@ def execute(engine: Engine, statement: Statement, connection: Connection | None 
         return list(lent.exec_driver_sql(queries(engine)(statement.query), statement.values).scalars())
 
 
-def _checked_row(number: int, row: Row) -> tuple[str, str, str]:
+def _checked(number: int, row: Row) -> tuple[str, str, str]:
     """Return tenant, key and the document's text; `number` counts from 1."""
     try:
         if _is_text(row):
@@ -144,7 +153,12 @@ def _checked_row(number: int, row: Row) -> tuple[str, str, str]:
         tenant, key, document = row
     except (TypeError, ValueError):
         raise InvalidInput(f"row {number} is no (tenant, key, document): pass three values for each record") from None
-    return _checked(tenant, key, document)
+    check_tenant(tenant)
+    check_key(tenant, key)
+    where = f"tenant {tenant!r}, record {key!r}"
+    if not isinstance(document, Mapping):
+        raise InvalidInput(f"{where}: the document is {type(document).__name__}, pass a mapping (a JSON object)")
+    return tenant, key, json_text(where, document)
 
 
 def _is_text(given: object) -> bool:
@@ -152,18 +166,11 @@ def _is_text(given: object) -> bool:
     return isinstance(given, (str, bytes))
 
 
-def _statements(rows: Iterable[tuple[str, str, str]]) -> Iterator[list[tuple[str, str, str]]]:
-    """Yield the rows of one statement after the other."""
-    some: list[tuple[str, str, str]] = []
-    characters = 0
-    for row in rows:
-        some.append(row)
-        characters += len(row[2])
-        if len(some) == AT_ONCE or characters >= CHARACTERS_AT_ONCE:
-            yield some
-            some, characters = [], 0
-    if some:
-        yield some
+def _statement(source: str, documents: Mapping[tuple[str, str], str]) -> Statement:
+    """Return what writes documents by tenant and key, and gives the tenant of each that changed."""
+    tenants, keys = ([name[at] for name in documents] for at in (0, 1))
+    columns = {"tenants": tenants, "keys": keys, "documents": [*documents.values()]}
+    return Statement("record_many", {"source": source, **columns, "traceparent": tracing.current()})
 
 
 def record_invoice(
@@ -171,25 +178,6 @@ def record_invoice(
 ) -> bool:
     """Write or update one record of the source `invoices`, as `record` does."""
     return record(engine, "invoices", tenant, number, document, connection)
-
-
-def _checked(tenant: str, key: str, document: Mapping[str, Any]) -> tuple[str, str, str]:
-    check_tenant(tenant)
-    check_key(tenant, key)
-    if not isinstance(document, Mapping):
-        raise InvalidInput(
-            f"tenant {tenant!r}, record {key!r}: the document is {type(document).__name__}, pass a mapping "
-            "(a JSON object)"
-        )
-    return tenant, key, json_text(f"tenant {tenant!r}, record {key!r}", document)
-
-
-def _statement(source: str, rows: list[tuple[str, str, str]]) -> Statement:
-    """Return what writes checked rows, and gives the tenant of each that changed."""
-    last = {(tenant, key): text for tenant, key, text in rows}
-    tenants, keys = ([name[at] for name in last] for at in (0, 1))
-    columns = {"tenants": tenants, "keys": keys, "documents": [*last.values()]}
-    return Statement("record_many", {"source": source, **columns, "traceparent": tracing.current()})
 
 
 def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManager[Connection]:
@@ -279,26 +267,25 @@ class Records:
         """
         until = time.monotonic() + timeout
         given_up: list[str] = []
-        with _autocommit(self._engine) as connection, within(connection, None):
-            values = {"source": self._source, "message_ids": message_ids, "reason": reason}
-            keys = list(connection.exec_driver_sql(self._query("unmatched_keys"), values).scalars())
-        while keys:
-            held: list[str] = []
+        found = self._rows("unmatched_keys", message_ids=message_ids, reason=reason)
+        while keys := [row["key"] for row in found]:
+            found = []
             for at in range(0, len(keys), DISCARDED_AT_ONCE):
-                values = {"source": self._source, "keys": keys[at : at + DISCARDED_AT_ONCE]}
-                with _autocommit(self._engine) as connection, within(connection, None):
-                    found = connection.exec_driver_sql(self._query("discard_unmatched"), values).all()
-                given_up += [row.key for row in found if not row.held]
-                held += [row.key for row in found if row.held]
-            if held and time.monotonic() > until:
+                found += self._rows("discard_unmatched", keys=keys[at : at + DISCARDED_AT_ONCE])
+            given_up += [row["key"] for row in found if not row["held"]]
+            found = [row for row in found if row["held"]]
+            if found and time.monotonic() > until:
                 raise Unavailable(
-                    f"{len(given_up):,} were discarded, and others have {len(held):,} in open transactions "
+                    f"{len(given_up):,} were discarded, and others have {len(found):,} in open transactions "
                     "(pg_stat_activity shows them): run it again when these are over"
                 )
-            if held:
+            if found:
                 time.sleep(DISCARD_PAUSE)
-            keys = held
         return given_up
+
+    def _rows(self, name: str, **values: Any) -> list[dict[str, Any]]:
+        with driving(self._engine) as driver, within(driver, None):
+            return rows(driver, self._query(name), {"source": self._source, **values})
 
     def match_again(self, match: Matcher) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
         """Match unmatched records again, each in a transaction of its own; yield each with what `match` found."""
@@ -310,20 +297,18 @@ class Records:
     def _settle(self, message_id: str, found: Match | Unmatched) -> bool:
         """Store what became of a message; return whether anything did."""
         values = {"source": self._source, "key": message_id, **_columns(found)}
-        try:
-            with self._engine.begin() as connection:
+        with driving(self._engine) as driver:
+            try:
                 # Nobody may wait for the message while this waits for the record, which is another row.
-                connection.exec_driver_sql(setting("lock_timeout", SHORT_WAIT, LOCAL))
-                return connection.exec_driver_sql(self._query("match_again"), values).first() is not None
-        except IntegrityError:
-            # Somebody else wrote it at this moment, or a record of the same key is no message. The others go on.
-            log.warning("source %s: message %r is not matched: its key is taken", self._source, message_id)
-        except OperationalError as error:
-            if not is_busy(error):
-                raise
-            log.warning(
-                "source %s: message %r is not matched: others write it, match it again", self._source, message_id
-            )
+                return bool(in_one_message(driver, self._query("match_again"), values, lock_timeout=SHORT_WAIT))
+            except psycopg.IntegrityError:
+                # Somebody else wrote it at this moment, or a record of the same key is no message. The others go on.
+                reason = "its key is taken"
+            except psycopg.OperationalError as error:
+                if not is_busy(error):
+                    raise
+                reason = "others write it, match it again"
+        log.warning("source %s: message %r is not matched: %s", self._source, message_id, reason)
         return False
 
 

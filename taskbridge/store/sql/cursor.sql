@@ -20,9 +20,9 @@ SET owner = excluded.owner,
     looked = excluded.looked,
     runs = c.runs + (c.owner IS DISTINCT FROM excluded.owner)::integer,
     events = c.events
-        + CASE WHEN {same_burst} THEN greatest(0, excluded.burst_events - c.burst_events) ELSE excluded.burst_events END,
-    bursts = c.bursts + CASE WHEN {same_burst} THEN 0 ELSE excluded.bursts END,
-    found_bursts = c.found_bursts + CASE WHEN {same_burst} THEN 0 ELSE excluded.found_bursts END,
+        + CASE WHEN c.burst = excluded.burst THEN greatest(0, excluded.burst_events - c.burst_events) ELSE excluded.burst_events END,
+    bursts = c.bursts + CASE WHEN c.burst = excluded.burst THEN 0 ELSE excluded.bursts END,
+    found_bursts = c.found_bursts + CASE WHEN c.burst = excluded.burst THEN 0 ELSE excluded.found_bursts END,
     burst = excluded.burst,
     burst_runs = excluded.burst_runs,
     burst_events = excluded.burst_events,
@@ -73,7 +73,7 @@ SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revi
        p.size,
        p.target_text AS target,
        p.target IS NOT NULL AS resumed,
-       (SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s) AS adopted,
+       {adopted_version} AS adopted,
        r.id, r.xid::text AS xid, r.external_id, r.revision,
        d.text AS document, d.stored, r.traceparent, r.retried,
        p.quarantined AND r.id IS NOT NULL AND EXISTS (
@@ -110,6 +110,10 @@ LEFT JOIN LATERAL (
     LIMIT p.size
 ) r ON true
 CROSS JOIN LATERAL {document} d
+
+-- name: adopted_version
+-- A part of other queries: the version of the source's adoption and of its table; null: it is not adopted.
+(SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s)
 
 -- name: after_cursor
 -- A part of other queries: the records of a tenant that lie after a cursor, by (xid, id). `p` is the cursor (snapshot;
@@ -214,7 +218,49 @@ WHERE c.pipeline = %(pipeline)s AND c.tenant = %(tenant)s
 -- A batch without a position held only records out of quarantine: the cursor stays where it is.
 -- `idle_timeout`: what else is to commit with the advance follows. Should the process freeze before it commits, the server ends
 -- the session after the runner TTL, when the run counts as dead anyway, instead of keeping the cursor's row locked.
-WITH m AS (SELECT * FROM unnest(
+WITH {moved}
+SELECT asked, pipeline, tenant,
+       set_config(
+           'idle_in_transaction_session_timeout',
+           coalesce(%(idle_timeout)s::text, current_setting('idle_in_transaction_session_timeout')), true
+       )
+FROM moved
+
+-- name: advance_with_quarantine
+-- The same of one batch of which some records cannot be handled and go to quarantine, and of which others that were handled
+-- leave it (`leaving`): those that were tried again, and those that have changed since.
+WITH {moved}, left_quarantine AS (
+    DELETE FROM {schema}.quarantine
+    WHERE pipeline = (%(pipeline)s::text[])[1] AND tenant = (%(tenant)s::text[])[1]
+      AND external_id = ANY (%(leaving)s::text[]) AND EXISTS (SELECT FROM moved)
+), quarantined AS (
+    INSERT INTO {schema}.quarantine AS q
+        (pipeline, tenant, external_id, revision, reason, attempts, cause, failing_since, quarantined_at)
+    SELECT (%(pipeline)s::text[])[1], (%(tenant)s::text[])[1], r.external_id, r.revision, r.reason,
+           %(failures)s::integer, %(cause)s::text, %(failing_since)s::timestamptz, clock_timestamp()
+    FROM unnest(%(external_ids)s::text[], %(revisions)s::bigint[], %(reasons)s::text[])
+        AS r (external_id, revision, reason)
+    WHERE EXISTS (SELECT FROM moved)
+    ON CONFLICT (pipeline, tenant, external_id) DO UPDATE
+    SET revision = excluded.revision,
+        reason = excluded.reason,
+        attempts = excluded.attempts + CASE WHEN q.revision = excluded.revision THEN q.attempts ELSE 0 END,
+        cause = excluded.cause,
+        failing_since = excluded.failing_since,
+        quarantined_at = excluded.quarantined_at,
+        retry_at = NULL,
+        discarded_at = CASE WHEN q.revision = excluded.revision THEN q.discarded_at END
+)
+SELECT asked, pipeline, tenant,
+       set_config(
+           'idle_in_transaction_session_timeout',
+           coalesce(%(idle_timeout)s::text, current_setting('idle_in_transaction_session_timeout')), true
+       )
+FROM moved
+
+-- name: moved
+-- A part of `advance`: the values of the batches, and the update of their cursors.
+m AS (SELECT * FROM unnest(
     %(pipeline)s::text[],
     %(tenant)s::text[],
     %(token)s::text[],
@@ -260,17 +306,6 @@ WITH m AS (SELECT * FROM unnest(
     WHERE c.pipeline = m.pipeline AND c.tenant = m.tenant AND c.owner = m.token AND c.sweeps = m.sweeps
     RETURNING (SELECT p.failed FROM {schema}.pipelines p WHERE p.pipeline = c.pipeline) AS asked, c.pipeline, c.tenant
 )
-SELECT asked, pipeline, tenant,
-       set_config(
-           'idle_in_transaction_session_timeout',
-           coalesce(%(idle_timeout)s::text, current_setting('idle_in_transaction_session_timeout')), true
-       )
-FROM moved
-
--- name: same_burst
--- Within `claim`: whether the cursor's last burst is the one of this run. A worker of before migration 0018 gives a burst no
--- name: then a later run of it that is one of ours gives it its own.
-coalesce(c.burst = excluded.burst OR (excluded.burst = excluded.owner AND excluded.burst_runs > 1), false)
 
 -- name: fail
 -- A run failed: keep the error where an operator looks for it, and, if its batch says something about a record, how far
@@ -350,7 +385,7 @@ SELECT set_config('application_name', %(session)s, true),
 -- effect, but they hold locks as long as their process is frozen. Another session with the run's own token is one that the run
 -- gave up inside a statement: nobody waits for that statement, and its locks would stay until it ends. Only sessions of this
 -- role are ended: that needs no right. Each is waited for up to a second, until its locks are free.
-SELECT pg_terminate_backend(pid, 1000)
+SELECT pg_terminate_backend(pid, 1000) AS ended
 FROM pg_stat_get_activity(NULL)
 WHERE application_name LIKE %(of_tenant)s
   AND application_name COLLATE "C" <= %(session)s
@@ -369,33 +404,10 @@ WHERE pipeline = %(pipeline)s AND tenant > %(after)s
 ORDER BY tenant
 LIMIT %(limit)s
 
--- name: quarantine_records
--- Records that cannot be handled go to quarantine, in the transaction that moves the cursor past them.
-INSERT INTO {schema}.quarantine AS q
-    (pipeline, tenant, external_id, revision, reason, attempts, cause, failing_since, quarantined_at)
-SELECT %(pipeline)s, %(tenant)s, r.external_id, r.revision, r.reason, %(attempts)s, %(cause)s, %(failing_since)s,
-       clock_timestamp()
-FROM unnest(%(external_ids)s::text[], %(revisions)s::bigint[], %(reasons)s::text[])
-    AS r (external_id, revision, reason)
-ON CONFLICT (pipeline, tenant, external_id) DO UPDATE
-SET revision = excluded.revision,
-    reason = excluded.reason,
-    attempts = excluded.attempts + CASE WHEN q.revision = excluded.revision THEN q.attempts ELSE 0 END,
-    cause = excluded.cause,
-    failing_since = excluded.failing_since,
-    quarantined_at = excluded.quarantined_at,
-    retry_at = NULL,
-    discarded_at = CASE WHEN q.revision = excluded.revision THEN q.discarded_at END
-
--- name: leave_quarantine
--- Records that were handled leave quarantine: those that were tried again, and those that have changed since.
-DELETE FROM {schema}.quarantine
-WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND external_id = ANY(%(external_ids)s)
-
--- name: document
+-- name: one_document
 -- The document of one record that was read without it. No row: it was changed or deleted since.
 SELECT d.text, d.deleted,
-       (SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s) AS adopted
+       {adopted_version} AS adopted
 FROM (
     SELECT i.*, i.key AS external_id
     FROM {schema}.records i
@@ -407,7 +419,7 @@ CROSS JOIN LATERAL {document} d
 -- The documents of some records that `read_batch` left out for their size. A record that was changed or deleted since is
 -- missing: its new revision lies behind the cursor. `adopted` is as in `read_batch`.
 SELECT r.id, d.text, d.deleted,
-       (SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s) AS adopted
+       {adopted_version} AS adopted
 FROM (
     SELECT i.*, i.key AS external_id
     FROM unnest(%(xids)s::xid8[], %(ids)s::bigint[]) AS one (xid, id)

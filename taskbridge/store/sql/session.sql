@@ -1,4 +1,4 @@
--- Settings of a session or a transaction, and what a server says of itself.
+-- Settings of a session or a transaction, how a session that a handler had is reset, and what a server says of itself.
 
 -- name: setting
 -- Sets a parameter of Postgres for the session or, where `scope` is LOCAL, for the transaction. It is no `set_config`: a SET
@@ -34,20 +34,14 @@ COMMIT
 ALTER ROLE CURRENT_USER IN DATABASE {database} SET search_path = public
 
 -- name: clock
--- The server's clock, in seconds of the Unix epoch.
-SELECT extract(epoch FROM clock_timestamp())
+-- The time of the server.
+SELECT clock_timestamp()
 
--- name: server_version
--- The server's version for people, such as "17.6".
-SHOW server_version
-
--- name: server_version_number
--- The server's version as a number: ten thousand times the major version, and the minor one.
-SHOW server_version_num
-
--- name: encoding
--- The encoding in which the database stores texts, such as "UTF8".
-SHOW server_encoding
+-- name: server
+-- What the server is: its version for people, such as "17.6", and as a number (ten thousand times the major version, and the
+-- minor one), the encoding in which the database stores texts, such as "UTF8", and whether it takes no writes.
+SELECT current_setting('server_version') AS version, current_setting('server_version_num')::integer AS number,
+       current_setting('server_encoding') AS encoding, pg_is_in_recovery() AS is_standby
 
 -- name: backend_pid
 -- The id of the server's process.
@@ -76,3 +70,62 @@ SELECT
     nullif(d.datconnlimit, -1)
 FROM pg_roles r, pg_database d
 WHERE r.rolname = session_user AND d.datname = current_database()
+
+-- name: announce_again
+-- After `reset_settings`: the name of the run, by which a successor ends the session, and the limit of a statement.
+SELECT set_config('application_name', %(session)s, true),
+       set_config('statement_timeout', coalesce(%(limit)s, current_setting('statement_timeout')), true)
+
+-- name: as_left
+-- How a handler left its transaction: the mark of `announce`, if it is still that transaction, and whether its commit waits for
+-- the disk, which is the handler's to choose.
+SELECT pg_catalog.current_setting('taskbridge.batch', true), pg_catalog.current_setting('synchronous_commit')
+
+-- name: fire_deferred
+-- Deferred constraints and triggers belong to what the handler wrote, so they run under its role, search_path and settings.
+-- What follows is ours.
+SET CONSTRAINTS ALL IMMEDIATE
+
+-- name: reset_settings
+-- From here on the statements of a batch's transaction are ours, and none of the handler's settings may reach them.
+-- What the session set when it was opened follows (`set_parameters`).
+RESET ALL
+
+-- name: reset_session
+-- After the transaction of a batch whose handler had the session: what DISCARD ALL does, but for the prepared statements.
+-- What a run of its own executes stays prepared, since to plan it anew takes longer than the run. `prepared` finds the
+-- handler's. RESET ALL leaves authorization and role alone. What the session set when it was opened follows
+-- (`set_parameters`).
+RESET SESSION AUTHORIZATION;
+RESET ROLE;
+RESET ALL;
+CLOSE ALL;
+UNLISTEN *;
+SELECT pg_advisory_unlock_all();
+DISCARD TEMP;
+DISCARD SEQUENCES
+
+-- name: prepared
+-- The names of the session's prepared statements.
+SELECT name FROM pg_catalog.pg_prepared_statements
+
+-- name: forget_prepared
+-- Forget what a handler has prepared in a session of a pooler: by SQL, or by psycopg, whose names these are. What else was
+-- prepared by a message of the protocol is the pooler's own.
+DO $$
+DECLARE
+    prepared text;
+BEGIN
+    FOR prepared IN SELECT name FROM pg_catalog.pg_prepared_statements WHERE from_sql OR name LIKE '\_pg3\_%' LOOP
+        EXECUTE pg_catalog.format('DEALLOCATE %I', prepared);
+    END LOOP;
+END
+$$
+
+-- name: deallocate
+-- Forget a prepared statement of a handler's.
+DEALLOCATE {name}
+
+-- name: rollback
+-- Ends the transaction of a batch that is not to take effect.
+ROLLBACK

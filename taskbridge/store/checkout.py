@@ -1,7 +1,7 @@
-"""The session of a batch as its handler sees it, and how the session becomes new again afterwards.
+"""The session of a batch as its handler sees it, and how it is reset afterwards.
 
-A handler works on a connection object of its own (`Lent`), so what it sets on the driver's connection ends with the
-batch. What it sets in the session is reset in the message that ends the transaction (`end_lent`).
+A handler works on a connection object of its own (`HandlerConnection`), so what it sets on the driver's connection ends
+with the batch. What it sets in the session is reset in the message that ends the transaction (`end_checkout`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from taskbridge.errors import HandlerMistake
 from taskbridge.store.db import Bounded
 from taskbridge.store.queries import filled, query, quoted
 
-__all__ = ["BATCH_IS_OVER", "Lent", "View", "end_lent", "exchange"]
+__all__ = ["BATCH_IS_OVER", "HandlerConnection", "View", "end_checkout"]
 
 T = TypeVar("T")
 
@@ -68,13 +68,18 @@ class View(Bounded):
         """Its own."""
         return self._own_adapters
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is of a batch that is over."""
+        return isinstance(self._session, View) and self._session.is_over
+
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         """Wait as `Bounded` does.
 
         Raises:
-            HandlerMistake: the session was lent for a batch that is over.
+            HandlerMistake: the batch is over.
         """
-        if isinstance(self._session, Lent) and self._session.is_over:
+        if self.is_over:
             raise HandlerMistake(BATCH_IS_OVER)
         return super().wait(gen, interval, timeout)
 
@@ -82,7 +87,7 @@ class View(Bounded):
         self.pgconn.notice_handler, self.pgconn.notify_handler = self._messages
 
 
-class Lent(View):
+class HandlerConnection(View):
     """The connection object that a handler has. After `end` it does nothing, whoever has kept it.
 
     Args:
@@ -91,11 +96,12 @@ class Lent(View):
     """
 
     _takes_messages = True
-    is_lent = True
+    is_handlers = True
 
     def __init__(self, session: Bounded, seconds: float) -> None:
         super().__init__(session, session.adapters)
-        self.is_over = False
+        self.session = session
+        self._is_over = False
         # psycopg only enters and leaves it.
         self.lock = _Turn(seconds)  # type: ignore[assignment]
         if self.answer_timeout is not None:
@@ -103,6 +109,11 @@ class Lent(View):
         # A pooler that knows prepared statements refuses the next handler's, which have the same names.
         self.prepare_threshold = None if session.pooled else session.prepare_threshold
         self._prepared._prepared_idx = _FIRST_NAME
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `end` was called."""
+        return self._is_over
 
     @property
     def has_prepared(self) -> bool:
@@ -122,16 +133,10 @@ class Lent(View):
                 self.pgconn.transaction_status == TransactionStatus.ACTIVE
             ):
                 raise HandlerMistake(STILL_IN_USE)
-            self.is_over = True
+            self._is_over = True
             self._return_messages()
         finally:
             self.lock.release()
-
-    def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
-        """Wait as `View` does."""
-        if self.is_over:
-            raise HandlerMistake(BATCH_IS_OVER)
-        return super().wait(gen, interval, timeout)
 
     def rollback(self) -> None:
         """Roll back; nothing happens after the end, when SQLAlchemy gives the session back to its pool."""
@@ -155,7 +160,7 @@ class Lent(View):
 
     def _deallocate(self, name: bytes | None) -> PQGen[None]:
         # psycopg forgets all that it prepared after a rollback or a DROP. Here "all" would be the session's own too;
-        # `end_lent` finds what is left.
+        # `end_checkout` finds what is left.
         if name is not None:
             yield from super()._deallocate(name)
 
@@ -195,8 +200,8 @@ class _Turn:
         self.release()
 
 
-def end_lent(session: Bounded, ends: Sequence[str], last: Sequence[str] = ()) -> tuple[bool, list[PGresult]]:
-    """End the transaction of a session that was lent, and make the session as it was opened, in one message.
+def end_checkout(session: Bounded, ends: Sequence[str], last: Sequence[str] = ()) -> tuple[bool, list[PGresult]]:
+    """End the transaction of a session that a handler had, and reset the session, in one message.
 
     `ends`: the statements that end the transaction. `last`: what follows in a transaction of its own, whose failure
     changes nothing of the rest. What the handler prepared costs another message.
@@ -211,7 +216,7 @@ def end_lent(session: Bounded, ends: Sequence[str], last: Sequence[str] = ()) ->
     last_of_reset = query("forget_prepared" if session.pooled else "prepared")
     reset = [query("begin"), *query("reset_session").split(";"), session.settings, last_of_reset, query("commit")]
     before = [*ends, *reset]
-    results = exchange(session, [*before, *last], len(ends))
+    results = session.exchange([*before, *last], len(ends))
     if len(results) < len(before) or results[len(before) - 1].status != ExecStatus.COMMAND_OK:
         return False, []
     if session.pooled:
@@ -224,7 +229,7 @@ def end_lent(session: Bounded, ends: Sequence[str], last: Sequence[str] = ()) ->
         return False, results
     try:
         if foreign := [filled("deallocate", "", {"name": quoted(name)}) for name in sorted(there - known)]:
-            exchange(session, foreign, len(foreign))
+            session.exchange(foreign)
     except psycopg.Error:
         return False, results
     return True, results
@@ -232,13 +237,3 @@ def end_lent(session: Bounded, ends: Sequence[str], last: Sequence[str] = ()) ->
 
 def _text(result: PGresult, row: int) -> str:
     return (result.get_value(row, 0) or b"").decode()
-
-
-def exchange(session: Bounded, statements: Sequence[str], needed: int) -> list[PGresult]:
-    """Send statements as one message; return what came of each, up to the first that failed.
-
-    Raises:
-        psycopg.Error: one of the first `needed` statements failed, or there was no answer.
-    """
-    with session.lock:
-        return session.wait(session.message(statements, needed))
