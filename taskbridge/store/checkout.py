@@ -34,19 +34,19 @@ STILL_IN_USE: Final = (
     "blocks, and wait for threads that you started"
 )
 _FIRST_NAME: Final = 1_000_000
-"""Number of the first statement that a handler's connection prepares; the session's own begin at 0."""
+"""Number of the first statement that a handler's connection prepares; those of the session begin at 0."""
 
 
 class View(Bounded):
     """A second connection object for a session, with adapters and cursors of its own.
 
     Args:
-        session: the first one; whoever holds its lock keeps this one waiting too.
+        session: the first one, whose lock is shared.
         adapters: copied; None: psycopg's.
     """
 
     _takes_messages = False
-    """Whether notices and notifications of the session come to it, and no longer to the first one."""
+    """Whether it receives the notices and notifications of the session instead of the first one."""
 
     def __init__(self, session: psycopg.Connection[Any], adapters: AdaptersMap | None = None) -> None:
         self._messages = session.pgconn.notice_handler, session.pgconn.notify_handler
@@ -56,7 +56,7 @@ class View(Bounded):
         self._session = session
         self.lock = session.lock
         self.answer_timeout = session.answer_timeout if isinstance(session, Bounded) else None
-        # Its names for prepared statements would be those of the session's.
+        # It would name prepared statements as the session does.
         self.prepare_threshold = None
         self._own_adapters = AdaptersMap(adapters or psycopg.adapters)
 
@@ -88,11 +88,11 @@ class View(Bounded):
 
 
 class HandlerConnection(View):
-    """The connection object that a handler has. After `end` it does nothing, whoever has kept it.
+    """The connection object of a handler. After `end` it does nothing, whoever has kept it.
 
     Args:
-        session: the session's own connection object.
-        seconds: how long a statement may take to be answered, and a thread wait for another one's.
+        session: the connection object of the pool.
+        seconds: how long to wait for the answer to a statement, or for another thread.
     """
 
     _takes_messages = True
@@ -102,11 +102,11 @@ class HandlerConnection(View):
         super().__init__(session, session.adapters)
         self.session = session
         self._is_over = False
-        # psycopg only enters and leaves it.
+        # psycopg uses it only in `with` statements.
         self.lock = _Turn(seconds)  # type: ignore[assignment]
         if self.answer_timeout is not None:
             self.answer_timeout = seconds
-        # A pooler that knows prepared statements refuses the next handler's, which have the same names.
+        # A pooler that supports prepared statements refuses those of the next handler, which have the same names.
         self.prepare_threshold = None if session.pooled else session.prepare_threshold
         self._prepared._prepared_idx = _FIRST_NAME
 
@@ -121,10 +121,10 @@ class HandlerConnection(View):
         return self._prepared._prepared_idx > _FIRST_NAME
 
     def end(self) -> None:
-        """Let nobody use it any more.
+        """End its use.
 
         Raises:
-            HandlerMistake: a thread uses it, or a result was not read to its end. Then the session must be closed.
+            HandlerMistake: a thread uses it, or a result was not read to its end. The session must be closed.
         """
         if not self.lock.acquire(blocking=False):
             raise HandlerMistake(STILL_IN_USE)
@@ -159,17 +159,17 @@ class HandlerConnection(View):
             super().cancel_safe(timeout=timeout)
 
     def _deallocate(self, name: bytes | None) -> PQGen[None]:
-        # psycopg forgets all that it prepared after a rollback or a DROP. Here "all" would be the session's own too;
+        # psycopg deallocates everything after a rollback or a DROP, which would include the statements of the session.
         # `end_checkout` finds what is left.
         if name is not None:
             yield from super()._deallocate(name)
 
 
 class _Turn:
-    """The lock of a connection. psycopg's own would be waited for without end where `stream()` was not read to its end.
+    """The lock of a connection. psycopg's own would be waited for forever if `stream()` was not read to its end.
 
     Raises:
-        HandlerMistake: on entering: this thread has it already, or it did not come free in time.
+        HandlerMistake: this thread holds it already, or it was not released in time.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -203,16 +203,16 @@ class _Turn:
 def end_checkout(session: Bounded, ends: Sequence[str], last: Sequence[str] = ()) -> tuple[bool, list[PGresult]]:
     """End the transaction of a session that a handler had, and reset the session, in one message.
 
-    `ends`: the statements that end the transaction. `last`: what follows in a transaction of its own, whose failure
-    changes nothing of the rest. What the handler prepared costs another message.
+    `ends`: the statements that end the transaction. `last`: statements of a transaction of its own, which may fail.
+    Statements that the handler prepared cost another message.
 
-    Returns whether the session may be used again, and what came of the statements. If not, and after an error, it has
-    to be closed.
+    Returns whether the session may be used again, and the results of the statements. If not, and after an error, it
+    must be closed.
 
     Raises:
-        psycopg.Error: the transaction did not end as it should, or nothing is known of it.
+        psycopg.Error: the transaction did not end as it should, or its outcome is unknown.
     """
-    # Behind a pooler the next message may go to another session, and nothing is prepared but by the handler.
+    # Behind a pooler the next message may go to another session, and only the handler prepares statements.
     last_of_reset = query("forget_prepared" if session.pooled else "prepared")
     reset = [query("begin"), *query("reset_session").split(";"), session.settings, last_of_reset, query("commit")]
     before = [*ends, *reset]
@@ -225,7 +225,7 @@ def end_checkout(session: Bounded, ends: Sequence[str], last: Sequence[str] = ()
     there = {_text(prepared, row) for row in range(prepared.ntuples)}
     known = {name.decode() for name in session._prepared._names.values()}
     if not known <= there:
-        # psycopg would execute what the handler has deallocated.
+        # psycopg would execute a statement that the handler has deallocated.
         return False, results
     try:
         if foreign := [filled("deallocate", "", {"name": quoted(name)}) for name in sorted(there - known)]:

@@ -59,24 +59,24 @@ log = logging.getLogger(__name__)
 
 WAITS_SHORTLY: Final = setting("lock_timeout", "500ms", LOCAL)
 LONG_LOOK: Final = 60.0
-"""Seconds for a look at many tenants of a pipeline."""
+"""Seconds for a query over many tenants of a pipeline."""
 LOCKED: Final = 2.0
-"""Of those, seconds to wait for a lock: other pipelines wait for their turn meanwhile."""
+"""Seconds of these to wait for a lock: other pipelines wait meanwhile."""
 SHORT_STATEMENT: Final = 0.5
-"""Seconds for each statement of claims that are made together; who needs longer claims alone."""
+"""Seconds for each statement of claims that are made together; one that needs longer is made alone."""
 CLAIMED_WITHIN: Final = 1.0
-"""Seconds after which no more claims are made together where one met a lock, or was slow."""
+"""Seconds after which no more claims are made together if one met a lock, or was slow."""
 _BLOCKED: Final = (LockNotAvailable, QueryCanceled)
-"""How a statement ends because of a lock, or by its time-out."""
+"""Errors of a statement that waited for a lock, or exceeded its timeout."""
 PAGE: Final = 5_000
 """Cursors of a page of last runs."""
 SMALL: Final = 2_000
-"""Bytes of a stored document up to which it comes with its batch; larger ones are fetched after it, in slices.
+"""Stored bytes of a document up to which it is read with its batch; larger ones are fetched afterwards, in slices.
 
-Postgres compresses what takes more; 100 bytes of a document take 1 at the least. So 500 of these stay below 100 MB.
+Postgres compresses what takes more, at most to a hundredth. So 500 of these stay below 100 MB.
 """
 SLICE: Final = 1_048_576
-"""Stored bytes of a slice. Postgres compresses large documents, so as text it may be several times as much."""
+"""Stored bytes of a slice. Postgres compresses large documents, so their text may be several times as long."""
 BATCH_BYTES: Final = 64 * 2**20
 ANY_SIZE: Final = 2**31 - 1
 
@@ -120,7 +120,7 @@ class _BatchRead(NamedTuple):
 
 
 class _OtherAdoption(Exception):
-    """The source was adopted, or adopted anew, since this process has looked."""
+    """The source was adopted, or adopted again, since this process last looked it up."""
 
 
 class Unread(Exception):
@@ -134,7 +134,7 @@ class Unread(Exception):
 
 
 class Evidence(NamedTuple):
-    """What the pipeline's other records say about one that fails alone; see `evidence`."""
+    """What the other records of the pipeline tell about one that fails alone; see the query `evidence`."""
 
     others_succeed: bool
     in_a_row: int
@@ -149,11 +149,11 @@ class Waiting(NamedTuple):
 
 
 class Cursors:
-    """The cursors of pipelines that read one source, and what lies after them.
+    """The cursors of pipelines that read one source, and the records after them.
 
-    A run that freezes while it advances holds the cursor's row for `runner_ttl` seconds at the most. A batch's
-    transaction that is idle, or gets no answer to a statement of the handler, ends after `transaction_timeout` seconds.
-    A batch ends where its large documents come to `batch_bytes` as text.
+    A run that freezes while it advances locks the cursor's row for at most `runner_ttl` seconds. The transaction of a
+    batch ends if it is idle, or waits for the answer to a statement of the handler, for `transaction_timeout` seconds.
+    A batch ends with the record at which its large documents exceed `batch_bytes` as text.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Cursors:
         """
         reading = self._claiming(claim)
         if claim.died:
-            # It may have stopped with the cursor locked.
+            # It may hold a lock on the cursor.
             self._try_to_end_replaced(claim.key)
         try:
             page = self._claim(reading)
@@ -209,11 +209,11 @@ class Cursors:
     def claim_together(self, claims: Sequence[Claim]) -> list[Page | None]:
         """Claim cursors for runs that begin together and read the first batch of each, in one round trip.
 
-        None of them waits for a lock, or long for a statement. Where a run has no page, only `claim` can say what came
-        of it, and may take long.
+        None of them waits long for a lock or a statement. If a run has no page, only `claim` can tell why, which may
+        take long.
 
         Raises:
-            psycopg.Error: Postgres did not answer, or the connection broke; nothing is known of any.
+            psycopg.Error: Postgres did not answer, or the connection broke; which were claimed is unknown.
         """
         pages: list[Page | None] = []
         ends = time.monotonic() + CLAIMED_WITHIN
@@ -224,7 +224,7 @@ class Cursors:
             except (*SILENT, NoSession):
                 raise
             except (psycopg.Error, MemoryError):
-                # One of them is to blame. Which one, only each by itself can say.
+                # One of them is the cause. To find out which, each is claimed alone.
                 pages += [self._claim_unless_slow(claim) if time.monotonic() < ends else None for claim in left]
         return pages + [None] * (len(claims) - len(pages))
 
@@ -240,7 +240,7 @@ class Cursors:
     def _claim_at_once(self, claims: Sequence[Claim]) -> list[Page | None]:
         """Claim and read in a transaction for each, all sent at once.
 
-        Those before one that takes too long are committed. It has no page, and nothing is returned for those after it.
+        Those before one that takes too long are committed. That one has no page, and those after it are not returned.
         """
         documents = self._documents
         cursors: list[psycopg.Cursor[Any]] = []
@@ -252,7 +252,7 @@ class Cursors:
         done = sum(cursor.pgresult is not None for cursor in cursors)
         pages = [cursor.fetchall() for cursor in cursors[:done]]
         return [
-            # A source that was adopted meanwhile, a large document, a cursor that is another's: that takes longer.
+            # A source that was adopted meanwhile, a large document, or a cursor that another run owns takes longer.
             page_of(claim.key, page, whole=True)
             if page and page[0][_ADOPTED] == documents.version and not any(row[_STORED] for row in page)
             else None
@@ -271,12 +271,12 @@ class Cursors:
         return _BatchRead(claim.key, claim.limit, claim.bisecting, with_documents=not claim.died, before=before)
 
     def _end_replaced(self, key: RunKey) -> bool:
-        """End the sessions of runs that this one replaced, and its own others; return whether there were any."""
+        """End the sessions of runs that this one replaced, and others of its own; return whether there were any."""
         ended = with_second_try(lambda: fetch(self._engine, "end_replaced", successor_of(key)))
         return any(row["ended"] for row in ended)
 
     def _try_to_end_replaced(self, key: RunKey) -> None:
-        """End the sessions of replaced runs, if Postgres answers; else what is tried next does it at its beginning."""
+        """End the sessions of replaced runs, if Postgres answers; otherwise the next attempt does it when it begins."""
         try:
             self._end_replaced(key)
         except psycopg.Error as error:
@@ -285,7 +285,7 @@ class Cursors:
     def read(self, key: RunKey, limit: int, *, bisecting: bool = True, documents: bool = True) -> Page:
         """Read up to `limit` records after the cursor; if `bisecting`, fewer while a bad one is looked for.
 
-        Without `documents` the records' documents are empty, and none is touched in Postgres.
+        Without `documents` the documents of the records are empty, and Postgres reads none of them.
 
         Raises:
             CursorLost: the token does not own the cursor.
@@ -297,7 +297,7 @@ class Cursors:
         return page
 
     def load(self, record: Record) -> Record | None:
-        """Return a record that was read without its document with it; None: it is gone, or cannot be decoded.
+        """Return a record with its document, without which it was read; None: it is gone, or cannot be decoded.
 
         Raises:
             Unread: as `read` does.
@@ -328,7 +328,7 @@ class Cursors:
         except NoSession:
             raise
         except (psycopg.Error, MemoryError, InvalidInput) as error:
-            # What was read so far would fill the memory until the failure is written down.
+            # Otherwise the rows that were read fill the memory until the failure is stored.
             traceback.clear_frames(error.__traceback__)
             raise Unread(error, reading.limit, bisecting=reading.bisecting) from error
 
@@ -338,7 +338,7 @@ class Cursors:
         Raises:
             InvalidInput: the adopted table is not what it was, so that its rows cannot be read.
         """
-        # Another thread may set these meanwhile, and a text belongs to its version.
+        # Another thread may replace it meanwhile.
         documents = self._documents
         try:
             return self._read_once(documents, reading)
@@ -352,7 +352,7 @@ class Cursors:
         return self._read_once(self._look_up(), reading)
 
     def _look_up(self) -> _Documents:
-        """Look up whether the source is an adopted table now, and how its rows are read.
+        """Look up whether the source is an adopted table, and how its rows are read.
 
         Raises:
             InvalidInput: the table was dropped, or cannot be a source as it is now.
@@ -380,7 +380,7 @@ class Cursors:
             cursor = driver.cursor()
             with driver.pipeline():
                 self._send(driver, cursor, documents, reading)
-            # Fetched any earlier, the rows would take a round trip of their own.
+            # Inside the pipeline, fetching would take a round trip of its own.
             rows = cursor.fetchall()
             whole, is_known = True, not rows or rows[0][_ADOPTED] == documents.version
             if is_known and reading.with_documents and any(row[_STORED] for row in rows):
@@ -393,7 +393,7 @@ class Cursors:
         begin_transaction(driver)
         driver.execute(*reading.before)
         if documents is not RECORDED:
-            # Somebody may hold the application's table for long: no worker waits there, others' records are due.
+            # The application may lock its table for long; a worker does not wait for that, since other tenants are due.
             driver.execute(WAITS_SHORTLY)
         which = {"source": self._source, "limit": reading.limit, "bisecting": reading.bisecting}
         values = {**reading.key._asdict(), **which, "small": SMALL if reading.with_documents else -1}
@@ -403,10 +403,10 @@ class Cursors:
     def _with_documents(
         self, driver: psycopg.Connection[Any], documents: _Documents, tenant: str, rows: list[tuple[Any, ...]]
     ) -> tuple[list[tuple[Any, ...]], bool]:
-        """Fetch the documents that were left out, in slices, up to that with which they come to the most bytes.
+        """Fetch the documents that were left out, in slices, until they exceed the bytes of a batch.
 
-        Returns the rows up to there, and whether none is missing. A record that was changed or deleted since it was
-        read is left out: its new revision is found as any other.
+        Returns the rows up to there, and whether these are all. A record that was changed or deleted since it was read
+        is left out: its new revision comes later.
         """
         left, at = self._batch_bytes, 0
         names = {"source": self._source, "tenant": tenant, "small": ANY_SIZE}
@@ -436,15 +436,15 @@ class Cursors:
 
     @contextmanager
     def transaction(self, key: RunKey) -> Iterator[Transaction]:
-        """Open the transaction of one batch: what is written through it commits with the cursor or not at all."""
+        """Return the transaction of one batch: what is written through it commits with the cursor or not at all."""
         transaction = Transaction(self._engine, key, self._source, self._idle_timeout, self._transaction_timeout)
         try:
             yield transaction
         finally:
             if transaction.close():
-                # Other sessions of the pool may be silent too, and each would cost a record one of its tries.
+                # Other sessions of the pool may not answer either, and each would cost a record one of its attempts.
                 distrust(self._engine)
-                # The session's statement would go on, and its locks would keep what is tried next waiting.
+                # Otherwise its statement goes on, and its locks keep the next attempt waiting.
                 self._try_to_end_replaced(key)
 
     def fail(
@@ -455,10 +455,10 @@ class Cursors:
         unread: int | None = None,
         row: HistoryRow | None = None,
     ) -> int:
-        """Keep the text of a failure, and how far the search for a bad record got; return the failures in a row.
+        """Store a failure, and the state of the search for a bad record; return the failures in a row.
 
-        Where a batch of up to `unread` records could not be read, the next one has half as many at the most. `row` is
-        inserted into the run history after it.
+        If a batch of up to `unread` records could not be read, the next one has at most half as many. `row` is inserted
+        into the run history afterwards.
 
         Raises:
             CursorLost: the token does not own the cursor.
@@ -476,7 +476,7 @@ class Cursors:
         return int(found[0][0] or 0)
 
     def limit(self, key: RunKey, bisection: Bisection) -> None:
-        """Keep how many records the next batch may have.
+        """Store how many records the next batch may have.
 
         Raises:
             CursorLost: the token does not own the cursor.
@@ -485,14 +485,14 @@ class Cursors:
             raise CursorLost
 
     def evidence(self, key: RunKey) -> Evidence:
-        """Return what the pipeline's other records say about one of this tenant that fails alone."""
+        """Return what the other records of the pipeline tell about one of this tenant that fails alone."""
         (row,) = fetch(self._engine, "evidence", key._asdict())
         return Evidence(**row)
 
     def note_success(self, key: RunKey, *, trial: bool = False) -> None:
-        """Note that the handler took records after something failed; a `trial` moves no cursor.
+        """Store that the handler took records after a failure; a `trial` moves no cursor.
 
-        The records are handled whatever comes of it: where it fails, the next success is noted.
+        An error is only logged: the next success is stored instead.
         """
         try:
             with driving(self._engine) as driver:
@@ -502,7 +502,7 @@ class Cursors:
             log.warning("a success of %s is not noted: %s", key.pipeline, error_text(error))
 
     def last_runs(self, pipeline: str, within_ms: int, page: int = PAGE) -> Iterator[list[tuple[str, int]]]:
-        """Return (tenant, milliseconds of the Unix epoch) of each last run that began within `within_ms`, in pages."""
+        """Return (tenant, Unix time in milliseconds) of each last run that began within `within_ms`, in pages."""
         values = {"pipeline": pipeline, "within_ms": within_ms, "after": "", "limit": page}
         while True:
             with driving(self._engine) as driver, within(driver, LONG_LOOK, LOCKED):
@@ -514,7 +514,7 @@ class Cursors:
 
 
 class _Documents(NamedTuple):
-    """Where the documents of a source are: the version of its adoption, and the part of SQL that reads them."""
+    """How the documents of a source are read: the version of its adoption, and the SQL expression."""
 
     version: str | None
     sql: str | None
@@ -523,13 +523,13 @@ class _Documents(NamedTuple):
 RECORDED: Final = _Documents(None, None)
 
 
-# After them comes the record, if there is one. No named tuple: a batch is thousands of rows.
+# The columns of the record follow. It is no named tuple because a batch has thousands of rows.
 _ADOPTED: Final = CursorRow._fields.index("adopted")
 _ID: Final = len(CursorRow._fields)
 _XID, _TEXT, _STORED = _ID + 1, _ID + 4, _ID + 5
 
 
 def _slice(rows: Sequence[tuple[Any, ...]], first: int) -> Sequence[tuple[Any, ...]]:
-    """Return the rows from `first` on, up to that with which the documents that were left out make a slice."""
+    """Return the rows from `first` on whose documents, as far as they were left out, make a slice."""
     stored = accumulate(row[_STORED] or 0 for row in rows[first:])
     return rows[first : first + 1 + sum(1 for _ in takewhile(lambda bytes_: bytes_ < SLICE, stored))]

@@ -32,24 +32,24 @@ EVERY_RECORD: Final = "1:1:"
 
 
 def know(database: Database, pipeline: str, source: str, start: str | datetime = EVERYTHING) -> None:
-    """Keep what a pipeline reads, and where it begins, when it is seen for the first time.
+    """Register a pipeline when it is seen for the first time: what it reads, and where its cursors begin.
 
     Args:
         database: where it is kept.
         pipeline: its name.
         source: what it reads.
-        start: `everything`, `now`, or a time: what was written before is not this pipeline's, but for what a
-            transaction wrote that was on at that time.
+        start: `everything`, `now`, or a time: records that were written before are skipped, except for those of
+            transactions that were in progress at that time.
 
     Raises:
-        InvalidPolicy: it has read another source until now, or nobody knows any more what was written since `start`.
+        InvalidPolicy: it has read another source so far, or what was written since `start` is no longer known.
     """
     sql, values = queries(database), {"pipeline": pipeline, "source": source}
     with driving(database) as driver:
         found = scalar(driver, sql("known_source"), values)
         if found is None:
             snapshot = _first_snapshot(driver, sql, pipeline, source, start)
-            # One message: a process that freezes between two would keep all batches of the source from their commit.
+            # One message: a process that freezes between two would block the commits of all batches of the source.
             statements = (sql(block) for block in ("begin", "know_lock", "know_pipeline", "commit"))
             driver.exchange([driver.bound("; ".join(statements), {**values, "start": snapshot})])
             found = scalar(driver, sql("known_source"), values)
@@ -77,7 +77,7 @@ def _first_snapshot(
 
 
 def undeclared_readers(database: Database, declared: Sequence[str]) -> dict[str, list[str]]:
-    """Return, of each source that several pipelines read, those that are not among `declared`."""
+    """Return, for each source that several pipelines read, those that are not among `declared`."""
     readers = defaultdict(list)
     with driving(database) as driver, within(driver, None):
         for row in rows(driver, queries(database)("pipelines")):
@@ -86,17 +86,14 @@ def undeclared_readers(database: Database, declared: Sequence[str]) -> dict[str,
 
 
 def unread_sources(database: Database, read: Collection[str]) -> list[str]:
-    """Return the sources with records, or adopted, that are not among `read` and that no known pipeline reads."""
-    sql = queries(database)
+    """Return the sources that have records or are adopted, are not among `read`, and have no registered pipeline."""
     with driving(database) as driver, within(driver, None):
-        known = {row["source"] for row in rows(driver, sql("pipelines"))} | {*read}
-        there = {row["source"] for name in ("sources", "adopted_sources") for row in rows(driver, sql(name))}
-        values = {"sources": sorted(there - known)}
-        return [row["source"] for row in rows(driver, sql("unread_sources"), values)]
+        found = rows(driver, queries(database)("unread_sources"), {"read": [*read]})
+    return [row["source"] for row in found]
 
 
 def forget_pipeline(database: Database, pipeline: str) -> dict[str, int] | None:
-    """Delete what is kept of a pipeline, and return how many cursors and rows of quarantine; None: nothing was."""
+    """Delete the data of a pipeline; return how many cursors and rows of quarantine; None: there was nothing."""
     with driving(database) as driver, within(driver, None):
         (row,) = rows(driver, queries(database)("forget"), {"pipeline": pipeline})
     return dict(row) if any(row.values()) else None

@@ -1,4 +1,4 @@
-"""Pruning: old records that every pipeline is done with are deleted, in steps that are short whatever there is."""
+"""Pruning: old records that every pipeline has finished are deleted, in short steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRUNED: Final = ("records", "quarantine", "deliveries")
 """The tables, in the order in which they are pruned."""
 
 STEP: Final = 500
-"""Rows that a step looks at, at the most, and so the most that it locks; users that write one of them wait for it."""
+"""Rows that a step reads, and at most locks; a user who writes one of them waits for the step."""
 
 PAUSE: Final = 0.1
 
@@ -31,7 +31,7 @@ class Prune:
     """What to prune.
 
     Args:
-        older_than: the least age of a record, since it was written last.
+        older_than: the minimum age of a record, since it was last written.
         sources: the source of each declared pipeline; those that the database knows are added.
         pipeline: only what this declared pipeline reads.
         deliveries: the journal as well, by the age of each delivery.
@@ -46,9 +46,9 @@ class Prune:
 
 
 class Holder(NamedTuple):
-    """Who holds old records of `source` back. `state` is that of the records: `pending`, `quarantined` or `retrying`.
+    """Who keeps old records of `source`. `state` is that of the records: `pending`, `quarantined` or `retrying`.
 
-    Where no pipeline reads the source, `pipeline` is None and `state` is `unread`.
+    If no pipeline reads the source, `pipeline` is None and `state` is `unread`.
     """
 
     source: str
@@ -72,11 +72,11 @@ class Step:
 
 
 def prune(database: Database, what: Prune, size: int = STEP) -> Iterator[Step]:
-    """Delete step by step, each in a transaction of its own that looks at `size` rows; yield what each step did.
+    """Delete step by step, each in a transaction of its own that reads `size` rows; yield the result of each step.
 
-    A record goes when every pipeline that reads its source has handled or discarded it; with it goes what quarantine
-    holds of it, and then rows of quarantine whose record is gone or has changed. Nothing pending, quarantined or asked
-    to be tried again goes. Whoever stops asking for steps loses nothing.
+    A record is deleted if every pipeline that reads its source has handled or discarded it, together with its rows of
+    quarantine; then rows of quarantine whose record is gone or has changed. Nothing is deleted that is pending, in
+    quarantine or to be tried again. It can be stopped after any step.
     """
     query = queries(database)
     with driving(database) as driver, within(driver, None):

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["Audit", "Pause", "Paused", "Pauses", "Quarantine", "QuarantinedRecord"]
 
 AT_ONCE: Final = 500
-"""Records that one statement decides on, at the most, and so the most that it locks."""
+"""Records that one statement changes, and at most locks."""
 TRIED: Final = 2.0
-"""Seconds for which what runs have locked is tried again."""
+"""Seconds for which records that runs have locked are retried."""
 PAUSE: Final = 0.05
 WHOLE: Final = ""
 """The tenant of a pipeline's own pause."""
@@ -49,12 +49,12 @@ class QuarantinedRecord(NamedTuple):
 class Quarantine:
     """The quarantine of pipelines that read one source.
 
-    A row is about one revision of a record: once the record changes in the source, or is gone, it is not in quarantine.
+    A row is about one revision of a record: a record that has changed, or is gone, is not in quarantine.
 
     Args:
         database: where they are.
         source: what the pipelines read.
-        seconds: how long `find` may take; None: any time.
+        seconds: how long `find` may take; None: no limit.
     """
 
     def __init__(self, database: Database, source: str = "invoices", *, seconds: float | None = None) -> None:
@@ -74,7 +74,7 @@ class Quarantine:
         discarded: bool = False,
         limit: int | None = None,
     ) -> tuple[list[QuarantinedRecord], int]:
-        """Return up to `limit` records, oldest first, and how many there are in all.
+        """Return up to `limit` records, oldest first, and their total number.
 
         Args:
             pipeline: whose quarantine.
@@ -107,13 +107,13 @@ class Quarantine:
         """Let the next sweep of their tenants take `records`, also those that were discarded.
 
         Returns:
-            Tenant and external id of each; one that left quarantine meanwhile is not among them, nor one that a run
-            held all the time. Whoever calls this notifies the tenants.
+            Tenant and external id of each, without those that left quarantine meanwhile, or that a run kept locked.
+            The caller notifies the tenants.
         """
         return self._mark(pipeline, records, retry=True)
 
     def discard(self, pipeline: str, records: Sequence[QuarantinedRecord]) -> list[tuple[str, str]]:
-        """Give `records` up, also those that wait for another try. They stay as `discarded`; `retry` takes that back.
+        """Give up `records`, including those that wait for a retry. They stay as `discarded`; `retry` reverts that.
 
         Returns: as `retry`.
         """

@@ -1,4 +1,4 @@
-"""Writing records, of every source, and matching messages again. Who calls this notifies the tenants."""
+"""Writing records of every source, and matching messages again. The caller notifies the tenants."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ Row = tuple[str, str, Mapping[str, Any]]
 Matcher = Callable[[Any], Match | Unmatched]
 
 INVALID_PARAMETER: Final = "22023"
-"""The state with which the trigger of the records refuses one."""
+"""The SQLSTATE with which the trigger refuses a record."""
 UNTRANSLATABLE: Final = ("22P05", "22021")
 """SQLSTATEs of a character that the database's encoding lacks, and of bytes that are none in it."""
 AT_ONCE: Final = 5_000
-"""Records that one statement writes, at the most."""
+"""The most records that one statement writes."""
 CHARACTERS_AT_ONCE: Final = 16_000_000
-"""A statement ends with the record with which its documents are as long, so that none takes too much memory."""
+"""A statement ends with the record at which its documents reach this length, to bound the memory."""
 
 DISCARDED_AT_ONCE: Final = 250
-"""Records that one statement gives up, and so the most that it locks."""
+"""Records that one statement gives up, and at most locks."""
 DISCARD_TIMEOUT: Final = 60.0
 DISCARD_PAUSE: Final = 0.1
-"""Seconds until what others have locked is tried again."""
+"""Seconds until records that others have locked are retried."""
 
 # A NUL as JSON writes it: not the backslash, u, 0, 0, 0, 0 of a text, whose own backslash is doubled.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -83,8 +83,8 @@ def record(
     """Write or update one record, in the transaction of `connection` or in one of its own.
 
     Returns:
-        Whether anything changed. A record that is there with an equal document stays untouched: no revision, no event
-        needed.
+        Whether anything changed. A record that exists with an equal document is not touched: it gets no revision and
+        needs no event.
 
     Raises:
         InvalidName: the source or the tenant is not allowed.
@@ -97,11 +97,11 @@ def record(
 def record_many(engine: Engine, source: str, rows: Iterable[Row], connection: Connection | None = None) -> Counter[str]:
     """Write or update many records, in the transaction of `connection`, or each statement in one of its own.
 
-    A statement has `AT_ONCE` records and about `CHARACTERS_AT_ONCE` at the most. Where a record comes several times,
+    A statement has at most `AT_ONCE` records and about `CHARACTERS_AT_ONCE` characters. If a record occurs repeatedly,
     the last one counts.
 
     Returns:
-        How many records changed, by tenant; a tenant without a change is not in it.
+        The number of changed records by tenant, without tenants that have none.
 
     Raises: as `record`. What earlier statements wrote is committed by then, unless a connection was given.
     """
@@ -187,10 +187,9 @@ def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManag
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Let what Postgres says of a record's values be InvalidInput, whichever driver says so.
+    """Translate errors about the values of a record into InvalidInput, for every driver.
 
-    The trigger of the records refuses them with a sentence of ours. The encoding of a database may be another one than
-    UTF8, and lack a character.
+    The trigger refuses them with a message of ours. The encoding of the database may lack a character.
     """
     try:
         yield
@@ -248,22 +247,22 @@ class Records:
         self._query: Queries = queries(engine)
 
     def write(self, message_id: str, payload: str, found: Match | Unmatched) -> bool:
-        """Write one message, `payload` as JSON text, in a transaction of its own.
+        """Write one message, `payload` as JSON text, in a transaction of its own; return whether it is new.
 
-        Returns whether it is new; a message that was recorded before stays as it is.
+        A message that was recorded before stays as it is.
         """
         return bool(execute(self._engine, message_statement(self._source, message_id, payload, found)))
 
     def discard(
         self, message_ids: Sequence[str] | None, reason: str | None = None, timeout: float = DISCARD_TIMEOUT
     ) -> list[str]:
-        """Give unmatched records up, those with `message_ids` or all; return their message ids.
+        """Give up unmatched records, those with `message_ids` or all; return their message ids.
 
-        They are unmatched no more, and go with the next prune that they are old enough for. Those that others write
-        are tried again for `timeout` seconds, while nothing is locked.
+        They are deleted by the next prune for which they are old enough. Those that others are writing are retried for
+        `timeout` seconds, during which nothing is locked.
 
         Raises:
-            Unavailable: others still write some of them; the rest is given up.
+            Unavailable: others are still writing some of them; the rest is given up.
         """
         until = time.monotonic() + timeout
         given_up: list[str] = []
@@ -295,14 +294,14 @@ class Records:
                 yield one, found
 
     def _settle(self, message_id: str, found: Match | Unmatched) -> bool:
-        """Store what became of a message; return whether anything did."""
+        """Store the result for a message; return whether it was stored."""
         values = {"source": self._source, "key": message_id, **_columns(found)}
         with driving(self._engine) as driver:
             try:
-                # Nobody may wait for the message while this waits for the record, which is another row.
+                # Others must not wait for the message while this waits for the record, which is another row.
                 return bool(in_one_message(driver, self._query("match_again"), values, lock_timeout=SHORT_WAIT))
             except psycopg.IntegrityError:
-                # Somebody else wrote it at this moment, or a record of the same key is no message. The others go on.
+                # Another transaction wrote it just now, or a record with the same key is no message.
                 reason = "its key is taken"
             except psycopg.OperationalError as error:
                 if not is_busy(error):

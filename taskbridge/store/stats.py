@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
-from taskbridge.store.db import LOOKUPS, driving, fetch, rows, scalar, within
-from taskbridge.store.queries import Queries, queries
+from taskbridge.store.db import LOOKUPS, driving, fetch, rows, within
+from taskbridge.store.queries import queries
 
 if TYPE_CHECKING:
     import psycopg
@@ -32,9 +32,9 @@ __all__ = [
 ]
 
 MOST_RECORDS: Final = 100_000
-"""Up to so many records are counted of a pipeline, pending or in quarantine."""
+"""Records of a pipeline, pending or in quarantine, are counted up to this number."""
 LOOK_SECONDS: Final = 3.0
-"""Seconds for a statement that only looks: somebody waits for the answer, and others for the server."""
+"""Seconds for a statement that only reads for people: somebody waits for it, and others for the server."""
 TENANTS_AT_ONCE: Final = 1_000
 _LOOKS: Final = {
     # None takes more than one CPU of the server.
@@ -46,7 +46,7 @@ _LOOKS: Final = {
 
 
 class Counters(NamedTuple):
-    """Sums over all cursors of a pipeline. `found_bursts`: of `bursts`, those that the tail began."""
+    """Sums over all cursors of a pipeline. `found_bursts`: of `bursts`, those that the change poller began."""
 
     events: int = 0
     bursts: int = 0
@@ -79,7 +79,7 @@ class Backlog(NamedTuple):
 
 
 class Ages(NamedTuple):
-    """How many seconds ago a worker stored how far all records were looked at; infinite: never."""
+    """Seconds since the last pass of the change poller (`tail`) and of the reconciler (`base`); infinite: never."""
 
     tail: float = math.inf
     base: float = math.inf
@@ -103,7 +103,7 @@ def limited(
 
 
 def read_ages(database: Database, pipelines: Collection[str]) -> dict[str, Ages]:
-    """Return how old the tails and bases of `pipelines` are."""
+    """Return how long ago the records of `pipelines` were polled."""
     query, found = queries(database), dict.fromkeys(pipelines, Ages())
     with limited(database) as driver:
         for row in rows(driver, query("tail_ages"), {"pipelines": [*pipelines]}):
@@ -126,12 +126,13 @@ def read_backlogs(
 
     Up to `most` records of each kind are counted.
     """
-    query = queries(database)
+    query, backlogs = queries(database)("backlog"), {}
     with limited(database, settings=LOOKUPS) as driver:
-        return {
-            name: _backlog(driver, query, {"pipeline": name, "source": pipelines[name], "size": most}, some)
-            for name, some in tenants.items()
-        }
+        for name, listed in tenants.items():
+            values = {"pipeline": name, "source": pipelines[name], "tenants": list(listed), "size": most}
+            (row,) = rows(driver, query, values)
+            backlogs[name] = Backlog(**row)
+    return backlogs
 
 
 class Tenants:
@@ -156,12 +157,12 @@ class Tenants:
     def troubled(self, pipeline: str, limit: int, size: int = MOST_RECORDS) -> list[str]:
         """Return up to `limit` tenants with the most failures in a row, and as many with the most in quarantine.
 
-        Of more than `size` failing tenants, or records in quarantine, so many are looked at.
+        At most `size` failing tenants, and records in quarantine, are read.
         """
         return [row["tenant"] for row in self._rows("troubled", pipeline, limit=limit, size=size)]
 
     def every_count(self, pipeline: str) -> Iterator[dict[str, Any]]:
-        """Return what `counts` says of every tenant, by name, page by page."""
+        """Return the `counts` of every tenant, by name, page by page."""
         after = ""
         while tenants := self.after(pipeline, after, TENANTS_AT_ONCE):
             yield from self.counts(pipeline, tenants)
@@ -187,8 +188,8 @@ class Tenants:
         values = {"pipeline": pipeline, "source": self._source, "smallest": smallest, "size": None}
         for start in range(0, len(wanted), TENANTS_AT_ONCE):
             page = {"tenants": wanted[start : start + TENANTS_AT_ONCE]}
-            rows_found = fetch(self._database, "waiting_delays", values | page)
-            found.update((row["tenant"], row["delay_ms"]) for row in rows_found)
+            delays = fetch(self._database, "waiting_delays", values | page)
+            found.update((row["tenant"], row["delay_ms"]) for row in delays)
         return found
 
     def pending_before(self, pipeline: str, tenants: Collection[str], snapshot: str) -> dict[str, int]:
@@ -221,19 +222,3 @@ def _counters(row: Mapping[str, Any]) -> Counters:
     first_events.counts, first_events.sum_ms = list(row["first_event_counts"]), row["first_event_ms_sum"]
     sums = {name: row[name] for name in Counters._fields if name in row}
     return Counters(**sums, first_events=first_events)
-
-
-def _backlog(
-    driver: psycopg.Connection[Any], query: Queries, values: Mapping[str, Any], tenants: Sequence[str]
-) -> Backlog:
-    (pending,) = rows(driver, query("metric_pending"), {**values, "tenants": list(tenants)})
-    quarantined = scalar(driver, query("metric_quarantine"), values)
-    (failing,) = rows(driver, query("metric_failing"), values)
-    return Backlog(
-        pending["records"],
-        max(0.0, pending["oldest_seconds"] or 0.0),
-        pending["oldest_tenant"],
-        quarantined,
-        failing["failing"],
-        failing["first"],
-    )

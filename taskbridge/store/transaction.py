@@ -72,21 +72,21 @@ class CursorLost(Exception):
 
 
 class ComesAgain(RetryAfter):
-    """Nothing of the batch takes effect, through no fault of the handler's, and it comes again at once."""
+    """The batch is rolled back without the handler's fault, and is delivered again at once."""
 
     def __init__(self) -> None:
         super().__init__(0)
 
 
 class OtherReader(ComesAgain):
-    """Another pipeline began to read the source while the batch was open, and what the handler wrote back was muted.
+    """Another pipeline began to read the source while the batch was open, and the handler's changes were muted.
 
-    When the batch comes again, nothing is muted.
+    Nothing is muted when the batch is delivered again.
     """
 
 
 class NoneFree(ComesAgain):
-    """Postgres, or a pooler in front of it, has no session left for what the handler does."""
+    """Postgres, or a pooler in front of it, has no session left for the handler."""
 
 
 class Quarantined(NamedTuple):
@@ -101,7 +101,7 @@ class Quarantined(NamedTuple):
 
 
 Advanced: TypeAlias = "bool | Exception | None"
-"""What came of an advance: whether to call `note_success`, why the cursor did not move, or nothing that is known."""
+"""The result of an advance: whether to call `note_success`, why the cursor did not move, or None: unknown."""
 
 
 class Move(NamedTuple):
@@ -121,7 +121,7 @@ class Transaction:
     """One batch's transaction, opened when it is first needed.
 
     `idle_timeout`: how long the session may be idle between the advance and the commit, such as `5000ms`. `timeout`:
-    seconds that the session may be idle before the advance, or wait for one answer of Postgres.
+    seconds for which the session may be idle before the advance, or wait for one answer of Postgres.
     """
 
     def __init__(self, engine: Engine, key: RunKey, source: str, idle_timeout: str, timeout: float) -> None:
@@ -147,15 +147,15 @@ class Transaction:
 
     @property
     def waits(self) -> bool:
-        """Whether it could not begin, or its session has not answered: then Postgres keeps the handler waiting."""
+        """Whether the handler waits for Postgres: it could not begin, or its session has not answered."""
         return not self._began or (self._connection is not None and _is_at_work(self._connection))
 
     def connect(self) -> Connection:
         """Return the transaction's connection, opening it at the first call.
 
-        The round trip of BEGIN also gives the session its name, by which a successor can end it, and ends the sessions
-        of runs that this one replaced: a frozen process keeps the locks on all that its handler wrote. So none may be
-        opened after `close`: it would end the session of what the same run does next.
+        The round trip of BEGIN also names the session, so that a successor can end it, and ends the sessions of runs
+        that this one replaced: a frozen process keeps its locks on everything that its handler wrote. So no transaction
+        may be opened after `close`: it would end the session in which the same run continues.
 
         Raises:
             HandlerMistake: the batch is over.
@@ -164,7 +164,7 @@ class Transaction:
             raise HandlerMistake(BATCH_IS_OVER)
         connection = self._connection or self._open()
         if self._over.is_set():
-            # Another thread closed it meanwhile, and saw no connection.
+            # Another thread closed it before the connection was set.
             self.close()
             raise HandlerMistake(BATCH_IS_OVER)
         return connection
@@ -179,7 +179,7 @@ class Transaction:
                 raise NoneFree from error
             raise
         except psycopg.OperationalError:
-            # A server that restarted broke every connection that lies in the pool.
+            # A restart of the server broke every connection in the pool.
             distrust(self._engine)
             return self._begin()
 
@@ -197,20 +197,20 @@ class Transaction:
         return self._session
 
     def flush(self) -> None:
-        """Write what the ORM session still holds. It may break a constraint, or the session may wait for a rollback."""
+        """Flush the ORM session. That may break a constraint, or the session may need a rollback."""
         if self._session is not None:
             self._session.commit()
 
     def _begin(self) -> Connection:
         self._began = False
-        # So that the advance sees which pipelines there are then, whatever the database's default is.
+        # So that the advance sees the pipelines that exist then, whatever the default of the database is.
         connection = self._engine.connect().execution_options(isolation_level="READ COMMITTED")
         try:
             transaction = connection.begin()
             driver = driver_of(connection)
             assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the engine is ours
             with driver.pipeline():  # psycopg sends BEGIN before the first of them
-                # The handler's statements have the limits of its role, not those of ours.
+                # The handler's statements have the limits of the role, not ours.
                 for statement in local_settings({**driver.limits, "statement_timeout": None}):
                     driver.execute(statement)
                 driver.execute(self._query("end_replaced"), successor_of(self._key))
@@ -264,16 +264,16 @@ class Transaction:
         first_event_ms: int | None = None,
         row: HistoryRow | None = None,
     ) -> bool:
-        """Move the cursor past `page` and commit, together with all that was written through `connect`.
+        """Move the cursor past `page` and commit, together with everything that was written through `connect`.
 
         Records in `to_quarantine` are put into quarantine, and rows of quarantine whose records were handled are
-        deleted. `row` is inserted into the run history after the commit. Returns whether to call `note_success`:
-        something of the pipeline failed before.
+        deleted. `row` is inserted into the run history after the commit. Returns whether to call `note_success`,
+        because something of the pipeline failed before.
 
         Raises:
             CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
             HandlerMistake: the handler ended the transaction, or the connection is still in use.
-            OtherReader: what the handler wrote may be missed; all is rolled back.
+            OtherReader: changes of the handler may be missed; all is rolled back.
         """
         move = self.move(page, bisection=bisection, to_quarantine=to_quarantine, first_event_ms=first_event_ms, row=row)
         connection, handlers = self._connection, self._handlers
@@ -314,7 +314,7 @@ class Transaction:
             raise
         _take_in(connection, handlers.session)
         if handlers.session.info.encoding != "utf-8":
-            # psycopg encodes all of a pipeline before the settings are reset.
+            # psycopg encodes the whole pipeline before the settings are reset.
             handlers.session.execute(setting("client_encoding", "UTF8", LOCAL))
 
     def _take_over(self, own: Bounded) -> str:
@@ -336,10 +336,10 @@ class Transaction:
         return str(commits)
 
     def _reset(self, own: Bounded) -> psycopg.Cursor[Any]:
-        """Let what the handler deferred run under its role and settings, and what follows under ours.
+        """Fire the handler's deferred triggers under its role and settings, and then return to ours.
 
-        The limits are ours for both: a limit of the handler's that is over would end the advance. The result says how
-        the handler left the transaction.
+        The limits are ours for both: an expired limit of the handler would cancel the advance. The result tells how the
+        handler left the transaction.
         """
         seconds = own.own_answer_timeout
         limit = f"{round((seconds - GRACE) * 1000)}ms" if seconds else None
@@ -356,7 +356,7 @@ class Transaction:
         return left
 
     def _look_for_readers(self, own: Bounded) -> psycopg.Cursor[Any]:
-        """Ask whether another pipeline reads the source by now; none begins to, until the commit."""
+        """Ask whether another pipeline reads the source by now; no other begins before the commit."""
         values = {"pipeline": self._key.pipeline, "source": self._source, "idle_timeout": self._idle_timeout}
         own.execute(self._query("hold_readers"), values)
         return own.execute(self._query("other_readers"), values)
@@ -372,9 +372,9 @@ class Transaction:
             connection.invalidate()
 
     def close(self) -> bool:
-        """Roll back what was not committed and give the connection back; return whether its session may go on.
+        """Roll back if nothing was committed, and return the connection; return whether its session may go on.
 
-        It does if the handler was interrupted inside a statement, or a statement got no answer in time.
+        It does if the handler was interrupted inside a statement, or a statement was not answered in time.
         """
         self._over.set()
         connection, handlers = self._connection, self._handlers
@@ -403,7 +403,7 @@ class Transaction:
 
 
 def _hand_out(connection: Connection, own: Bounded, seconds: float) -> HandlerConnection:
-    """Put a connection object for the handler into the place of the session's own."""
+    """Replace the connection object of the pool with one for the handler."""
     handlers = HandlerConnection(own, seconds)
     if (prepare := connection.dialect.on_connect()) is not None:
         prepare(handlers)
@@ -413,7 +413,7 @@ def _hand_out(connection: Connection, own: Bounded, seconds: float) -> HandlerCo
 
 
 def _take_in(connection: Connection, own: Bounded) -> None:
-    """Let the pool have the session's own connection object again; SQLAlchemy's connection keeps the handler's."""
+    """Return its connection object to the pool; SQLAlchemy's connection keeps the handler's."""
     pooled: Any = connection.connection
     pooled._connection_record.dbapi_connection = own
     pooled.info.clear()
@@ -439,7 +439,7 @@ def _quarantine_values(page: Page, quarantined: Quarantined | None) -> dict[str,
 
 
 def advance(engine: Engine, move: Move) -> bool:
-    """Move a cursor past a batch with which nothing else has to commit; return whether to call `note_success`.
+    """Move a cursor past a batch with which nothing else commits; return whether to call `note_success`.
 
     Raises:
         CursorLost: the cursor is not ours, or not where the batch was read.
@@ -453,24 +453,23 @@ def advance(engine: Engine, move: Move) -> bool:
 def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
     """Move cursors as `advance` does, in one round trip and one commit; return the result of each.
 
-    None of them waits for a lock. Where a cursor has no result, only `advance` can say what comes of it, and may take
-    long.
+    None of them waits long for a lock. If a cursor has no result, only `advance` can tell why, which may take long.
 
     Raises:
-        psycopg.Error: Postgres did not answer, or the connection broke; nothing is known of any.
+        psycopg.Error: Postgres did not answer, or the connection broke; which cursors moved is unknown.
     """
     try:
         return _advance_at_once(engine, moves, lock_timeout=SHORT_WAIT)
     except (Broken, NoAnswer):
         raise
     except psycopg.Error:
-        # One of them is to blame. Which one, only each by itself can say.
+        # One of them is the cause. To find out which, each is moved alone.
         found: list[Advanced] = [None] * len(moves)
     for at, move in enumerate(moves):
         try:
             (found[at],) = _advance_at_once(engine, [move], lock_timeout=SHORT_WAIT)
         except SILENT as error:
-            # What came of those before it is known.
+            # The results of those before it are known.
             found[at] = error
             break
         except psycopg.Error:

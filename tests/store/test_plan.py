@@ -129,7 +129,7 @@ def test_an_open_transaction_lets_no_sweep_read_what_was_handled_since(seeded: E
             plan(seeded, "read_batch", limit=500, bisecting=True),
             plan(seeded, "waiting_records", tenant="tenant-7", smallest=0, size=None),
             plan(seeded, "waiting_delays", tenants=["tenant-7"], smallest=0, size=None),
-            plan(seeded, "metric_pending", tenants=["tenant-7"], size=1000),
+            plan(seeded, "backlog", tenants=["tenant-7"], size=1000),
             plan(seeded, "tenant_counts", tenants=["tenant-7"], size=1),
         ):
             assert max(scan["Actual Rows"] for scan in scans(top)) <= 20

@@ -327,11 +327,15 @@ WITH RECURSIVE sources AS (
 SELECT source FROM sources WHERE source IS NOT NULL
 
 -- name: unread_sources
--- Of some sources, those that have records of tenants, or are adopted tables.
+-- Sources that have records of tenants, or are adopted tables, and that neither the database knows a reader of nor `read` names.
 SELECT s.source
-FROM unnest(%(sources)s::text[]) AS s (source)
-WHERE EXISTS (SELECT FROM {schema}.records r WHERE r.source = s.source AND r.tenant <> '')
-   OR EXISTS (SELECT FROM {schema}.adopted a WHERE a.source = s.source AND a.ended_at IS NULL)
+FROM ({sources} UNION SELECT source FROM {schema}.adopted WHERE ended_at IS NULL) s
+WHERE s.source <> ALL (%(read)s::text[])
+  AND NOT EXISTS (SELECT FROM {schema}.pipelines p WHERE p.source = s.source)
+  AND (
+      EXISTS (SELECT FROM {schema}.records r WHERE r.source = s.source AND r.tenant <> '')
+      OR EXISTS (SELECT FROM {schema}.adopted a WHERE a.source = s.source AND a.ended_at IS NULL)
+  )
 ORDER BY s.source
 
 -- name: snapshot_since

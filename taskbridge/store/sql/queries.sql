@@ -169,14 +169,10 @@ SELECT pipeline,
 FROM {schema}.sync_cursors
 GROUP BY pipeline
 
--- name: metric_failing
--- Tenants of a pipeline whose last run failed, up to a limit, and one of them.
-SELECT count(*) AS failing, min(tenant) AS first
-FROM (SELECT tenant FROM {schema}.sync_cursors WHERE pipeline = %(pipeline)s AND failures > 0 LIMIT %(size)s) f
-
--- name: metric_pending
--- How many records of the tenants in a list are pending, and of the other tenants are to be tried again, counted up to a
--- limit, and the age of the oldest, with its tenant. A record that changed is pending since it did.
+-- name: backlog
+-- What waits in a pipeline, each counted up to `size`: pending records of the tenants in a list and, of the other tenants, those
+-- that are to be tried again, with the age of the oldest and its tenant (a record that changed is pending since it did);
+-- records in quarantine; and tenants whose last run failed, with one of them.
 WITH counted AS MATERIALIZED (
     (
         SELECT w.changed_at AS since, t.tenant
@@ -194,20 +190,21 @@ WITH counted AS MATERIALIZED (
         WHERE q.tenant <> ALL (%(tenants)s::text[])
     )
     LIMIT %(size)s
-)
-SELECT count(*) AS records, extract(epoch FROM now() - min(since))::float8 AS oldest_seconds,
-       (SELECT tenant FROM counted ORDER BY since, tenant LIMIT 1) AS oldest_tenant
-FROM counted
-
--- name: metric_quarantine
--- Records of a pipeline that lie in quarantine, up to `size`.
-SELECT count(*)
-FROM (
+), failing AS MATERIALIZED (
+    SELECT tenant FROM {schema}.sync_cursors WHERE pipeline = %(pipeline)s AND failures > 0 LIMIT %(size)s
+), quarantined AS MATERIALIZED (
     SELECT FROM {schema}.quarantine q
     {its_record}
     WHERE q.pipeline = %(pipeline)s AND q.discarded_at IS NULL AND q.retry_at IS NULL
     LIMIT %(size)s
-) counted
+)
+SELECT count(*) AS pending,
+       coalesce(greatest(0, extract(epoch FROM now() - min(since))), 0)::float8 AS oldest_seconds,
+       (SELECT tenant FROM counted ORDER BY since, tenant LIMIT 1) AS oldest_tenant,
+       (SELECT count(*) FROM quarantined) AS quarantined,
+       (SELECT count(*) FROM failing) AS failing,
+       (SELECT min(tenant) FROM failing) AS fails
+FROM counted
 
 -- name: tenant_counts
 -- Of each tenant of a list: records by state, up to `size` of each state, and the counters of its cursor. `known`: it has

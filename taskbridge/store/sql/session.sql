@@ -7,22 +7,23 @@
 SET {scope} {name} = {value}
 
 -- name: set_parameters
--- Sets parameters of Postgres, for the transaction or the session, all in one round trip. One with a value in `only_from` is
--- set only where it still has that value: whoever has set another one keeps it.
+-- Sets parameters of Postgres for the transaction or the session, all in one round trip. One with a value in `only_from` is
+-- set only if it still has that value: another value is kept.
 SELECT set_config(one.name, one.value, %(locally)s)
 FROM unnest(%(names)s::text[], %(values)s::text[], %(only_from)s::text[]) AS one (name, value, only_from)
 WHERE one.only_from IS NULL OR current_setting(one.name, true) = one.only_from
 
 -- name: open_session
--- The first message of a session. `pid` is what the login said: behind a pooler the server's process is another one, and no
--- setting may stay in its session. Returns whether it is the same, and how many seconds a statement may take (0: any time).
+-- The first message of a session. `pid` is the process of the login: behind a pooler the process of the server is another one,
+-- and no setting may stay in its session. Returns whether it is the same, and how many seconds a statement may take (0: any
+-- time).
 SELECT pg_backend_pid() = %(pid)s,
        extract(epoch FROM current_setting('statement_timeout')::interval)::float8,
        array(SELECT set_config(one.name, one.value, pg_backend_pid() <> %(pid)s)
              FROM unnest(%(names)s::text[], %(values)s::text[]) AS one (name, value))
 
 -- name: begin
--- READ COMMITTED, whatever the database's default is: each statement sees what those before it have waited for.
+-- READ COMMITTED, whatever the default of the database is: each statement sees what those before it have waited for.
 BEGIN ISOLATION LEVEL READ COMMITTED
 
 -- name: commit
@@ -30,7 +31,7 @@ BEGIN ISOLATION LEVEL READ COMMITTED
 COMMIT
 
 -- name: search_path
--- This role's unqualified names are those of `public`, from its next session on.
+-- Unqualified names of this role are those of `public`, beginning with its next session.
 ALTER ROLE CURRENT_USER IN DATABASE {database} SET search_path = public
 
 -- name: clock
@@ -52,11 +53,11 @@ SELECT pg_backend_pid()
 SHOW VERSION
 
 -- name: nothing
--- Nothing: what stands in the place of a statement where a program is run.
+-- Nothing: the statement of a migration that runs a program instead.
 SELECT
 
 -- name: deployment
--- Which database of which cluster this is. A renamed database, or a standby that was promoted, stays the same.
+-- Which database of which cluster this is. A renamed database, or a standby that was promoted, is the same.
 SELECT c.system_identifier AS cluster, d.oid, d.datname AS name
 FROM pg_control_system() c, pg_database d
 WHERE d.datname = current_database()
@@ -72,30 +73,29 @@ FROM pg_roles r, pg_database d
 WHERE r.rolname = session_user AND d.datname = current_database()
 
 -- name: announce_again
--- After `reset_settings`: the name of the run, by which a successor ends the session, and the limit of a statement.
+-- After `reset_settings`: the name of the run, by which a successor ends the session, and the statement timeout.
 SELECT set_config('application_name', %(session)s, true),
        set_config('statement_timeout', coalesce(%(limit)s, current_setting('statement_timeout')), true)
 
 -- name: as_left
--- How a handler left its transaction: the mark of `announce`, if it is still that transaction, and whether its commit waits for
--- the disk, which is the handler's to choose.
+-- How a handler left its transaction: the mark of `announce`, if it still is that transaction, and whether its commit waits
+-- for the disk, which the handler may choose.
 SELECT pg_catalog.current_setting('taskbridge.batch', true), pg_catalog.current_setting('synchronous_commit')
 
 -- name: fire_deferred
 -- Deferred constraints and triggers belong to what the handler wrote, so they run under its role, search_path and settings.
--- What follows is ours.
+-- The statements that follow are ours.
 SET CONSTRAINTS ALL IMMEDIATE
 
 -- name: reset_settings
--- From here on the statements of a batch's transaction are ours, and none of the handler's settings may reach them.
--- What the session set when it was opened follows (`set_parameters`).
+-- The following statements of a batch's transaction are ours, and no setting of the handler may affect them. The settings with
+-- which the session was opened follow (`set_parameters`).
 RESET ALL
 
 -- name: reset_session
--- After the transaction of a batch whose handler had the session: what DISCARD ALL does, but for the prepared statements.
--- What a run of its own executes stays prepared, since to plan it anew takes longer than the run. `prepared` finds the
--- handler's. RESET ALL leaves authorization and role alone. What the session set when it was opened follows
--- (`set_parameters`).
+-- After the transaction of a batch whose handler had the session: what DISCARD ALL does, except for prepared statements. Those
+-- of runs stay prepared, since planning them again takes longer than a run. `prepared` finds the handler's. RESET ALL leaves
+-- authorization and role alone. The settings with which the session was opened follow (`set_parameters`).
 RESET SESSION AUTHORIZATION;
 RESET ROLE;
 RESET ALL;
@@ -110,8 +110,8 @@ DISCARD SEQUENCES
 SELECT name FROM pg_catalog.pg_prepared_statements
 
 -- name: forget_prepared
--- Forget what a handler has prepared in a session of a pooler: by SQL, or by psycopg, whose names these are. What else was
--- prepared by a message of the protocol is the pooler's own.
+-- Deallocate what a handler has prepared in a session of a pooler: by SQL, or by psycopg, whose names these are. Statements
+-- that were prepared by other messages of the protocol are the pooler's own.
 DO $$
 DECLARE
     prepared text;
@@ -123,9 +123,9 @@ END
 $$
 
 -- name: deallocate
--- Forget a prepared statement of a handler's.
+-- Deallocate a prepared statement of a handler.
 DEALLOCATE {name}
 
 -- name: rollback
--- Ends the transaction of a batch that is not to take effect.
+-- Ends the transaction of a batch that must not take effect.
 ROLLBACK
