@@ -36,17 +36,21 @@ if TYPE_CHECKING:
         is_without_session,
     )
     from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
-    from taskbridge.store.page import Page
-    from taskbridge.store.pipelines import (
+    from taskbridge.store.maintenance import (
         EVERYTHING,
         NOW,
+        PRUNED,
+        Holder,
+        Prune,
+        Step,
         forget_pipeline,
         know,
+        prune,
         undeclared_readers,
         unread_sources,
     )
+    from taskbridge.store.page import Page
     from taskbridge.store.poller import Found, Kind, Tails
-    from taskbridge.store.pruning import PRUNED, Holder, Prune, Step, prune
     from taskbridge.store.quarantine import Audit, Pause, Paused, Pauses, Quarantine, QuarantinedRecord
     from taskbridge.store.rebasing import Rebased, rebase
     from taskbridge.store.receiving import Incoming, Stored, forget_received, prepare_receiving, receive
@@ -108,9 +112,10 @@ if not TYPE_CHECKING:
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "db": "OLDEST_POSTGRES NoAnswer check_version connect driver_error is_without_session",
             "history": "HistoryRow keep_runs sum_runs write_runs",
+            "maintenance": (
+                "EVERYTHING NOW PRUNED Holder Prune Step forget_pipeline know prune undeclared_readers unread_sources"
+            ),
             "page": "Page",
-            "pipelines": "EVERYTHING NOW forget_pipeline know undeclared_readers unread_sources",
-            "pruning": "PRUNED Holder Prune Step prune",
             "quarantine": "Audit Pause Paused Pauses Quarantine QuarantinedRecord",
             "rebasing": "Rebased rebase",
             "receiving": "Incoming Stored forget_received prepare_receiving receive",

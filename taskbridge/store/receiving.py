@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Engine
 
-from taskbridge.store.db import driving, in_one_trip
+from taskbridge.store.db import driving, fetch, in_one_trip
 from taskbridge.store.queries import queries
 from taskbridge.store.records import Statement, refused
 
@@ -88,9 +88,7 @@ def _columns(group: Sequence[Incoming]) -> dict[str, list[object]]:
 
 def forget_received(engine: Engine) -> bool:
     """Delete ids of webhooks that are older than 30 days; return whether there may be more."""
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        gone = connection.exec_driver_sql(queries(engine)("forget_received"), {"limit": FORGOTTEN_AT_ONCE}).all()
-    return len(gone) == FORGOTTEN_AT_ONCE
+    return len(fetch(engine, "forget_received", {"limit": FORGOTTEN_AT_ONCE})) == FORGOTTEN_AT_ONCE
 
 
 def _place(message: Statement) -> tuple[str, str]:
