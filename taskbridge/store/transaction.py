@@ -85,10 +85,6 @@ class OtherReader(ComesAgain):
     """
 
 
-class NoneFree(ComesAgain):
-    """Postgres, or a pooler in front of it, has no session left for the handler."""
-
-
 class Quarantined(NamedTuple):
     """Records of a batch that go to quarantine: the reason by external id, and how often each failed alone.
 
@@ -176,7 +172,7 @@ class Transaction:
             raise
         except DBAPIError as error:
             if is_without_session(error):
-                raise NoneFree from error
+                raise ComesAgain from error
             raise
         except psycopg.OperationalError:
             # A restart of the server broke every connection in the pool.
