@@ -241,13 +241,11 @@ CREATE TABLE taskbridge.pipelines (
     source text NOT NULL COLLATE "C",
     start pg_snapshot DEFAULT '1:1:'::pg_snapshot NOT NULL,
     first_seen_at timestamp with time zone DEFAULT now() NOT NULL,
-    guessed boolean DEFAULT false NOT NULL,
     failed boolean DEFAULT false NOT NULL,
     succeeded_at timestamp with time zone
 );
 
 COMMENT ON TABLE taskbridge.pipelines IS 'The pipelines that were seen: what each reads, and the snapshot at which its tenants'' cursors begin.';
-COMMENT ON COLUMN taskbridge.pipelines.guessed IS 'A migration guessed the source: a pipeline with criteria that reads another may say so.';
 COMMENT ON COLUMN taskbridge.pipelines.failed IS 'Something failed since succeeded_at: the next success is noted there.';
 COMMENT ON COLUMN taskbridge.pipelines.succeeded_at IS 'When the handler took records for the first time after something failed.';
 

@@ -551,15 +551,12 @@ CREATE TABLE @schema.pipelines (
     source text COLLATE "C" NOT NULL,
     start pg_snapshot NOT NULL DEFAULT '1:1:',
     first_seen_at timestamptz NOT NULL DEFAULT now(),
-    guessed boolean NOT NULL DEFAULT false,
     failed boolean NOT NULL DEFAULT false,
     succeeded_at timestamptz,
     CONSTRAINT pk_pipelines PRIMARY KEY (pipeline)
 );
 COMMENT ON TABLE @schema.pipelines IS
     'The pipelines that were seen: what each reads, and the snapshot at which its tenants'' cursors begin.';
-COMMENT ON COLUMN @schema.pipelines.guessed IS
-    'A migration guessed the source: a pipeline with criteria that reads another may say so.';
 COMMENT ON COLUMN @schema.pipelines.failed IS 'Something failed since succeeded_at: the next success is noted there.';
 COMMENT ON COLUMN @schema.pipelines.succeeded_at IS
     'When the handler took records for the first time after something failed.';

@@ -27,8 +27,8 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.django.configuration import alias_of_handlers, has_other_isolation
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.running.middleware import Hook
+from taskbridge.store.checkout import View
 from taskbridge.store.db import Bounded, driver_of
-from taskbridge.store.lent import View
 from taskbridge.store.queries import query
 
 if TYPE_CHECKING:

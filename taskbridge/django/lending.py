@@ -9,7 +9,7 @@ from typing import Any
 from django.db import connections
 from sqlalchemy import Connection, StaticPool, create_engine
 
-from taskbridge.store.lent import View
+from taskbridge.store.checkout import View
 from taskbridge.store.queries import SCHEMA_OPTION
 
 __all__ = ["lent"]

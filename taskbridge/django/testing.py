@@ -177,7 +177,7 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
     records: dict[str, list[Record]] = {}
     for tenant, key, revision, _, _ in rows:
         values = {"source": pipeline.source, "tenant": tenant, "key": key, "revision": revision, "small": 2**31 - 1}
-        text, deleted, _ = connection.exec_driver_sql(query("document", schema, document), values).one()
+        text, deleted, _ = connection.exec_driver_sql(query("one_document", schema, document), values).one()
         content = {} if text is None else decoded(text)[0]
         records.setdefault(tenant, []).append(
             Record(pipeline.name, tenant, key, revision, content, deleted, text or "{}")

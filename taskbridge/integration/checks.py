@@ -37,8 +37,7 @@ from taskbridge.store import (
     undeclared_readers,
     unread_sources,
 )
-from taskbridge.store.db import pooler_of
-from taskbridge.store.queries import query
+from taskbridge.store.db import fetch, pooler_of
 
 __all__ = ["Finding", "Level", "examine", "worst"]
 
@@ -113,9 +112,9 @@ class _Examined:
         return {worker: stats.get("pool", {}) for worker, stats in self.ask("stats").items()}
 
     def row(self, name: str) -> Any:
-        """Return the row that a named query finds."""
-        with self.runtime.engine.connect() as connection:
-            return connection.exec_driver_sql(query(name)).one()
+        """Return the row that a named query finds, with the names of its columns."""
+        (found,) = fetch(self.runtime.engine, name)
+        return found
 
     @cached_property
     def redis_info(self) -> dict[str, Any] | None:
@@ -172,15 +171,15 @@ def _postgres(examined: _Examined) -> Findings:
     for one in ALSO_CHECKED:
         one(examined.runtime.settings)
     check_version(examined.runtime.engine)
-    (version,), (standby,) = examined.row("server_version"), examined.row("is_standby")
-    if standby:
-        yield _problem(f"{version} is a standby, which takes no writes", "name the primary")
+    server = examined.row("server")
+    if server["is_standby"]:
+        yield _problem(f"{server['version']} is a standby, which takes no writes", "name the primary")
     else:
-        yield Finding(Level.OK, str(version))
+        yield Finding(Level.OK, str(server["version"]))
 
 
 def _encoding(examined: _Examined) -> Findings:
-    (name,) = examined.row("encoding")
+    name = examined.row("server")["encoding"]
     remedy = "move to a database with `ENCODING 'UTF8'`"
     if name == "SQL_ASCII":
         yield _warning(f"{name} checks no text, and refuses documents with characters outside of ASCII", remedy)
@@ -259,7 +258,7 @@ def _eviction(examined: _Examined) -> Findings:
 
 def _clocks(examined: _Examined) -> Findings:
     before = time.time()
-    (postgres,) = examined.row("clock")
+    postgres = examined.row("clock")["clock_timestamp"].timestamp()
     between = time.time()
     seconds, microseconds = examined.runtime.redis.time()
     after = time.time()
@@ -478,7 +477,7 @@ def _sessions(examined: _Examined) -> Findings:
     if not slots:
         return
     need = sum(slots) + OTHER_SESSIONS * len(slots)
-    limits = examined.row("session_limits")
+    limits = examined.row("session_limits").values()
     limit, whose = min((one, whose) for one, whose in zip(limits, _LIMITS, strict=True) if one is not None)
     workers = counted(len(slots), "worker")
     text = (

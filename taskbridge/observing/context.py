@@ -15,8 +15,8 @@ from taskbridge.gate.inspector import Inspector
 from taskbridge.settings import Settings
 from taskbridge.store import LOOK_SECONDS, Tenants
 from taskbridge.store.db import driving, rows, within
-from taskbridge.store.figures import bucket_sums, limited
 from taskbridge.store.queries import queries
+from taskbridge.store.stats import bucket_sums, limited
 
 if TYPE_CHECKING:
     from taskbridge.declaring.pipeline import Pipeline
@@ -105,7 +105,7 @@ class Context:
 
     def now(self) -> datetime:
         """Return the time of Postgres."""
-        at: datetime = self.value("look_now")
+        at: datetime = self.value("clock")
         return at
 
     def rows(self, query: str, **values: Any) -> list[dict[str, Any]]:

@@ -88,7 +88,7 @@ def _last(
     since = end.at - timedelta(days=max(1, context.settings.history_days) + 1)
     pipelines = sorted(context.readers()) if pipeline is None else context.names(pipeline)
     values = {"pipelines": pipelines, "since": since, "before": end.at, "token": end.token, "limit": limit}
-    return context.rows("past_failed" if failed else "past_of_all", **values)
+    return context.rows("past_of_all", **values, failed=failed)
 
 
 def failed(context: Context, pipeline: str | None = None, *, hours: float = 24, limit: int = 50) -> FailedRuns:

@@ -143,7 +143,7 @@ def _at_one_time(context: Context, pipeline: str, name: str) -> tuple[RunnerStat
     for _ in range(LOOKS):
         runner = after
         (counts,) = tenants.counts(pipeline, [name], MOST_RECORDS)
-        pauses = context.rows("look_pause", pipeline=pipeline, tenant=name)
+        pauses = context.rows("pauses", pipeline=pipeline, tenants=[name])
         (after,) = context.inspector.look(pipeline, [name])
         if (runner.token, runner.state, runner.hold) == (after.token, after.state, after.hold):
             break

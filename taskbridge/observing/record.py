@@ -129,8 +129,8 @@ def _tenants(context: Context, text: str, readers: Mapping[str, str]) -> Iterato
         return
     is_redis_up = True
     for pipeline, source in sorted(readers.items()):
-        values = {"pipeline": pipeline, "source": source, "text": text, "until": text + _LAST_CHARACTER}
-        names = [row["tenant"] for row in context.rows("look_tenants", **values, limit=MOST_TENANTS)]
+        values = {"pipeline": pipeline, "source": source, "first": text, "but": "", "until": text + _LAST_CHARACTER}
+        names = [row["tenant"] for row in context.rows("tenants_from", **values, limit=MOST_TENANTS)]
         if text not in names and is_redis_up:
             runner = context.runner(pipeline, text)
             is_redis_up = runner is not None

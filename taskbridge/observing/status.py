@@ -119,7 +119,7 @@ def _values(context: Context, pipeline: str, names: list[str], records: int) -> 
         return []
     counts = context.tenants_of(context.pipeline(pipeline).source).counts(pipeline, names, records)
     runners = dict(zip(names, context.inspector.look(pipeline, names), strict=True))
-    paused = {row["tenant"] for row in context.rows("look_paused_among", pipeline=pipeline, tenants=names)}
+    paused = {row["tenant"] or "" for row in context.rows("pauses", pipeline=pipeline, tenants=names)}
     now_ms = context.inspector.now_ms()
     return [
         tenant_values(

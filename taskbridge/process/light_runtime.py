@@ -161,8 +161,7 @@ class LightRuntime:
             InvalidPolicy: it has read another source until now.
         """
         if self._known.get(pipeline.name) != pipeline.source:
-            has_criteria = pipeline.criteria is not None
-            know(self.database, pipeline.name, pipeline.source, pipeline.start, has_criteria=has_criteria)
+            know(self.database, pipeline.name, pipeline.source, pipeline.start)
             self._known[pipeline.name] = pipeline.source
 
     @cached_property

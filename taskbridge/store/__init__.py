@@ -23,13 +23,7 @@ if TYPE_CHECKING:
         trigger_faults,
         unadopt,
     )
-    from taskbridge.store.audit import Audit
     from taskbridge.store.backfilling import Backfilled, Due, backfill, backfills_due, begin_again
-    from taskbridge.store.cluster import (
-        check_cluster,
-        deployment,
-        in_its_cluster,
-    )
     from taskbridge.store.cursor import CLAIMED_WITHIN, Claim, Cursors, Evidence, StaleToken, Unread, Waiting
     from taskbridge.store.db import (
         OLDEST_POSTGRES,
@@ -39,29 +33,23 @@ if TYPE_CHECKING:
         driver_error,
         is_without_session,
     )
-    from taskbridge.store.figures import (
-        LOOK_SECONDS,
-        MOST_RECORDS,
-        Ages,
-        Backlog,
-        Counters,
-        read_ages,
-        read_backlogs,
-        read_counters,
-    )
     from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
-    from taskbridge.store.page import Page
-    from taskbridge.store.pauses import Pause, Paused, Pauses
-    from taskbridge.store.pipelines import (
+    from taskbridge.store.maintenance import (
         EVERYTHING,
         NOW,
+        PRUNED,
+        Holder,
+        Prune,
+        Step,
         forget_pipeline,
         know,
+        prune,
         undeclared_readers,
         unread_sources,
     )
-    from taskbridge.store.pruning import PRUNED, Holder, Prune, Step, prune
-    from taskbridge.store.quarantine import Quarantine, QuarantinedRecord
+    from taskbridge.store.page import Page
+    from taskbridge.store.poller import Found, Kind, Tails
+    from taskbridge.store.quarantine import Audit, Pause, Paused, Pauses, Quarantine, QuarantinedRecord
     from taskbridge.store.rebasing import Rebased, rebase
     from taskbridge.store.receiving import AsyncPool, Incoming, forget_received, receive_statement
     from taskbridge.store.records import (
@@ -79,9 +67,19 @@ if TYPE_CHECKING:
         refused,
         rows_statement,
     )
-    from taskbridge.store.schema import check_schema, migrate
-    from taskbridge.store.tail import Found, Kind, Tails
-    from taskbridge.store.tenants import Tenants, WaitingRecords
+    from taskbridge.store.schema import check_cluster, check_schema, deployment, in_its_cluster, migrate
+    from taskbridge.store.stats import (
+        LOOK_SECONDS,
+        MOST_RECORDS,
+        Ages,
+        Backlog,
+        Counters,
+        Tenants,
+        WaitingRecords,
+        read_ages,
+        read_backlogs,
+        read_counters,
+    )
     from taskbridge.store.transaction import (
         ComesAgain,
         CursorLost,
@@ -109,27 +107,27 @@ if not TYPE_CHECKING:
                 "Fault Left adopt adopt_within adopted_before adoption adoption_statements check_adoptions "
                 "choose_from_now_on from_now_on_statement removal_statements trigger_faults unadopt"
             ),
-            "audit": "Audit",
             "backfilling": "Backfilled Due backfill backfills_due begin_again",
-            "cluster": "check_cluster deployment in_its_cluster",
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "db": "OLDEST_POSTGRES NoAnswer check_version connect driver_error is_without_session",
-            "figures": "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters read_ages read_backlogs read_counters",
             "history": "HistoryRow keep_runs sum_runs write_runs",
+            "maintenance": (
+                "EVERYTHING NOW PRUNED Holder Prune Step forget_pipeline know prune undeclared_readers unread_sources"
+            ),
             "page": "Page",
-            "pauses": "Pause Paused Pauses",
-            "pipelines": "EVERYTHING NOW forget_pipeline know undeclared_readers unread_sources",
-            "pruning": "PRUNED Holder Prune Step prune",
-            "quarantine": "Quarantine QuarantinedRecord",
+            "quarantine": "Audit Pause Paused Pauses Quarantine QuarantinedRecord",
             "rebasing": "Rebased rebase",
             "receiving": "AsyncPool Incoming forget_received receive_statement",
             "records": (
                 "Records Row Statement exact_json_text execute json_text message_statement record record_invoice "
                 "record_many record_statements refused rows_statement"
             ),
-            "schema": "check_schema migrate",
-            "tail": "Found Kind Tails",
-            "tenants": "Tenants WaitingRecords",
+            "schema": "check_cluster check_schema deployment in_its_cluster migrate",
+            "stats": (
+                "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters Tenants WaitingRecords read_ages read_backlogs "
+                "read_counters"
+            ),
+            "poller": "Found Kind Tails",
             "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
         },

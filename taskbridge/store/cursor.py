@@ -23,7 +23,6 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg.errors import LockNotAvailable, QueryCanceled
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import error_text, storable
@@ -39,7 +38,9 @@ from taskbridge.store.db import (
     begin_transaction,
     distrust,
     driving,
+    fetch,
     in_one_message,
+    rows,
     session_name,
     shorter,
     successor_of,
@@ -48,7 +49,7 @@ from taskbridge.store.db import (
 )
 from taskbridge.store.documents import decoded
 from taskbridge.store.history import HistoryRow, with_history
-from taskbridge.store.page import Page, Standing, columns_of, page_of
+from taskbridge.store.page import CursorRow, Page, columns_of, page_of
 from taskbridge.store.queries import LOCAL, queries, query, schema_of, setting
 from taskbridge.store.transaction import NO_BISECTION, CursorLost, Transaction
 
@@ -58,24 +59,24 @@ log = logging.getLogger(__name__)
 
 WAITS_SHORTLY: Final = setting("lock_timeout", "500ms", LOCAL)
 LONG_LOOK: Final = 60.0
-"""Seconds for a look at many tenants of a pipeline."""
+"""Seconds for a query over many tenants of a pipeline."""
 LOCKED: Final = 2.0
-"""Of those, seconds to wait for a lock: other pipelines wait for their turn meanwhile."""
+"""Seconds of these to wait for a lock: other pipelines wait meanwhile."""
 SHORT_STATEMENT: Final = 0.5
-"""Seconds for each statement of claims that are made together; who needs longer claims alone."""
+"""Seconds for each statement of claims that are made together; one that needs longer is made alone."""
 CLAIMED_WITHIN: Final = 1.0
-"""Seconds after which no more claims are made together where one met a lock, or was slow."""
+"""Seconds after which no more claims are made together if one met a lock, or was slow."""
 _BLOCKED: Final = (LockNotAvailable, QueryCanceled)
-"""How a statement ends because of a lock, or by its time-out."""
+"""Errors of a statement that waited for a lock, or exceeded its timeout."""
 PAGE: Final = 5_000
 """Cursors of a page of last runs."""
 SMALL: Final = 2_000
-"""Bytes of a stored document up to which it comes with its batch; larger ones are fetched after it, in slices.
+"""Stored bytes of a document up to which it is read with its batch; larger ones are fetched afterwards, in slices.
 
-Postgres compresses what takes more; 100 bytes of a document take 1 at the least. So 500 of these stay below 100 MB.
+Postgres compresses what takes more, at most to a hundredth. So 500 of these stay below 100 MB.
 """
 SLICE: Final = 1_048_576
-"""Stored bytes of a slice. Postgres compresses large documents, so as text it may be several times as much."""
+"""Stored bytes of a slice. Postgres compresses large documents, so their text may be several times as long."""
 BATCH_BYTES: Final = 64 * 2**20
 ANY_SIZE: Final = 2**31 - 1
 
@@ -92,8 +93,8 @@ class Claim(NamedTuple):
     """A run's claim of its cursor: which one, how many records to read, and what the gate has counted.
 
     `events` of the burst so far, and its `runs` with this one. `burst`: the token of the first of them; empty: it is
-    this one. `bisecting` is as in `Cursors.read`. `died`: the run before this one died, or its process is frozen. Its
-    batch comes without documents, for they may be why.
+    this one. `bisecting` is as in `Cursors.read`. `died`: the run before this one died, or its process is frozen. The
+    batch comes without documents then, because they may be the reason.
     """
 
     key: RunKey
@@ -104,23 +105,22 @@ class Claim(NamedTuple):
     bisecting: bool = True
     died: bool = False
 
-    @property
-    def batch(self) -> _Batch:
-        """What to read."""
-        return _Batch(self.key, self.limit, self.bisecting, documents=not self.died)
 
+class _BatchRead(NamedTuple):
+    """The read of a batch, in one round trip with `before`, a statement and its values.
 
-class _Batch(NamedTuple):
-    """What to read: up to `limit` records, if `bisecting` fewer while a bad one is looked for."""
+    Up to `limit` records are read, if `bisecting` fewer while a bad one is looked for.
+    """
 
     key: RunKey
     limit: int
     bisecting: bool
-    documents: bool
+    with_documents: bool
+    before: tuple[Any, ...]
 
 
 class _OtherAdoption(Exception):
-    """The source was adopted, or adopted anew, since this process has looked."""
+    """The source was adopted, or adopted again, since this process last looked it up."""
 
 
 class Unread(Exception):
@@ -134,7 +134,7 @@ class Unread(Exception):
 
 
 class Evidence(NamedTuple):
-    """What the pipeline's other records say about one that fails alone; see `evidence`."""
+    """What the other records of the pipeline tell about one that fails alone; see the query `evidence`."""
 
     others_succeed: bool
     in_a_row: int
@@ -149,11 +149,11 @@ class Waiting(NamedTuple):
 
 
 class Cursors:
-    """The cursors of pipelines that read one source, and what lies after them.
+    """The cursors of pipelines that read one source, and the records after them.
 
-    A run that freezes while it advances holds the cursor's row for `runner_ttl` seconds at the most. A batch's
-    transaction that is idle, or gets no answer to a statement of the handler, ends after `transaction_timeout` seconds.
-    A batch ends where its large documents come to `batch_bytes` as text.
+    A run that freezes while it advances locks the cursor's row for at most `runner_ttl` seconds. The transaction of a
+    batch ends if it is idle, or waits for the answer to a statement of the handler, for `transaction_timeout` seconds.
+    A batch ends with the record at which its large documents exceed `batch_bytes` as text.
     """
 
     def __init__(
@@ -170,9 +170,8 @@ class Cursors:
         self._transaction_timeout = transaction_timeout
         self._source = source
         self._query = queries(engine)
-        self._rows = RECORDED
+        self._documents = RECORDED
         self._idle_timeout = f"{round(runner_ttl * 1000)}ms"
-        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def claim(self, claim: Claim) -> Page:
         """Make the token of a claim the cursor's owner, count the run, and read a batch.
@@ -181,41 +180,40 @@ class Cursors:
             StaleToken: a higher token owns the cursor.
             Unread: the cursor was claimed, and the batch could not be read.
         """
-        key = claim.key
-        statement = (self._query("claim"), self._claiming(claim))
+        reading = self._claiming(claim)
         if claim.died:
-            # It may have stopped with the cursor locked.
-            self._try_to_end_replaced(key)
+            # It may hold a lock on the cursor.
+            self._try_to_end_replaced(claim.key)
         try:
-            page = self._claim(claim.batch, *statement)
+            page = self._claim(reading)
         except Unread:
             # The claim may have been rolled back with the read, and only the owner of the cursor can store the failure.
-            if self._owner(key) != key.token:
+            if self._owner(claim.key) != claim.key.token:
                 with driving(self._engine) as driver:
-                    if driver.execute(*statement).fetchone() is None:
-                        raise StaleToken(str(self._owner(key))) from None
+                    if driver.execute(*reading.before).fetchone() is None:
+                        raise StaleToken(str(self._owner(claim.key))) from None
             raise
         if page is None:
-            raise StaleToken(str(self._owner(key)))
+            raise StaleToken(str(self._owner(claim.key)))
         return page
 
-    def _claim(self, batch: _Batch, *statement: Any) -> Page | None:
+    def _claim(self, reading: _BatchRead) -> Page | None:
         try:
-            return self._read(batch, *statement)
+            return self._read(reading)
         except Unread as unread:
             # A run that was replaced may hold the cursor's row.
-            if not (isinstance(unread.error, _BLOCKED) and self._end_replaced(batch.key)):
+            if not (isinstance(unread.error, _BLOCKED) and self._end_replaced(reading.key)):
                 raise
-            return self._read(batch, *statement)
+            return self._read(reading)
 
     def claim_together(self, claims: Sequence[Claim]) -> list[Page | None]:
         """Claim cursors for runs that begin together and read the first batch of each, in one round trip.
 
-        None of them waits for a lock, or long for a statement. Where a run has no page, only `claim` can say what came
-        of it, and may take long.
+        None of them waits long for a lock or a statement. If a run has no page, only `claim` can tell why, which may
+        take long.
 
         Raises:
-            psycopg.Error: Postgres did not answer, or the connection broke; nothing is known of any.
+            psycopg.Error: Postgres did not answer, or the connection broke; which were claimed is unknown.
         """
         pages: list[Page | None] = []
         ends = time.monotonic() + CLAIMED_WITHIN
@@ -226,7 +224,7 @@ class Cursors:
             except (*SILENT, NoSession):
                 raise
             except (psycopg.Error, MemoryError):
-                # One of them is to blame. Which one, only each by itself can say.
+                # One of them is the cause. To find out which, each is claimed alone.
                 pages += [self._claim_unless_slow(claim) if time.monotonic() < ends else None for claim in left]
         return pages + [None] * (len(claims) - len(pages))
 
@@ -242,67 +240,64 @@ class Cursors:
     def _claim_at_once(self, claims: Sequence[Claim]) -> list[Page | None]:
         """Claim and read in a transaction for each, all sent at once.
 
-        Those before one that takes too long are committed. It has no page, and nothing is returned for those after it.
+        Those before one that takes too long are committed. That one has no page, and those after it are not returned.
         """
-        rows = self._rows
+        documents = self._documents
         cursors: list[psycopg.Cursor[Any]] = []
         with suppress(QueryCanceled), driving(self._engine) as driver:
             cursors += [driver.cursor() for _ in claims]
             with driver.pipeline(), shorter(driver, SHORT_STATEMENT, SHORT_WAIT):
                 for claim, cursor in zip(claims, cursors, strict=True):
-                    self._send(driver, cursor, rows, claim.batch, self._query("claim"), self._claiming(claim))
+                    self._send(driver, cursor, documents, self._claiming(claim))
         done = sum(cursor.pgresult is not None for cursor in cursors)
         pages = [cursor.fetchall() for cursor in cursors[:done]]
         return [
-            # A source that was adopted meanwhile, a large document, a cursor that is another's: that takes longer.
+            # A source that was adopted meanwhile, a large document, or a cursor that another run owns takes longer.
             page_of(claim.key, page, whole=True)
-            if page and page[0][_ADOPTED] == rows.version and not any(row[_STORED] for row in page)
+            if page and page[0][_ADOPTED] == documents.version and not any(row[_STORED] for row in page)
             else None
             for claim, page in zip(claims, [*pages, []], strict=False)
         ]
 
-    def _claiming(self, claim: Claim) -> dict[str, Any]:
-        return {
+    def _claiming(self, claim: Claim) -> _BatchRead:
+        values = {
             **claim.key._asdict(),
             "burst": claim.burst or claim.key.token,
             "burst_runs": claim.runs,
             "burst_events": claim.events,
             "session": session_name(claim.key),
         }
+        before = (self._query("claim"), values)
+        return _BatchRead(claim.key, claim.limit, claim.bisecting, with_documents=not claim.died, before=before)
 
     def _end_replaced(self, key: RunKey) -> bool:
-        """End the sessions of runs that this one replaced, and its own others; return whether there were any."""
-
-        def end() -> bool:
-            with driving(self._engine) as driver:
-                ended = driver.execute(self._query("end_replaced"), successor_of(key)).fetchall()
-            return any(is_ended for (is_ended,) in ended)
-
-        return with_second_try(end)
+        """End the sessions of runs that this one replaced, and others of its own; return whether there were any."""
+        ended = with_second_try(lambda: fetch(self._engine, "end_replaced", successor_of(key)))
+        return any(row["ended"] for row in ended)
 
     def _try_to_end_replaced(self, key: RunKey) -> None:
-        """End the sessions of replaced runs, if Postgres answers; else what is tried next does it at its beginning."""
+        """End the sessions of replaced runs, if Postgres answers; otherwise the next attempt does it when it begins."""
         try:
             self._end_replaced(key)
-        except (DBAPIError, psycopg.Error) as error:
+        except psycopg.Error as error:
             log.warning("the session of tenant %r may go on: %s", key.tenant, error_text(error))
 
     def read(self, key: RunKey, limit: int, *, bisecting: bool = True, documents: bool = True) -> Page:
         """Read up to `limit` records after the cursor; if `bisecting`, fewer while a bad one is looked for.
 
-        Without `documents` the records' documents are empty, and none is touched in Postgres.
+        Without `documents` the documents of the records are empty, and Postgres reads none of them.
 
         Raises:
             CursorLost: the token does not own the cursor.
             Unread: Postgres took too long or failed, or there was too little memory.
         """
-        page = self._read(_Batch(key, limit, bisecting, documents), self._query("plan_by_index"))
+        page = self._read(_BatchRead(key, limit, bisecting, documents, (self._query("plan_by_index"),)))
         if page is None:
             raise CursorLost
         return page
 
     def load(self, record: Record) -> Record | None:
-        """Return a record that was read without its document with it; None: it is gone, or cannot be decoded.
+        """Return a record with its document, without which it was read; None: it is gone, or cannot be decoded.
 
         Raises:
             Unread: as `read` does.
@@ -311,12 +306,12 @@ class Cursors:
         values = {**which, "revision": record.revision, "small": ANY_SIZE}
         try:
             with driving(self._engine) as driver:
-                rows = self._look_up()
-                row = driver.execute(self._reading("document", rows), values).fetchone()
+                documents = self._look_up()
+                row = driver.execute(self._reading("one_document", documents), values).fetchone()
             if row is None:
                 return None
             text, deleted, version = row
-            if version != rows.version:
+            if version != documents.version:
                 return self.load(record)
             document, reason = ({}, None) if text is None else decoded(text)
         except (psycopg.Error, MemoryError, InvalidInput) as error:
@@ -325,102 +320,95 @@ class Cursors:
             return None
         return replace(record, document=document, deleted=deleted, document_text=text or "{}")
 
-    def _reading(self, name: str, rows: _Rows) -> str:
-        return query(name, schema_of(self._engine), rows.document)
+    def _reading(self, name: str, documents: _Documents) -> str:
+        return query(name, schema_of(self._engine), documents.sql)
 
-    def _read(self, batch: _Batch, *before: Any) -> Page | None:
-        """Read one batch in one round trip, after the statement `before`. None: the token does not own the cursor."""
+    def _read(self, reading: _BatchRead) -> Page | None:
+        """Read one batch in one round trip. None: the token does not own the cursor."""
         try:
-            return with_second_try(lambda: self._read_known(batch, *before))
+            return with_second_try(lambda: self._read_known(reading))
         except NoSession:
             raise
         except (psycopg.Error, MemoryError, InvalidInput) as error:
-            # What was read so far would fill the memory until the failure is written down.
+            # Otherwise the rows that were read fill the memory until the failure is stored.
             traceback.clear_frames(error.__traceback__)
-            raise Unread(error, batch.limit, bisecting=batch.bisecting) from error
+            raise Unread(error, reading.limit, bisecting=reading.bisecting) from error
 
-    def _read_known(self, batch: _Batch, *before: Any) -> Page | None:
-        """Read one batch; once more where the source was adopted, or its table changed, since this process has looked.
+    def _read_known(self, reading: _BatchRead) -> Page | None:
+        """Read one batch; once more if the source was adopted, or its table changed, since this process has looked.
 
         Raises:
             InvalidInput: the adopted table is not what it was, so that its rows cannot be read.
         """
-        # Another thread may set these meanwhile, and a text belongs to its version.
-        rows = self._rows
+        # Another thread may replace it meanwhile.
+        documents = self._documents
         try:
-            return self._read_once(rows, batch, *before)
+            return self._read_once(documents, reading)
         except _OtherAdoption:
             # The statement before the read is committed.
-            before = (self._query("plan_by_index"),)
+            reading = reading._replace(before=(self._query("plan_by_index"),))
         except psycopg.ProgrammingError:
             # For example, the table or a column was renamed.
-            if rows is RECORDED:
+            if documents is RECORDED:
                 raise
-        return self._read_once(self._look_up(), batch, *before)
+        return self._read_once(self._look_up(), reading)
 
-    def _look_up(self) -> _Rows:
-        """Look up whether the source is an adopted table now, and how its rows are read.
+    def _look_up(self) -> _Documents:
+        """Look up whether the source is an adopted table, and how its rows are read.
 
         Raises:
             InvalidInput: the table was dropped, or cannot be a source as it is now.
         """
         with self._engine.begin() as connection:
             found = known(connection, self._source)
-            rows = RECORDED
+            documents = RECORDED
             if found:
                 (one,) = found
                 if one.ended and one.called is None:
                     document = dropped(schema_of(self._engine))
                 else:
                     document = present(connection, one).document
-                rows = _Rows(one.version, document)
-        if found or self._rows is RECORDED:
-            self._rows = rows
-        return rows
+                documents = _Documents(one.version, document)
+        if found or self._documents is RECORDED:
+            self._documents = documents
+        return documents
 
-    def _read_once(self, known_rows: _Rows, batch: _Batch, *before: Any) -> Page | None:
-        """Read one batch in a transaction of its own, after the statement `before`; all of it is sent at once.
+    def _read_once(self, documents: _Documents, reading: _BatchRead) -> Page | None:
+        """Read one batch in a transaction of its own; all of it is sent at once.
 
         READ COMMITTED, whatever the database's default is, so that the read sees what the claim waited for.
         """
         with driving(self._engine) as driver:
             cursor = driver.cursor()
             with driver.pipeline():
-                self._send(driver, cursor, known_rows, batch, *before)
-            # Fetched any earlier, the rows would take a round trip of their own.
+                self._send(driver, cursor, documents, reading)
+            # Inside the pipeline, fetching would take a round trip of its own.
             rows = cursor.fetchall()
-            whole, is_known = True, not rows or rows[0][_ADOPTED] == known_rows.version
-            if is_known and batch.documents and any(row[_STORED] for row in rows):
-                rows, whole = self._with_documents(driver, known_rows, batch.key.tenant, rows)
+            whole, is_known = True, not rows or rows[0][_ADOPTED] == documents.version
+            if is_known and reading.with_documents and any(row[_STORED] for row in rows):
+                rows, whole = self._with_documents(driver, documents, reading.key.tenant, rows)
         if not is_known:
             raise _OtherAdoption
-        return page_of(batch.key, rows, whole=whole) if rows else None
+        return page_of(reading.key, rows, whole=whole) if rows else None
 
-    def _send(
-        self,
-        driver: Bounded,
-        cursor: psycopg.Cursor[Any],
-        known_rows: _Rows,
-        batch: _Batch,
-        *before: Any,
-    ) -> None:
+    def _send(self, driver: Bounded, cursor: psycopg.Cursor[Any], documents: _Documents, reading: _BatchRead) -> None:
         begin_transaction(driver)
-        driver.execute(*before)
-        if known_rows is not RECORDED:
-            # Somebody may hold the application's table for long: no worker waits there, others' records are due.
+        driver.execute(*reading.before)
+        if documents is not RECORDED:
+            # The application may lock its table for long; a worker does not wait for that, since other tenants are due.
             driver.execute(WAITS_SHORTLY)
-        which = {"source": self._source, "limit": batch.limit, "bisecting": batch.bisecting}
-        values = {**batch.key._asdict(), **which, "small": SMALL if batch.documents else -1}
-        cursor.execute(self._reading("read_batch", known_rows), values)
+        which = {"source": self._source, "limit": reading.limit, "bisecting": reading.bisecting}
+        values = {**reading.key._asdict(), **which, "small": SMALL if reading.with_documents else -1}
+        cursor.execute(self._reading("read_batch", documents), values)
         driver.execute(self._query("commit"))
 
     def _with_documents(
-        self, driver: psycopg.Connection[Any], known_rows: _Rows, tenant: str, rows: list[tuple[Any, ...]]
+        self, driver: psycopg.Connection[Any], documents: _Documents, tenant: str, rows: list[tuple[Any, ...]]
     ) -> tuple[list[tuple[Any, ...]], bool]:
-        """Fetch the documents that were left out, in slices, up to that with which they come to the most bytes.
+        """Fetch the documents that were left out, in slices, until they exceed the bytes of a batch.
 
-        Returns the rows up to there, and whether none is missing. A record that was changed or deleted since it was
-        read is left out: its new revision is found as any other.
+        Returns the rows up to there, and whether these are all. A record that was changed or deleted since it was read
+        is left out: its new revision comes later.
         """
         left, at = self._batch_bytes, 0
         names = {"source": self._source, "tenant": tenant, "small": ANY_SIZE}
@@ -430,10 +418,10 @@ class Cursors:
             at += len(part)
             large = [row for row in part if row[_STORED]]
             which = {"ids": [row[_ID] for row in large], "xids": [row[_XID] for row in large]}
-            found = driver.execute(self._reading("documents", known_rows), {**names, **which}) if large else ()
+            found = driver.execute(self._reading("documents", documents), {**names, **which}) if large else ()
             texts = {}
             for row_id, text, deleted, version in found:
-                if version != known_rows.version:
+                if version != documents.version:
                     raise _OtherAdoption
                 texts[row_id] = (text, deleted)
             left -= sum(len(text or "") for text, _ in texts.values())
@@ -446,20 +434,19 @@ class Cursors:
         return kept or [(*rows[0][:_ID], *[None] * (len(rows[0]) - _ID))], len(kept) == len(rows)
 
     def _owner(self, key: RunKey) -> str | None:
-        with self._autocommit.connect() as connection:
-            return connection.exec_driver_sql(self._query("owner"), key._asdict()).scalar()
+        return next((row["owner"] for row in fetch(self._engine, "owner", key._asdict())), None)
 
     @contextmanager
     def transaction(self, key: RunKey) -> Iterator[Transaction]:
-        """Open the transaction of one batch: what is written through it commits with the cursor or not at all."""
+        """Return the transaction of one batch: what is written through it commits with the cursor or not at all."""
         transaction = Transaction(self._engine, key, self._source, self._idle_timeout, self._transaction_timeout)
         try:
             yield transaction
         finally:
             if transaction.close():
-                # Other sessions of the pool may be silent too, and each would cost a record one of its tries.
+                # Other sessions of the pool may not answer either, and each would cost a record one of its attempts.
                 distrust(self._engine)
-                # The session's statement would go on, and its locks would keep what is tried next waiting.
+                # Otherwise its statement goes on, and its locks keep the next attempt waiting.
                 self._try_to_end_replaced(key)
 
     def fail(
@@ -470,10 +457,10 @@ class Cursors:
         unread: int | None = None,
         row: HistoryRow | None = None,
     ) -> int:
-        """Keep the text of a failure, and how far the search for a bad record got; return the failures in a row.
+        """Store a failure, and the state of the search for a bad record; return the failures in a row.
 
-        Where a batch of up to `unread` records could not be read, the next one has half as many at the most. `row` is
-        inserted into the run history after it.
+        If a batch of up to `unread` records could not be read, the next one has at most half as many. `row` is inserted
+        into the run history afterwards.
 
         Raises:
             CursorLost: the token does not own the cursor.
@@ -491,62 +478,60 @@ class Cursors:
         return int(found[0][0] or 0)
 
     def limit(self, key: RunKey, bisection: Bisection) -> None:
-        """Keep how many records the next batch may have.
+        """Store how many records the next batch may have.
 
         Raises:
             CursorLost: the token does not own the cursor.
         """
-        with self._autocommit.connect() as connection:
-            values = {**key._asdict(), **columns_of(bisection)}
-            if connection.exec_driver_sql(self._query("limit_batch"), values).first() is None:
-                raise CursorLost
+        if not fetch(self._engine, "limit_batch", {**key._asdict(), **columns_of(bisection)}):
+            raise CursorLost
 
     def evidence(self, key: RunKey) -> Evidence:
-        """Return what the pipeline's other records say about one of this tenant that fails alone."""
-        with self._autocommit.connect() as connection:
-            return Evidence(*connection.exec_driver_sql(self._query("evidence"), key._asdict()).one())
+        """Return what the other records of the pipeline tell about one of this tenant that fails alone."""
+        (row,) = fetch(self._engine, "evidence", key._asdict())
+        return Evidence(**row)
 
     def note_success(self, key: RunKey, *, trial: bool = False) -> None:
-        """Note that the handler took records after something failed; a `trial` moves no cursor.
+        """Store that the handler took records after a failure; a `trial` moves no cursor.
 
-        The records are handled whatever comes of it: where it fails, the next success is noted.
+        An error is only logged: the next success is stored instead.
         """
         try:
             with driving(self._engine) as driver:
                 values = {**key._asdict(), "trial": trial}
                 in_one_message(driver, self._query("succeeded"), values, lock_timeout=SHORT_WAIT)
-        except (DBAPIError, psycopg.Error) as error:
+        except psycopg.Error as error:
             log.warning("a success of %s is not noted: %s", key.pipeline, error_text(error))
 
     def last_runs(self, pipeline: str, within_ms: int, page: int = PAGE) -> Iterator[list[tuple[str, int]]]:
-        """Return (tenant, milliseconds of the Unix epoch) of each last run that began within `within_ms`, in pages."""
+        """Return (tenant, Unix time in milliseconds) of each last run that began within `within_ms`, in pages."""
         values = {"pipeline": pipeline, "within_ms": within_ms, "after": "", "limit": page}
         while True:
-            with self._autocommit.connect() as connection, within(connection, LONG_LOOK, LOCKED):
-                rows = connection.exec_driver_sql(self._query("last_runs"), values).all()
-            yield [(row.tenant, row.last_ms) for row in rows if row.last_ms is not None]
-            if len(rows) < page:
+            with driving(self._engine) as driver, within(driver, LONG_LOOK, LOCKED):
+                found = rows(driver, self._query("last_runs"), values)
+            yield [(row["tenant"], row["last_ms"]) for row in found if row["last_ms"] is not None]
+            if len(found) < page:
                 return
-            values["after"] = rows[-1].tenant
+            values["after"] = found[-1]["tenant"]
 
 
-class _Rows(NamedTuple):
-    """Where the documents of a source are: the version of its adoption, and the part of SQL that reads them."""
+class _Documents(NamedTuple):
+    """How the documents of a source are read: the version of its adoption, and the SQL expression."""
 
     version: str | None
-    document: str | None
+    sql: str | None
 
 
-RECORDED: Final = _Rows(None, None)
+RECORDED: Final = _Documents(None, None)
 
 
-# After them comes the record, if there is one. No named tuple: a batch is thousands of rows.
-_ADOPTED: Final = Standing._fields.index("adopted")
-_ID: Final = len(Standing._fields)
+# The columns of the record follow. It is no named tuple because a batch has thousands of rows.
+_ADOPTED: Final = CursorRow._fields.index("adopted")
+_ID: Final = len(CursorRow._fields)
 _XID, _TEXT, _STORED = _ID + 1, _ID + 4, _ID + 5
 
 
 def _slice(rows: Sequence[tuple[Any, ...]], first: int) -> Sequence[tuple[Any, ...]]:
-    """Return the rows from `first` on, up to that with which the documents that were left out make a slice."""
+    """Return the rows from `first` on whose documents, as far as they were left out, make a slice."""
     stored = accumulate(row[_STORED] or 0 for row in rows[first:])
     return rows[first : first + 1 + sum(1 for _ in takewhile(lambda bytes_: bytes_ < SLICE, stored))]

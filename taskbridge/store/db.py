@@ -1,11 +1,11 @@
-"""Postgres: the pool of sessions, and what every statement shares: time limits, pipelines, another try.
+"""Postgres: the connection pool, and what every statement shares: time limits, pipelines, retries.
 
-A statement is limited twice: Postgres ends it after `statement_timeout`, and this process gives the connection up a
-little later, since a server that has stopped, or a route that was dropped, ends nothing.
+A statement is limited twice: Postgres cancels it after `statement_timeout`, and this process gives up the connection a
+little later, because a server that has stopped, or a route that was dropped, cancels nothing.
 
-A session of ours may be a pooler's, such as PgBouncer's in transaction mode, where each transaction can have another
-session of the server, and other clients have it afterwards. Such a session is recognized when it is opened. It keeps no
-setting, each transaction begins with the limits instead (`Bounded.limits`), and nothing is prepared.
+The connection may lead to a pooler, such as PgBouncer in transaction mode, where each transaction can run in another
+session of the server, which other clients use afterwards. A pooler is recognized when the connection is opened. No
+setting may stay in its sessions: each transaction begins with the limits (`Bounded.limits`), and nothing is prepared.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from urllib.parse import parse_qs, unquote
 import psycopg
 from psycopg import generators
 from psycopg.abc import PQGen
+from psycopg.adapt import Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import DeadlockDetected, LockNotAvailable, QueryCanceled, TooManyConnections, error_from_result
 from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
@@ -35,13 +36,14 @@ from sqlalchemy.exc import ArgumentError, DisconnectionError
 from taskbridge.common.names import DEFAULT_SCHEMA
 from taskbridge.common.server_errors import wrapped_error
 from taskbridge.errors import ConfigurationError, Unavailable
-from taskbridge.store.queries import LOCAL, SCHEMA_OPTION, query, setting
+from taskbridge.store.queries import LOCAL, SCHEMA_OPTION, queries, query, setting
 
 if TYPE_CHECKING:
     from taskbridge.common.run_key import RunKey
 
 __all__ = [
     "GRACE",
+    "LOOKUPS",
     "OLDEST_POSTGRES",
     "SHORT_WAIT",
     "SILENT",
@@ -56,6 +58,7 @@ __all__ = [
     "driver_error",
     "driver_of",
     "driving",
+    "fetch",
     "in_one_message",
     "in_one_trip",
     "is_busy",
@@ -68,6 +71,7 @@ __all__ = [
     "session_name",
     "shorter",
     "successor_of",
+    "typed_rows",
     "with_second_try",
     "within",
 ]
@@ -77,31 +81,44 @@ T = TypeVar("T")
 Database: TypeAlias = Engine
 
 OLDEST_POSTGRES: Final = 15
-"""The oldest major version that is let in. It still got fixes when it was chosen; the tests run on a newer one."""
+"""The oldest supported major version. It still received fixes when it was chosen; the tests run on a newer one."""
 GRACE: Final = 1.0
-"""Seconds that a process waits longer than Postgres may work: an error says more than a lost connection."""
+"""Seconds that a process waits longer than Postgres may work: an error tells more than a lost connection."""
 POOLER_TRIES: Final = 5
-"""Times that two connections are asked which session of the server they have."""
+"""How often two connections are asked which session of the server they use."""
 OPENED_WITHIN: Final = 25.0
-"""Seconds for opening a session whose statements may take any time."""
+"""Seconds for opening a session that has no statement timeout."""
 SHORT_WAIT: Final = "50ms"
-"""How long a session waits for a lock at the most while several runs wait for what it does."""
+"""How long to wait for a lock at most while several runs wait for the result."""
+
+LOOKUPS: Final = {
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+"""Settings for a statement that looks up few rows, each by its key.
+
+Otherwise the planner reads a table of some ten thousand rows from its beginning and joins that. The block
+`batch_settings` explains `jit`.
+"""
 
 
 class NoAnswer(psycopg.OperationalError):
-    """Postgres did not answer in time, so the connection was given up; what became of the statement is unknown."""
+    """Postgres did not answer in time and the connection was given up. Whether the statement took effect is unknown."""
 
 
 class NoSession(psycopg.OperationalError):
-    """Postgres, or a pooler in front of it, has no session left for this process. Nothing was sent that may count."""
+    """Postgres, or a pooler in front of it, has no session left for this process. No statement was sent."""
 
 
 class Broken(psycopg.OperationalError):
-    """The connection broke, so that nothing is known of the statement."""
+    """The connection broke. Whether the statement took effect is unknown."""
 
 
 SILENT: Final = (Broken, NoAnswer, QueryCanceled)
-"""How a statement ends that Postgres did not answer in time, or at all: the next one may take as long."""
+"""Errors of a statement that Postgres did not answer in time, or at all: the next one may take as long."""
 
 _NONE_LEFT: Final = (
     "too many clients",
@@ -110,23 +127,18 @@ _NONE_LEFT: Final = (
     "no more connections allowed",
     "query_wait_timeout",
 )
-"""Parts of what Postgres and PgBouncer say where no session is left, in English.
+"""Parts of the messages of Postgres and PgBouncer if no session is left, in English.
 
-libpq keeps no SQLSTATE of a login that fails, so a server with another language in `lc_messages` looks as if it were
-away.
+libpq keeps no SQLSTATE of a failed login, so a server with another language in `lc_messages` looks unreachable.
 """
 
 # The URL.
 
+_DRIVER: Final = "postgresql+psycopg"
 _UNREADABLE: Final = (
     "TASKBRIDGE_POSTGRES_URL cannot be read",
     "write postgresql://user:password@host:port/database, with special characters percent-encoded",
 )
-# More lenient than libpq, which takes no slash in a password.
-_URL: Final = re.compile(
-    r"[\w+]+://(?:(?P<user>[^:/]*)(?::(?P<password>[^@]*))?@)?(?P<where>[^?]*)(?:\?(?P<options>.*))?"
-)
-_HOST_OF_OPTIONS: Final = re.compile(r"([\w.-]*):(\d*)")
 _NEVER: Final = "none"
 
 
@@ -138,44 +150,52 @@ def parameters_of(url: str) -> dict[str, Any]:
     Raises:
         ConfigurationError: the URL cannot be read.
     """
-    found = _URL.fullmatch(url)
-    if found is None:
-        raise ConfigurationError(*_UNREADABLE)
+    return _read_url(url)[1]
+
+
+def _read_url(url: str) -> tuple[URL, dict[str, Any]]:
+    """Return SQLAlchemy's form of a URL, which describes an engine, and the parameters to connect with."""
     try:
-        values: dict[str, Any] = conninfo_to_dict(f"postgresql://{found['where']}")
-        int(values.get("port", "").replace(",", "") or 0)
-    except (psycopg.ProgrammingError, ValueError):
-        raise ConfigurationError(*_UNREADABLE) from None
-    options = parse_qs(found["options"] or "")
-    threshold = options.pop("prepare_threshold", None)
-    named = [_HOST_OF_OPTIONS.fullmatch(host) for host in options.get("host", ())]
-    if any(named):
-        options["port"] = [one[2] if one else "" for one in named]
-        options["host"] = [one[1] if one else name for one, name in zip(named, options["host"], strict=True)]
-    values |= {name: unquote(found[name] or "") for name in ("user", "password")}
-    values |= {name: ",".join(several) for name, several in options.items()}
-    given = {name: value for name, value in values.items() if value.strip(",")}
+        form, values = _as_sqlalchemy(url)
+    except (ArgumentError, ValueError):
+        form, values = URL.create(_DRIVER), _as_libpq(url)
+    texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in values.items()}
+    threshold = texts.pop("prepare_threshold", None)
+    parameters: dict[str, Any] = {name: text for name, text in texts.items() if text.strip(",")}
     try:
-        make_conninfo(**given)
-        int(float(given.get("connect_timeout", 0)))
-        if threshold:
-            given["prepare_threshold"] = None if threshold[-1].lower() == _NEVER else int(threshold[-1])
+        make_conninfo(**parameters)
+        int(float(parameters.get("connect_timeout", 0)))
+        if threshold is not None:
+            parameters["prepare_threshold"] = None if threshold.lower() == _NEVER else int(threshold)
     except (psycopg.ProgrammingError, ValueError, OverflowError):
         # A password that is not percent-encoded may look like parameters.
-        names = f" ({', '.join(options)})" if not re.search("@|password", found["options"] or "") else ""
+        given = parse_qs(url.partition("?")[2])
+        names = "" if re.search("@|password", url.partition("?")[2]) else f" ({', '.join(given)})"
         raise ConfigurationError(
-            f"TASKBRIDGE_POSTGRES_URL has a parameter behind its `?` that libpq does not take{names}",
-            "correct it, or leave it out: https://www.postgresql.org/docs/current/libpq-connect.html names them all",
+            f"TASKBRIDGE_POSTGRES_URL has a parameter after its `?` that libpq does not take{names}",
+            "correct it or leave it out: https://www.postgresql.org/docs/current/libpq-connect.html lists them all",
         ) from None
-    return given
+    return form, parameters
 
 
-def _described(url: str) -> URL:
-    """Return SQLAlchemy's form of a URL, which describes an engine. It cannot hold several hosts, or any port."""
+def _as_sqlalchemy(url: str) -> tuple[URL, dict[str, Any]]:
+    """Read a URL as SQLAlchemy does: more leniently than libpq, which takes no slash in a password."""
+    form = make_url(url).set(drivername=_DRIVER)
+    values = form.get_dialect()().create_connect_args(form)[1]
+    return form, {**values, **{name: unquote(values[name]) for name in ("host", "dbname") if name in values}}
+
+
+def _as_libpq(url: str) -> dict[str, Any]:
+    scheme, _, rest = url.partition("://")
+    where, _, options = rest.partition("?")
     try:
-        return make_url(url).set(drivername="postgresql+psycopg").difference_update_query(["port"])
-    except (ArgumentError, ValueError):
-        return URL.create("postgresql+psycopg")
+        values: dict[str, Any] = conninfo_to_dict(f"postgresql://{where}")
+        int(values.get("port", "").replace(",", "") or 0)
+    except (psycopg.ProgrammingError, ValueError):
+        scheme = ""
+    if not scheme or not rest:
+        raise ConfigurationError(*_UNREADABLE) from None
+    return values | {name: ",".join(several) for name, several in parse_qs(options).items()}
 
 
 # A session.
@@ -194,21 +214,21 @@ _OF_A_CLIENT: Final = (
 
 
 class Bounded(psycopg.Connection[Any]):
-    """A connection that waits `answer_timeout` seconds for an answer, and is given up then; None: any time."""
+    """A connection that is given up if an answer takes longer than `answer_timeout` seconds; None: no limit."""
 
     answer_timeout: float | None = None
     own_answer_timeout: float | None = None
-    """What `answer_timeout` is whenever the connection leaves the pool."""
+    """The `answer_timeout` of the connection whenever it leaves the pool."""
     pooled: bool = False
-    """Whether a pooler is between this process and Postgres, so that nothing of ours may stay in a session."""
+    """Whether there is a pooler in front of Postgres, so that no setting of ours may stay in a session."""
     limits: Mapping[str, str] = {}
-    """Settings of Postgres with which each transaction begins, where the session does not have them for good."""
+    """Settings of Postgres with which each transaction begins, unless they are set for the session."""
     settings: str = ""
-    """The statement that sets what the session had set when it was opened, after RESET ALL."""
+    """The statement that restores the settings with which the session was opened, after RESET ALL."""
     opened: float = -math.inf
-    """When it was about to be opened, by the process's monotonic clock."""
-    is_lent: bool = False
-    """Whether it is what a handler has of a session."""
+    """When opening it began, by the monotonic clock of the process."""
+    is_handlers: bool = False
+    """Whether it is the connection object of a handler."""
 
     def __init__(self, pgconn: PGconn, *arguments: Any) -> None:
         super().__init__(pgconn, *arguments)
@@ -216,9 +236,9 @@ class Bounded(psycopg.Connection[Any]):
 
     @property
     def ended(self) -> bool:
-        """Whether the session has ended while nobody used it. Costs a system call, and no round trip.
+        """Whether the session has ended while it was idle. Costs a system call, and no round trip.
 
-        A server tells an idle session nothing but why it ends. Who has let it LISTEN gets another one, too.
+        A server sends nothing to an idle session but the reason of its end, or a notification if it LISTENs.
         """
         if self.closed:
             return True
@@ -229,12 +249,12 @@ class Bounded(psycopg.Connection[Any]):
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         """Wait as psycopg does.
 
-        An error's text is what Postgres says first. The rest (DETAIL, CONTEXT, the line of the statement) quotes rows
-        and parameters, which are documents; whoever may see those finds them in the error's `diag`.
+        The text of an error is only its primary message. The rest (DETAIL, CONTEXT, the line of the statement) quotes
+        rows and parameters, which are documents; the error's `diag` has it.
 
         Raises:
-            NoAnswer: it took longer than `answer_timeout`; the connection is closed. A `timeout` is the caller's own
-                affair: silence is no fault while one waits for notifications.
+            NoAnswer: it took longer than `answer_timeout`; the connection is closed. This does not apply with a
+                `timeout`: silence is normal while one waits for notifications.
         """
         try:
             if timeout is not None:
@@ -249,7 +269,7 @@ class Bounded(psycopg.Connection[Any]):
             raise
 
     def _in_time(self, gen: PQGen[T], seconds: float) -> PQGen[T]:
-        """Take the steps of `gen`, which psycopg asks for ten times a second at the least, for so many seconds."""
+        """Run `gen`, which psycopg resumes at least ten times a second, for at most so many seconds."""
         deadline = monotonic() + seconds
         try:
             wanted = next(gen)
@@ -262,35 +282,39 @@ class Bounded(psycopg.Connection[Any]):
             answer: T = end.value
             return answer
 
-    def message(self, statements: Sequence[str], needed: int) -> PQGen[list[PGresult]]:
-        """Send statements without parameters as one message; return what came of each, up to the first that failed.
+    def exchange(self, statements: Sequence[str], needed: int | None = None) -> list[PGresult]:
+        """Send statements without parameters as one message; return the result of each, up to the first that failed.
 
         Raises:
-            psycopg.Error: one of the first `needed` statements failed.
+            psycopg.Error: one of the first `needed` statements failed (None: any of them), or there was no answer.
         """
+        with self.lock:
+            return self.wait(self._exchange(statements, needed))
+
+    def _exchange(self, statements: Sequence[str], needed: int | None = None) -> PQGen[list[PGresult]]:
         self.pgconn.send_query("; ".join(statements).encode())
         results: list[PGresult] = yield from generators.execute(self.pgconn)
-        if len(results) <= needed and results[-1].status == ExecStatus.FATAL_ERROR:
+        if results[-1].status == ExecStatus.FATAL_ERROR and (needed is None or len(results) <= needed):
             raise error_from_result(results[-1])
         return results
 
-    def _start_query(self) -> PQGen[None]:
-        """Begin the transaction of SQLAlchemy's connections with the limits, in the message of BEGIN.
+    def bound(self, statement: str, values: Mapping[str, Any]) -> str:
+        """Return a statement with its values in the text, as `exchange` needs it."""
+        return psycopg.ClientCursor(self).mogrify(statement, values)
 
-        In a pipeline it is the caller who sends them.
-        """
+    def _start_query(self) -> PQGen[None]:
+        """Send the limits with the BEGIN of a connection that is not in autocommit. In a pipeline the caller does."""
         if not self.limits or self._autocommit or self._pipeline or not _is_idle(self):
             yield from super()._start_query()
             return
-        statements = [self._get_tx_start_command().decode(), *local_settings(self.limits)]
-        yield from self.message(statements, len(statements))
+        yield from self._exchange([self._get_tx_start_command().decode(), *local_settings(self.limits)])
 
 
 class _Cursor(psycopg.Cursor[Any]):
-    """A cursor whose statement is a transaction of its own with the connection's limits, if that is in autocommit."""
+    """A cursor that wraps each statement in a transaction with the connection's limits, in autocommit."""
 
     def execute(self, *arguments: Any, **options: Any) -> Self:
-        """Execute as psycopg does. Rows are there when this returns, so it is one round trip with limits too."""
+        """Execute as psycopg does, in one round trip."""
         connection = self._conn
         is_alone = connection.autocommit and connection.pgconn.pipeline_status == PipelineStatus.OFF
         if not (is_alone and isinstance(connection, Bounded) and connection.limits and _is_idle(connection)):
@@ -310,7 +334,7 @@ def _is_idle(connection: psycopg.Connection[Any]) -> bool:
 
 
 def local_settings(settings: Mapping[str, str | None]) -> list[str]:
-    """Return the statements that let settings hold for a transaction; None is the session's own value."""
+    """Return the statements that set parameters for a transaction; None: the session's own value."""
     return [setting(name, value, LOCAL) for name, value in settings.items()]
 
 
@@ -401,14 +425,14 @@ def _settings_again(connection: Bounded, limit: float | None) -> str:
     if limit and not connection.pooled:
         found["statement_timeout"] = milliseconds(limit)
     values = {"names": [*found], "values": [*found.values()], "only_from": [], "locally": False}
-    return psycopg.ClientCursor(connection).mogrify(query("set_parameters"), values)
+    return connection.bound(query("set_parameters"), values)
 
 
 # The pool.
 
 
 class _Pool(QueuePool):
-    """A pool that lends no session that was opened before `distrusted`, by the process's monotonic clock."""
+    """A pool that uses no session that was opened before `distrusted`, by the monotonic clock of the process."""
 
     distrusted: float = -math.inf
 
@@ -430,9 +454,9 @@ def connect(
     Raises:
         ConfigurationError: the URL cannot be read.
     """
-    parameters = parameters_of(url)
+    form, parameters = _read_url(url)
     engine = create_engine(
-        _described(url),
+        form,
         creator=lambda: open_session(statement_timeout, parameters),
         # As many connections as there are threads that work, however many the pool of the worker has.
         max_overflow=-1,
@@ -452,7 +476,7 @@ def connect(
 
     def check_in(connection: Any, record: Any) -> None:
         # A handler gave it back, and nobody has reset it.
-        if isinstance(connection, Bounded) and connection.is_lent:
+        if isinstance(connection, Bounded) and connection.is_handlers:
             record.invalidate()
 
     event.listen(engine, "checkout", check_out)
@@ -461,10 +485,10 @@ def connect(
 
 
 def distrust(engine: Engine) -> None:
-    """Lend no session any more that is open by now; whoever uses one at this moment keeps it until the end.
+    """Never check out a session again that is open by now. Those that are in use stay until they are returned.
 
-    Where one session broke or gives no answer, others often do too: they share a server and a route. `Engine.dispose`
-    would never close those that are in use.
+    If one session broke or does not answer, others often do not either: they share a server and a route.
+    `Engine.dispose` would never close those that are in use.
     """
     if isinstance(engine.pool, _Pool):
         engine.pool.distrusted = monotonic()
@@ -483,10 +507,10 @@ def driver_of(connection: Connection | psycopg.Connection[Any]) -> psycopg.Conne
 
 @contextmanager
 def driving(database: Database) -> Iterator[Bounded]:
-    """Lend psycopg's connection, each statement its own transaction. So a run does not pay for SQLAlchemy's work.
+    """Check out psycopg's connection in autocommit, which saves a run the overhead of SQLAlchemy.
 
     Raises:
-        Broken: the connection broke. Those that lie in the pool are not lent any more.
+        Broken: the connection broke. Those that lie in the pool are not used any more.
     """
     pooled = database.raw_connection()
     driver = pooled.driver_connection
@@ -497,10 +521,10 @@ def driving(database: Database) -> Iterator[Bounded]:
         driver.autocommit = False
     except BaseException as error:
         broken = driver.broken
-        # Nobody knows in which state it is, so it must not go back to the pool.
+        # Its state is unknown, so it must not go back to the pool.
         pooled.invalidate()
         if isinstance(error, NoAnswer):
-            # A second try would take as long.
+            # A retry would take as long.
             distrust(database)
         elif broken and isinstance(error, psycopg.OperationalError):
             distrust(database)
@@ -513,7 +537,7 @@ def driving(database: Database) -> Iterator[Bounded]:
 def with_second_try(work: Callable[[], T]) -> T:
     """Return what `work` returns; it is called again if its connection broke.
 
-    A server that restarts breaks every connection that lies in the pool. The first try finds that out for all of them.
+    A server that restarts breaks every connection in the pool. The first attempt finds that out for all of them.
     """
     try:
         return work()
@@ -522,7 +546,7 @@ def with_second_try(work: Callable[[], T]) -> T:
 
 
 class Pooler(NamedTuple):
-    """What is between this process and Postgres; `mode` is `transaction` or `session`, as it was seen to work."""
+    """A pooler in front of Postgres; `mode` is `transaction` or `session`, as observed."""
 
     name: str
     mode: str
@@ -530,23 +554,22 @@ class Pooler(NamedTuple):
 
 
 def pooler_of(database: Database, url: str) -> Pooler | None:
-    """Return which pooler there is between this process and Postgres; None: there is none.
+    """Return the pooler in front of Postgres; None: there is none.
 
-    Two connections at once have the same session of the server only where each transaction may have another one.
+    Two open connections use the same session of the server only in transaction mode.
     """
-    seen: tuple[set[int], set[int]] = (set(), set())
-    with driving(database) as one, driving(database) as two:
-        for _ in range(POOLER_TRIES):
-            for driver, pids in zip((one, two), seen, strict=True):
-                pids.add(scalar(driver, query("backend_pid")))
-        if {one.pgconn.backend_pid} == seen[0]:
+    with driving(database) as first, driving(database) as second:
+        pids, others = (
+            {scalar(driver, query("backend_pid")) for _ in range(POOLER_TRIES)} for driver in (first, second)
+        )
+        if pids == {first.pgconn.backend_pid}:
             return None
-        prepares = one.prepare_threshold is not None
-    return Pooler(_pooler_name(url), "transaction" if seen[0] & seen[1] else "session", prepares)
+        prepares = first.prepare_threshold is not None
+    return Pooler(_pooler_name(url), "transaction" if pids & others else "session", prepares)
 
 
 def _pooler_name(url: str) -> str:
-    """Ask PgBouncer's console, which not every role may use."""
+    """Ask the console of PgBouncer, which not every role may use."""
     parameters = {**parameters_of(url), "dbname": "pgbouncer", "prepare_threshold": None, "connect_timeout": 5}
     try:
         with psycopg.connect(**parameters, autocommit=True) as console, psycopg.ClientCursor(console) as cursor:
@@ -561,7 +584,7 @@ def _pooler_name(url: str) -> str:
 
 @contextmanager
 def in_one_trip(driver: Bounded, begin: str | None = None, **settings: str) -> Iterator[None]:
-    """Do what the block sends as one transaction in one round trip, under these settings of Postgres."""
+    """Send the statements of the block as one transaction in one round trip, under these settings of Postgres."""
     with driver.pipeline():
         begin_transaction(driver, begin, **settings)
         yield
@@ -579,48 +602,58 @@ def begin_transaction(driver: Bounded, begin: str | None = None, **settings: str
 
 
 def in_one_message(
-    driver: psycopg.Connection[Any], statement: str, values: Mapping[str, Any], **settings: str
+    driver: Bounded, statement: str, values: Mapping[str, Any], **settings: str
 ) -> list[tuple[Any, ...]]:
-    """Do a statement under these settings of Postgres, as a transaction of its own, and return its rows.
+    """Execute a statement under these settings of Postgres, as a transaction of its own, and return its rows.
 
     It may be several, with semicolons between them: the rows are those of the last that has any. All of it is one
     message, with the values in the text. A pipeline or a transaction is several: a process that freezes between two of
     them keeps what it has locked, for as long as it is frozen.
     """
-    limits = {**(driver.limits if isinstance(driver, Bounded) else {}), **settings}
+    limits = {**driver.limits, **settings}
     # A time-out may pass just as the statement ends: this takes it then, and not the session's next statement.
     after = [setting("statement_timeout", None, LOCAL)] if "statement_timeout" in limits else []
-    with psycopg.ClientCursor(driver) as cursor:
-        cursor.execute("; ".join([*local_settings(limits), statement, *after]), values)
-        found: list[tuple[Any, ...]] = []
-        has_more: bool | None = True
-        while has_more:
-            found = cursor.fetchall() if cursor.description else found
-            has_more = cursor.nextset()
-        return found
+    return typed_rows(driver, driver.exchange([*local_settings(limits), driver.bound(statement, values), *after]))
+
+
+def typed_rows(driver: Bounded, results: Sequence[PGresult]) -> list[tuple[Any, ...]]:
+    """Return the rows of the last of these results that has any columns."""
+    result = next((result for result in reversed(results) if result.status == ExecStatus.TUPLES_OK), None)
+    if result is None:
+        return []
+    loading = Transformer.from_context(driver)
+    loading.set_pgresult(result)
+    return loading.load_rows(0, result.ntuples, tuple)
 
 
 @contextmanager
 def within(
-    connection: Connection | psycopg.Connection[Any], seconds: float | None, lock_seconds: float | None = None
+    connection: Connection | psycopg.Connection[Any],
+    seconds: float | None,
+    lock_seconds: float | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
     """Let each statement of the block take `seconds`, and wait `lock_seconds` of them for locks; None: any time.
 
-    In a transaction this holds for the rest of it in the server.
+    Each transaction that begins in the block has these limits and the other `settings`, in no round trip of its own.
+    In one that has begun before, they hold for the rest of it.
     """
     driver = driver_of(connection)
-    if not isinstance(driver, Bounded) or driver.answer_timeout is None:
+    if not isinstance(driver, Bounded):
         yield
         return
-    limits = {"statement_timeout": milliseconds(seconds), "lock_timeout": milliseconds(lock_seconds)}
-    answer_timeout, usual = driver.answer_timeout, driver.limits
-    own = None if seconds is None else seconds + GRACE
+    limits, usual = dict(settings or {}), driver.limits
+    own = answer_timeout = driver.answer_timeout
+    if answer_timeout is not None:
+        own = None if seconds is None else seconds + GRACE
+        times = {"statement_timeout": milliseconds(seconds), "lock_timeout": milliseconds(lock_seconds)}
+        limits = {**times, **limits}
     try:
-        if driver.autocommit and _is_idle(driver):
+        if _is_idle(driver):
             driver.limits = {**usual, **limits}
-        else:
-            # Who may not wait long waits no longer for this either.
-            driver.answer_timeout = answer_timeout if own is None else min(answer_timeout, own)
+        elif limits:
+            # A shorter limit holds for this statement too.
+            driver.answer_timeout = answer_timeout if own is None else min(answer_timeout or own, own)
             driver.execute("; ".join(local_settings(limits)))
         driver.answer_timeout = own
         yield
@@ -630,9 +663,10 @@ def within(
 
 @contextmanager
 def shorter(driver: Bounded, seconds: float, lock_timeout: str) -> Iterator[None]:
-    """Let the transactions that the block sends through a pipeline have shorter limits, in no round trip of its own.
+    """Give the transactions that the block sends through a pipeline shorter limits, without a round trip of its own.
 
-    A session of our own is set twice, which is less than each transaction. `seconds` are cut to the usual limit.
+    Without a pooler they are set for the session and reset after the block, which costs less than in each transaction.
+    `seconds` are cut to the usual limit.
     """
     own = driver.own_answer_timeout
     usual = {"statement_timeout": milliseconds(own - GRACE) if own else None, "lock_timeout": None}
@@ -660,39 +694,44 @@ def rows(
 
 
 def scalar(driver: psycopg.Connection[Any], statement: str, values: Mapping[str, Any] | None = None) -> Any:
-    """Return the first column of a statement's first row; None where it has no row."""
+    """Return the first column of a statement's first row; None: there is no row."""
     return driver.cursor(row_factory=scalar_row).execute(statement, values).fetchone()
 
 
-# Errors, and who is who.
+def fetch(database: Database, name: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Execute a named query in a transaction of its own, and return its rows."""
+    with driving(database) as driver:
+        return rows(driver, queries(database)(name), values)
+
+
+# Errors and names.
 
 
 def driver_error(error: BaseException | None) -> psycopg.Error | None:
-    """Return psycopg's error: the one that SQLAlchemy's holds, or the given one. None: it is neither."""
-    said = wrapped_error(error) or error
-    return said if isinstance(said, psycopg.Error) else None
+    """Return psycopg's error: the one that SQLAlchemy wraps, or the given one; None: it is neither."""
+    found = wrapped_error(error) or error
+    return found if isinstance(found, psycopg.Error) else None
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether a statement ended because a lock did not come in time, or by a deadlock: another try may succeed."""
+    """Whether a statement failed by a lock timeout or a deadlock, so that a retry may succeed."""
     return isinstance(driver_error(error), (LockNotAvailable, DeadlockDetected))
 
 
 def is_without_session(error: BaseException) -> bool:
-    """Whether nothing was done because Postgres, or a pooler in front of it, has no session left."""
+    """Whether it failed because Postgres, or a pooler in front of it, has no session left."""
     return isinstance(driver_error(error), NoSession)
 
 
 def check_version(database: Database) -> None:
-    """Raise Unavailable, with the remedy, where the server is older than PostgreSQL 15."""
-    with driving(database) as driver:
-        found = int(scalar(driver, query("server_version_number")))
-    if found // 10_000 < OLDEST_POSTGRES:
-        raise Unavailable(f"PostgreSQL {found // 10_000} is too old", f"upgrade it to {OLDEST_POSTGRES} or newer")
+    """Raise Unavailable, with the remedy, if the server is older than PostgreSQL 15."""
+    (server,) = fetch(database, "server")
+    if (major := server["number"] // 10_000) < OLDEST_POSTGRES:
+        raise Unavailable(f"PostgreSQL {major} is too old", f"upgrade it to {OLDEST_POSTGRES} or newer")
 
 
 def session_name(key: RunKey) -> str:
-    """Return the name of a session that may hold locks of a run: a part for the tenant, and the token."""
+    """Return the name of a session that may hold locks of a run: a hash of the tenant, and the token."""
     return f"{_tenant_name(key)} {key.token}"
 
 
@@ -702,5 +741,5 @@ def _tenant_name(key: RunKey) -> str:
 
 
 def successor_of(key: RunKey) -> dict[str, str]:
-    """Return the values of `end_replaced`, by which a run ends the sessions of the runs that it replaced."""
+    """Return the values of `end_replaced`, which ends the sessions of the runs that this one replaced."""
     return {"session": session_name(key), "of_tenant": f"{_tenant_name(key)} %"}

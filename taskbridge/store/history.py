@@ -1,9 +1,9 @@
 """The run history: one row for each run that took records, had events or failed, and sums for each minute.
 
-A run's row is inserted after the transaction that advances its cursor, or that stores its failure, as a transaction of
-its own in the same message to Postgres. So it costs no round trip, and it is never there without its advance. It may be
-missing: an insert that fails is logged now and then, and changes nothing for the run. It waits for no lock longer than
-50 ms, and for no disk.
+A run's row is inserted after the transaction that advances its cursor or stores its failure, as a transaction of its
+own in the same message to Postgres. So it costs no round trip, and never exists without its advance. It may be missing:
+an insert that fails is logged from time to time and does not affect the run. It waits for a lock at most 50 ms, and
+never for the disk.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import psycopg
 from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 
 from taskbridge.common.histogram import BOUNDS_MS
 from taskbridge.common.seldom import Seldom
 from taskbridge.common.texts import error_line, storable
-from taskbridge.store.db import SHORT_WAIT, driving, local_settings, within
-from taskbridge.store.lent import exchange
+from taskbridge.store.db import SHORT_WAIT, driving, local_settings, typed_rows, within
 from taskbridge.store.queries import Queries, queries
 
 if TYPE_CHECKING:
@@ -41,18 +39,18 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 LONG_LOOK: Final = 5.0
-"""Seconds for a statement over the history: the base rounds wait for it."""
+"""Seconds for a statement over the history: the reconciler waits for it."""
 LONGEST_ERROR: Final = 1_000
 """Characters of an error in a row."""
 _seldom: Final = Seldom()
 
 
 class HistoryRow(NamedTuple):
-    """What the run history says of one run; the columns of `runs` say what each value is.
+    """The row of one run; the comments on the columns of `runs` explain the values.
 
     `owner`: the token that owns the cursor. It differs from `token` where a run reports that the one before it died.
-    `seconds`: how long ago the run began. `sweeps`: how often the cursor has been advanced if the advance that goes
-    before took effect; without it there is no row. None: the row depends on no advance.
+    `seconds`: how long ago the run began. `sweeps`: how often the cursor has been advanced if the preceding advance
+    took effect; otherwise no row is inserted. None: the row depends on no advance.
     """
 
     pipeline: str
@@ -74,44 +72,43 @@ class HistoryRow(NamedTuple):
 
 def with_history(
     database: Database, statement: str, values: Mapping[str, Any], rows: Sequence[HistoryRow], **settings: str
-) -> list[tuple[str | None, ...]]:
-    """Do a statement under these settings of Postgres as a transaction of its own, then insert rows of history.
+) -> list[tuple[Any, ...]]:
+    """Execute a statement under these settings of Postgres as a transaction of its own, then insert rows of history.
 
-    All of it is one message, so a process that freezes keeps nothing locked. Returns the statement's rows, as texts.
+    All of it is one message, so a process that freezes keeps nothing locked. Returns the statement's rows.
     """
     query = queries(database)
     with driving(database) as driver:
-        first = [query("begin"), *local_settings({**driver.limits, **settings})]
-        needed = [*first, psycopg.ClientCursor(driver).mogrify(statement, values), query("commit")]
-        results = exchange(driver, [*needed, *insert_statements(driver, query, rows)], len(needed))
-    report_failed_insert(results)
-    found = results[len(first)]
-    return [tuple(_text(found, row, column) for column in range(found.nfields)) for row in range(found.ntuples)]
+        limits = local_settings({**driver.limits, **settings})
+        needed = [query("begin"), *limits, driver.bound(statement, values), query("commit")]
+        results = driver.exchange([*needed, *insert_statements(driver, query, rows)], len(needed))
+        report_failed_insert(results)
+        return typed_rows(driver, results[: len(needed)])
 
 
 def write_runs(database: Database, rows: Sequence[HistoryRow]) -> None:
-    """Insert rows of history where no statement is sent that they could follow. An error is only logged."""
+    """Insert rows of history that follow no other statement. An error is only logged."""
     try:
         with driving(database) as driver:
-            report_failed_insert(exchange(driver, insert_statements(driver, queries(database), rows), 0))
+            driver.exchange(insert_statements(driver, queries(database), rows))
     except Exception as error:
         _report(error)
 
 
 def insert_statements(driver: Bounded, query: Queries, rows: Sequence[HistoryRow]) -> list[str]:
-    """Return the statements that insert rows, for the end of a message. Without rows there are none."""
+    """Return the statements that insert rows, for the end of a message; none without rows."""
     if not rows:
         return []
     values = {name: list(column) for name, column in zip(HistoryRow._fields, zip(*rows, strict=True), strict=True)}
     values["error"] = [error and storable(error, LONGEST_ERROR) for error in values["error"]]
     return [
         *local_settings({**driver.limits, "lock_timeout": SHORT_WAIT, "synchronous_commit": "off"}),
-        psycopg.ClientCursor(driver).mogrify(query("write_runs"), values),
+        driver.bound(query("write_runs"), values),
     ]
 
 
 def report_failed_insert(results: Sequence[PGresult]) -> None:
-    """Log now and then that the last of these results is an error: rows of the history are missing."""
+    """Log from time to time that the last of these results is an error: rows of the history are missing."""
     if results and results[-1].status == ExecStatus.FATAL_ERROR:
         _report(error_from_result(results[-1]))
 
@@ -121,22 +118,17 @@ def _report(error: Exception) -> None:
         log.error("the run history cannot be written (%d times since the last report): %s", count, error_line(error))
 
 
-def _text(result: PGresult, row: int, column: int) -> str | None:
-    value = result.get_value(row, column)
-    return None if value is None else value.decode()
-
-
 def keep_runs(database: Database, days: int) -> None:
-    """Make the history's partitions of the next days, and drop those that are older than `days`.
+    """Create the history's partitions of the next days, and drop those that are older than `days`.
 
-    No run waits for it: where somebody has a lock that it needs, it leaves that to the next call.
+    No run waits for it: what needs a lock that is taken is left to the next call.
     """
     with driving(database) as driver, within(driver, LONG_LOOK):
         driver.execute(queries(database)("keep_runs"), {"days": days})
 
 
 def sum_runs(database: Database, pipeline: str) -> None:
-    """Sum a pipeline's runs for each minute that is over and has no sums yet; after a long time a part of them."""
+    """Sum a pipeline's runs of each complete minute that has no sums yet; if these are many, only the first."""
     counts = ", ".join(f"count(*) FILTER (WHERE bucket = {number})" for number in range(len(BOUNDS_MS) + 1))
     with driving(database) as driver, within(driver, LONG_LOOK):
         text = queries(database)("sum_runs").replace("{counts}", counts)

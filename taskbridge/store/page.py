@@ -13,7 +13,7 @@ from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
 from taskbridge.store.documents import decoded
 
-__all__ = ["Page", "Standing", "columns_of", "page_of"]
+__all__ = ["CursorRow", "Page", "columns_of", "page_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,10 @@ class Page:
         if count >= len(self.records):
             return self
         records = self.records[:count]
-        ids = {record.external_id for record in records} if self.undecodable else ()
         return replace(
             self,
             records=records,
-            undecodable={one: reason for one, reason in self.undecodable.items() if one in ids},
+            undecodable=_undecodable_among(records, self.undecodable),
             finished=False,
             retried=min(self.retried, count),
             positions=self.positions[: max(0, count - self.retried)],
@@ -84,11 +83,10 @@ class Page:
     def after(self, count: int, bisection: Bisection) -> Page:
         """Return the batch of the others, after the cursor has moved past the first `count` records."""
         records = self.records[count:]
-        ids = {record.external_id for record in records}
         return replace(
             self,
             records=records,
-            undecodable={one: reason for one, reason in self.undecodable.items() if one in ids},
+            undecodable=_undecodable_among(records, self.undecodable),
             sweeps=self.sweeps + 1,
             resumed=True,
             retried=max(0, self.retried - count),
@@ -97,8 +95,13 @@ class Page:
         )
 
 
-class Standing(NamedTuple):
-    """Where the cursor stands: the first columns of `read_batch`, the same in each of its rows."""
+def _undecodable_among(records: Sequence[Record], undecodable: Mapping[str, str]) -> Mapping[str, str]:
+    ids = {record.external_id for record in records} if undecodable else ()
+    return {external_id: reason for external_id, reason in undecodable.items() if external_id in ids}
+
+
+class CursorRow(NamedTuple):
+    """The cursor: the first columns of `read_batch`, the same in each of its rows."""
 
     sweeps: int
     batch_limit: int | None
@@ -117,8 +120,8 @@ class Standing(NamedTuple):
 
 def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Page:
     """Return the rows of `read_batch` as a page."""
-    columns = len(Standing._fields)
-    cursor = Standing._make(rows[0][:columns])
+    columns = len(CursorRow._fields)
+    cursor = CursorRow._make(rows[0][:columns])
     found = [row[columns:] for row in rows] if rows[0][columns] is not None else []
     pipeline, tenant = key.pipeline, key.tenant
     records, positions, quarantined, undecodable = [], [], [], {}

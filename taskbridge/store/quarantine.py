@@ -1,26 +1,29 @@
-"""Records in quarantine: what is there and why, another try, and giving up."""
+"""What operators do: quarantine (another try, or giving up), pauses, and the audit of who did what."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskbridge.common.names import key_spellings
-from taskbridge.store.db import driving, within
+from taskbridge.common.texts import storable
+from taskbridge.store.db import driving, fetch, rows, within
 from taskbridge.store.queries import queries
 
 if TYPE_CHECKING:
     from taskbridge.store.db import Database
 
-__all__ = ["Quarantine", "QuarantinedRecord"]
+__all__ = ["Audit", "Pause", "Paused", "Pauses", "Quarantine", "QuarantinedRecord"]
 
 AT_ONCE: Final = 500
-"""Records that one statement decides on, at the most, and so the most that it locks."""
+"""Records that one statement changes, and at most locks."""
 TRIED: Final = 2.0
-"""Seconds for which what runs have locked is tried again."""
+"""Seconds for which records that runs have locked are retried."""
 PAUSE: Final = 0.05
+WHOLE: Final = ""
+"""The tenant of a pipeline's own pause."""
 
 
 class QuarantinedRecord(NamedTuple):
@@ -46,19 +49,18 @@ class QuarantinedRecord(NamedTuple):
 class Quarantine:
     """The quarantine of pipelines that read one source.
 
-    A row is about one revision of a record: once the record changes in the source, or is gone, it is not in quarantine.
+    A row is about one revision of a record: a record that has changed, or is gone, is not in quarantine.
 
     Args:
         database: where they are.
         source: what the pipelines read.
-        seconds: how long `find` may take; None: any time.
+        seconds: how long `find` may take; None: no limit.
     """
 
     def __init__(self, database: Database, source: str = "invoices", *, seconds: float | None = None) -> None:
+        self._database = database
         self._source = source
         self._seconds = seconds
-        self._query = queries(database)
-        self._database = database
 
     def find(
         self,
@@ -72,7 +74,7 @@ class Quarantine:
         discarded: bool = False,
         limit: int | None = None,
     ) -> tuple[list[QuarantinedRecord], int]:
-        """Return up to `limit` records, oldest first, and how many there are in all.
+        """Return up to `limit` records, oldest first, and their total number.
 
         Args:
             pipeline: whose quarantine.
@@ -97,42 +99,128 @@ class Quarantine:
             "limit": limit,
         }
         with driving(self._database) as driver, within(driver, self._seconds):
-            found = driver.execute(self._query("quarantined"), values).fetchall()
-        return [QuarantinedRecord(*row[:-1]) for row in found], found[0][-1] if found else 0
+            found = rows(driver, queries(self._database)("quarantined"), values)
+        count = found[0]["found"] if found else 0
+        return [QuarantinedRecord(*(row[name] for name in QuarantinedRecord._fields)) for row in found], count
 
     def retry(self, pipeline: str, records: Sequence[QuarantinedRecord]) -> list[tuple[str, str]]:
         """Let the next sweep of their tenants take `records`, also those that were discarded.
 
         Returns:
-            Tenant and external id of each; one that left quarantine meanwhile is not among them, nor one that a run
-            held all the time. Whoever calls this notifies the tenants.
+            Tenant and external id of each, without those that left quarantine meanwhile, or that a run kept locked.
+            The caller notifies the tenants.
         """
         return self._mark(pipeline, records, retry=True)
 
     def discard(self, pipeline: str, records: Sequence[QuarantinedRecord]) -> list[tuple[str, str]]:
-        """Give `records` up, also those that wait for another try. They stay as `discarded`; `retry` takes that back.
+        """Give up `records`, including those that wait for a retry. They stay as `discarded`; `retry` reverts that.
 
         Returns: as `retry`.
         """
         return self._mark(pipeline, records, retry=False)
 
     def _mark(self, pipeline: str, records: Sequence[QuarantinedRecord], *, retry: bool) -> list[tuple[str, str]]:
-        wanted = [(one.tenant, one.external_id, one.revision) for one in records]
+        wanted = [(record.tenant, record.external_id, record.revision) for record in records]
         marked: list[tuple[str, str]] = []
         until = monotonic() + TRIED
         while wanted:
-            held = []
+            locked = []
             for at in range(0, len(wanted), AT_ONCE):
                 tenants, external_ids, revisions = map(list, zip(*wanted[at : at + AT_ONCE], strict=True))
-                values = {"tenants": tenants, "external_ids": external_ids, "revisions": revisions}
-                with driving(self._database) as driver:
-                    found = driver.execute(
-                        self._query("quarantine_mark"), {**values, "pipeline": pipeline, "retry": retry}
-                    ).fetchall()
-                marked += [(tenant, external_id) for tenant, external_id, _, is_marked in found if is_marked]
-                held += [tuple(row[:3]) for row in found if not row[3]]
-            if not held or monotonic() > until:
+                which = {"tenants": tenants, "external_ids": external_ids, "revisions": revisions}
+                values = {**which, "pipeline": pipeline, "retry": retry}
+                for row in fetch(self._database, "quarantine_mark", values):
+                    key = row["tenant"], row["external_id"]
+                    if row["marked"]:
+                        marked.append(key)
+                    else:
+                        locked.append((*key, row["revision"]))
+            if not locked or monotonic() > until:
                 break
             sleep(PAUSE)
-            wanted = held
+            wanted = locked
         return marked
+
+
+class Pause(NamedTuple):
+    """What is paused (`tenant` None: the whole pipeline), since when, by whom, and what was given as the reason.
+
+    `paused_by` None: it was not written down.
+    """
+
+    tenant: str | None
+    reason: str | None
+    paused_at: datetime
+    paused_by: str | None = None
+
+
+class Paused(NamedTuple):
+    """What is paused in a pipeline: the pipeline itself, and tenants one by one."""
+
+    whole: Pause | None
+    tenants: Mapping[str, Pause]
+
+    def holding(self, tenant: str) -> Pause | None:
+        """Return what holds a tenant: its own pause, else its pipeline's."""
+        return self.tenants.get(tenant, self.whole)
+
+
+class Pauses:
+    """Tenants, or whole pipelines, whose records stay pending until somebody resumes them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def pause(
+        self, pipeline: str, tenant: str | None = None, reason: str | None = None, by: str | None = None
+    ) -> tuple[Pause, bool]:
+        """Pause a tenant, or with None the whole pipeline. `by`: who does it.
+
+        Returns:
+            The pause, and whether it is new. One that was there stays; its reason is replaced where one is given.
+        """
+        values = {"pipeline": pipeline, "tenant": tenant or WHOLE, "reason": reason, "by": by}
+        (row,) = fetch(self._database, "pause", values)
+        already = row.pop("already")
+        return Pause(**row), not already
+
+    def release(self, pipeline: str, tenant: str | None = None) -> bool:
+        """End the pause of a tenant, or with None the pipeline's own; return whether there was one."""
+        return bool(fetch(self._database, "release", {"pipeline": pipeline, "tenant": tenant or WHOLE}))
+
+    def of(self, pipeline: str) -> Paused:
+        """Return what is paused in a pipeline."""
+        pauses = {
+            row["tenant"]: Pause(**row)
+            for row in fetch(self._database, "pauses", {"pipeline": pipeline, "tenants": None})
+        }
+        whole = pauses.pop(None, None)
+        return Paused(whole, pauses)
+
+    def snapshot(self) -> str:
+        """Return the `pg_snapshot` of what is committed now, for `Tenants.pending_before`."""
+        ((snapshot,),) = (row.values() for row in fetch(self._database, "present_snapshot"))
+        return str(snapshot)
+
+
+class Audit:
+    """The audit of one database: what people did, and who did it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def note(
+        self,
+        who: str,
+        action: str,
+        *,
+        pipeline: str | None = None,
+        tenant: str | None = None,
+        key: str | None = None,
+        detail: str | None = None,
+    ) -> None:
+        """Write down that `who` did `action`; texts are kept as Postgres can hold them."""
+        values = {"pipeline": pipeline, "tenant": tenant, "key": key}
+        values |= {"who": storable(who), "action": action, "detail": None if detail is None else storable(detail)}
+        with driving(self._database) as driver:
+            driver.execute(queries(self._database)("audit_note"), values)

@@ -1,10 +1,9 @@
 """The named queries: blocks of the files in `sql/`, each with a comment that says what it is for.
 
-`{schema}` in a text is the Postgres schema of TaskBridge's tables. The places of `_FRAGMENT` are the texts of the
-blocks of these names, so that each is written once.
-`{document}` is where a record's document comes from: the text of `recorded_document`, unless another one is given.
-Other places are filled by `filled`, with what no parameter can be: names, parts of SQL, values of statements without
-parameters.
+`{schema}` in a text is the Postgres schema of TaskBridge's tables. The name of a block in braces is that block's text,
+so that what several queries have in common is written once. `{document}` is where a record's document comes from: the
+text of `recorded_document`, unless another one is given. Other places are filled by `filled`, with what no parameter
+can be: names, parts of SQL, values of statements without parameters.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from taskbridge.common.names import DEFAULT_SCHEMA
-from taskbridge.common.statements import statement
+from taskbridge.common.statements import statements
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -48,10 +47,6 @@ Queries = Callable[[str], str]
 
 _SQL: Final = Path(__file__).parent / "sql"
 _PLACE: Final = re.compile(r"\{(\w+)\}")
-_FRAGMENT: Final = re.compile(
-    r"\{(after_cursor|pending|its_record|pipeline_start|same_burst|adoption_version|batch_settings"
-    r"|readers_key|lacks|backfill_state)\}"
-)
 _INDENT: Final = re.compile(r"\n\s+")
 
 
@@ -63,7 +58,8 @@ def queries(where: Database | Connection) -> Queries:
 @cache
 def query(name: str, schema: str = DEFAULT_SCHEMA, document: str | None = None) -> str:
     """Return the text of the block `name` for a schema, with psycopg's `%(name)s` placeholders."""
-    text = _FRAGMENT.sub(lambda found: query(found[1], schema), statement(_SQL, name))
+    blocks = statements(_SQL)
+    text = _PLACE.sub(lambda place: query(place[1], schema) if place[1] in blocks else place[0], blocks[name])
     text = text.replace("{schema}", quoted(schema))
     if "{document}" in text:
         # What is put in stays as it is: it has the names of somebody's columns.

@@ -14,7 +14,7 @@ from psycopg.waiting import Ready, Wait
 from sqlalchemy import Engine
 
 from taskbridge.errors import Unavailable
-from taskbridge.store.db import Bounded, NoAnswer, local_settings
+from taskbridge.store.db import Bounded, NoAnswer, fetch, local_settings
 from taskbridge.store.queries import queries, query, setting
 from taskbridge.store.records import Statement, refused
 
@@ -55,9 +55,7 @@ def receive_statement(incoming: Incoming) -> Statement:
 
 def forget_received(engine: Engine) -> bool:
     """Delete ids of webhooks that are older than 30 days; return whether there may be more."""
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        gone = connection.exec_driver_sql(queries(engine)("forget_received"), {"limit": FORGOTTEN_AT_ONCE}).all()
-    return len(gone) == FORGOTTEN_AT_ONCE
+    return len(fetch(engine, "forget_received", {"limit": FORGOTTEN_AT_ONCE})) == FORGOTTEN_AT_ONCE
 
 
 class AsyncPool:

@@ -1,4 +1,4 @@
-"""Writing records, of every source, and matching messages again. Who calls this notifies the tenants."""
+"""Writing records of every source, and matching messages again. The caller notifies the tenants."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import psycopg
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import IntegrityError, OperationalError
 
 from taskbridge.common import tracing
 from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.common.server_errors import causes, sqlstate
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable
-from taskbridge.store.db import SHORT_WAIT, is_busy, within
+from taskbridge.store.db import SHORT_WAIT, driving, in_one_message, is_busy, rows, within
 from taskbridge.store.documents import decoded, unreadable
-from taskbridge.store.queries import LOCAL, Queries, queries, setting
+from taskbridge.store.queries import Queries, queries
 from taskbridge.store.unmatched import UnmatchedRecord, read_unmatched
 
 __all__ = [
@@ -50,19 +50,19 @@ Row = tuple[str, str, Mapping[str, Any]]
 Matcher = Callable[[Any], Match | Unmatched]
 
 INVALID_PARAMETER: Final = "22023"
-"""The state with which the trigger of the records refuses one."""
+"""The SQLSTATE with which the trigger refuses a record."""
 UNTRANSLATABLE: Final = ("22P05", "22021")
 """SQLSTATEs of a character that the database's encoding lacks, and of bytes that are none in it."""
 AT_ONCE: Final = 5_000
-"""Records that one statement writes, at the most."""
+"""The most records that one statement writes."""
 CHARACTERS_AT_ONCE: Final = 16_000_000
-"""A statement ends with the record with which its documents are as long, so that none takes too much memory."""
+"""A statement ends with the record at which its documents reach this length, to bound the memory."""
 
 DISCARDED_AT_ONCE: Final = 250
-"""Records that one statement gives up, and so the most that it locks."""
+"""Records that one statement gives up, and at most locks."""
 DISCARD_TIMEOUT: Final = 60.0
 DISCARD_PAUSE: Final = 0.1
-"""Seconds until what others have locked is tried again."""
+"""Seconds until records that others have locked are retried."""
 
 # A NUL as JSON writes it: not the backslash, u, 0, 0, 0, 0 of a text, whose own backslash is doubled.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -86,8 +86,8 @@ def record(
     """Write or update one record, in the transaction of `connection` or in one of its own.
 
     Returns:
-        Whether anything changed. A record that is there with an equal document stays untouched: no revision, no event
-        needed.
+        Whether anything changed. A record that exists with an equal document is not touched: it gets no revision and
+        needs no event.
 
     Raises:
         InvalidName: the source or the tenant is not allowed.
@@ -100,11 +100,11 @@ def record(
 def record_many(engine: Engine, source: str, rows: Iterable[Row], connection: Connection | None = None) -> Counter[str]:
     """Write or update many records, in the transaction of `connection`, or each statement in one of its own.
 
-    A statement has `AT_ONCE` records and about `CHARACTERS_AT_ONCE` at the most. Where a record comes several times,
+    A statement has at most `AT_ONCE` records and about `CHARACTERS_AT_ONCE` characters. If a record occurs repeatedly,
     the last one counts.
 
     Returns:
-        How many records changed, by tenant; a tenant without a change is not in it.
+        The number of changed records by tenant, without tenants that have none.
 
     Raises: as `record`. What earlier statements wrote is committed by then, unless a connection was given.
     """
@@ -139,7 +139,7 @@ def execute(engine: Engine, statement: Statement, connection: Connection | None 
         return list(lent.exec_driver_sql(queries(engine)(statement.query), statement.values).scalars())
 
 
-def _checked_row(number: int, row: Row) -> tuple[str, str, str]:
+def _checked(number: int, row: Row) -> tuple[str, str, str]:
     """Return tenant, key and the document's text; `number` counts from 1."""
     try:
         if _is_text(row):
@@ -147,7 +147,12 @@ def _checked_row(number: int, row: Row) -> tuple[str, str, str]:
         tenant, key, document = row
     except (TypeError, ValueError):
         raise InvalidInput(f"row {number} is no (tenant, key, document): pass three values for each record") from None
-    return _checked(tenant, key, document)
+    check_tenant(tenant)
+    check_key(tenant, key)
+    where = f"tenant {tenant!r}, record {key!r}"
+    if not isinstance(document, Mapping):
+        raise InvalidInput(f"{where}: the document is {type(document).__name__}, pass a mapping (a JSON object)")
+    return tenant, key, json_text(where, document)
 
 
 def _is_text(given: object) -> bool:
@@ -155,18 +160,11 @@ def _is_text(given: object) -> bool:
     return isinstance(given, (str, bytes))
 
 
-def _statements(rows: Iterable[tuple[str, str, str]]) -> Iterator[list[tuple[str, str, str]]]:
-    """Yield the rows of one statement after the other."""
-    some: list[tuple[str, str, str]] = []
-    characters = 0
-    for row in rows:
-        some.append(row)
-        characters += len(row[2])
-        if len(some) == AT_ONCE or characters >= CHARACTERS_AT_ONCE:
-            yield some
-            some, characters = [], 0
-    if some:
-        yield some
+def _statement(source: str, documents: Mapping[tuple[str, str], str]) -> Statement:
+    """Return what writes documents by tenant and key, and gives the tenant of each that changed."""
+    tenants, keys = ([name[at] for name in documents] for at in (0, 1))
+    columns = {"tenants": tenants, "keys": keys, "documents": [*documents.values()]}
+    return Statement("record_many", {"source": source, **columns, "traceparent": tracing.current()})
 
 
 def record_invoice(
@@ -205,10 +203,9 @@ def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManag
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Let what Postgres says of a record's values be InvalidInput, whichever driver says so.
+    """Translate errors about the values of a record into InvalidInput, for every driver.
 
-    The trigger of the records refuses them with a sentence of ours. The encoding of a database may be another one than
-    UTF8, and lack a character.
+    The trigger refuses them with a message of ours. The encoding of the database may lack a character.
     """
     try:
         yield
@@ -287,45 +284,44 @@ class Records:
         self._query: Queries = queries(engine)
 
     def write(self, message_id: str, payload: str, found: Match | Unmatched) -> bool:
-        """Write one message, `payload` as JSON text, in a transaction of its own.
+        """Write one message, `payload` as JSON text, in a transaction of its own; return whether it is new.
 
-        Returns whether it is new; a message that was recorded before stays as it is.
+        A message that was recorded before stays as it is.
         """
         return bool(execute(self._engine, message_statement(self._source, message_id, payload, found)))
 
     def discard(
         self, message_ids: Sequence[str] | None, reason: str | None = None, timeout: float = DISCARD_TIMEOUT
     ) -> list[str]:
-        """Give unmatched records up, those with `message_ids` or all; return their message ids.
+        """Give up unmatched records, those with `message_ids` or all; return their message ids.
 
-        They are unmatched no more, and go with the next prune that they are old enough for. Those that others write
-        are tried again for `timeout` seconds, while nothing is locked.
+        They are deleted by the next prune for which they are old enough. Those that others are writing are retried for
+        `timeout` seconds, during which nothing is locked.
 
         Raises:
-            Unavailable: others still write some of them; the rest is given up.
+            Unavailable: others are still writing some of them; the rest is given up.
         """
         until = time.monotonic() + timeout
         given_up: list[str] = []
-        with _autocommit(self._engine) as connection, within(connection, None):
-            values = {"source": self._source, "message_ids": message_ids, "reason": reason}
-            keys = list(connection.exec_driver_sql(self._query("unmatched_keys"), values).scalars())
-        while keys:
-            held: list[str] = []
+        found = self._rows("unmatched_keys", message_ids=message_ids, reason=reason)
+        while keys := [row["key"] for row in found]:
+            found = []
             for at in range(0, len(keys), DISCARDED_AT_ONCE):
-                values = {"source": self._source, "keys": keys[at : at + DISCARDED_AT_ONCE]}
-                with _autocommit(self._engine) as connection, within(connection, None):
-                    found = connection.exec_driver_sql(self._query("discard_unmatched"), values).all()
-                given_up += [row.key for row in found if not row.held]
-                held += [row.key for row in found if row.held]
-            if held and time.monotonic() > until:
+                found += self._rows("discard_unmatched", keys=keys[at : at + DISCARDED_AT_ONCE])
+            given_up += [row["key"] for row in found if not row["held"]]
+            found = [row for row in found if row["held"]]
+            if found and time.monotonic() > until:
                 raise Unavailable(
-                    f"{len(given_up):,} were discarded, and others have {len(held):,} in open transactions "
+                    f"{len(given_up):,} were discarded, and others have {len(found):,} in open transactions "
                     "(pg_stat_activity shows them): run it again when these are over"
                 )
-            if held:
+            if found:
                 time.sleep(DISCARD_PAUSE)
-            keys = held
         return given_up
+
+    def _rows(self, name: str, **values: Any) -> list[dict[str, Any]]:
+        with driving(self._engine) as driver, within(driver, None):
+            return rows(driver, self._query(name), {"source": self._source, **values})
 
     def match_again(self, match: Matcher) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
         """Match unmatched records again, each in a transaction of its own; yield each with what `match` found."""
@@ -335,22 +331,20 @@ class Records:
                 yield one, found
 
     def _settle(self, message_id: str, found: Match | Unmatched) -> bool:
-        """Store what became of a message; return whether anything did."""
+        """Store the result for a message; return whether it was stored."""
         values = {"source": self._source, "key": message_id, **_columns(found)}
-        try:
-            with self._engine.begin() as connection:
-                # Nobody may wait for the message while this waits for the record, which is another row.
-                connection.exec_driver_sql(setting("lock_timeout", SHORT_WAIT, LOCAL))
-                return connection.exec_driver_sql(self._query("match_again"), values).first() is not None
-        except IntegrityError:
-            # Somebody else wrote it at this moment, or a record of the same key is no message. The others go on.
-            log.warning("source %s: message %r is not matched: its key is taken", self._source, message_id)
-        except OperationalError as error:
-            if not is_busy(error):
-                raise
-            log.warning(
-                "source %s: message %r is not matched: others write it, match it again", self._source, message_id
-            )
+        with driving(self._engine) as driver:
+            try:
+                # Others must not wait for the message while this waits for the record, which is another row.
+                return bool(in_one_message(driver, self._query("match_again"), values, lock_timeout=SHORT_WAIT))
+            except psycopg.IntegrityError:
+                # Another transaction wrote it just now, or a record with the same key is no message.
+                reason = "its key is taken"
+            except psycopg.OperationalError as error:
+                if not is_busy(error):
+                    raise
+                reason = "others write it, match it again"
+        log.warning("source %s: message %r is not matched: %s", self._source, message_id, reason)
         return False
 
 

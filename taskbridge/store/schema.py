@@ -1,6 +1,10 @@
 """The database's schema: bring it up to date, or refuse to work on one that this version does not know.
 
 All tables of TaskBridge are in one Postgres schema, which has nothing else.
+
+A transaction id means something in one cluster only, and a dump carries ids over as values. So the cluster's system
+identifier is stored beside them: if it is another, triggers refuse to write records, and processes refuse to start,
+until a rebase (`rebasing.py`) has put the ids of this cluster in place of the former ones.
 """
 
 from __future__ import annotations
@@ -11,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 from taskbridge.common.libraries import explained_imports
-from taskbridge.errors import SchemaMismatch
-from taskbridge.store.db import driver_error, driver_of, driving, scalar, within
+from taskbridge.common.server_errors import FOREIGN_CLUSTER
+from taskbridge.errors import ForeignCluster, SchemaMismatch
+from taskbridge.store.db import driver_error, driver_of, driving, fetch, scalar, within
 from taskbridge.store.queries import LOCAL, filled, queries, query, quoted, schema_of, setting
 
 if TYPE_CHECKING:
@@ -20,7 +25,16 @@ if TYPE_CHECKING:
 
     from taskbridge.store.db import Database
 
-__all__ = ["VERSION_TABLE", "check_schema", "current", "head", "migrate"]
+__all__ = [
+    "VERSION_TABLE",
+    "check_cluster",
+    "check_schema",
+    "current",
+    "deployment",
+    "head",
+    "in_its_cluster",
+    "migrate",
+]
 
 VERSION_TABLE: Final = "taskbridge_schema"
 """Where Alembic keeps the revision: a table of our own, so that an application's Alembic can share the database."""
@@ -144,3 +158,22 @@ def _migrations() -> Path:
     package = Path(__file__).resolve().parent.parent
     inside = package / "_migrations"
     return inside if inside.is_dir() else package.parent / "migrations"
+
+
+def in_its_cluster(database: Database) -> bool:
+    """Say whether the database is in the cluster whose transaction ids it holds; the schema must be the newest."""
+    with driving(database) as driver:
+        return bool(scalar(driver, queries(database)("in_its_cluster")))
+
+
+def check_cluster(database: Database) -> None:
+    """Raise ForeignCluster, saying what to run, unless the database is in the cluster whose ids it holds."""
+    if not in_its_cluster(database):
+        raise ForeignCluster(FOREIGN_CLUSTER)
+
+
+def deployment(database: Database) -> tuple[str, str]:
+    """Return what tells this database and schema from all others, without spaces, and what people call them."""
+    schema = schema_of(database)
+    (found,) = fetch(database, "deployment")
+    return f"{found['cluster']}/{found['oid']}/{schema}", f"database {found['name']}, schema {schema}"

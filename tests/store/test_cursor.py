@@ -29,7 +29,7 @@ from taskbridge.store import (
     know,
     record_invoice,
 )
-from taskbridge.store.lent import end_lent
+from taskbridge.store.checkout import end_checkout
 
 OLD, NEW, NEWEST = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2, 3))
 
@@ -357,9 +357,9 @@ def test_a_run_that_freezes_between_its_advance_and_the_commit_holds_its_success
     def freeze(*arguments: Any) -> Any:
         frozen.set()
         wakes.wait(30)
-        return end_lent(*arguments)
+        return end_checkout(*arguments)
 
-    monkeypatch.setattr("taskbridge.store.transaction.end_lent", freeze)
+    monkeypatch.setattr("taskbridge.store.transaction.end_checkout", freeze)
     successor = connect(engine.url.render_as_string(hide_password=False))
     try:
         with ThreadPoolExecutor(2) as pool, cursors.transaction(key()) as transaction:

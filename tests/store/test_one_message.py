@@ -13,7 +13,19 @@ from psycopg.errors import QueryCanceled
 from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.store import Claim, Cursors, Kind, Move, Tails, advance_together, connect, know, record_invoice
+from taskbridge.store import (
+    Claim,
+    CursorLost,
+    Cursors,
+    Kind,
+    Move,
+    Quarantined,
+    Tails,
+    advance_together,
+    connect,
+    know,
+    record_invoice,
+)
 from taskbridge.store.db import driving, in_one_message
 from tests.waiting import taking_at_most
 
@@ -134,6 +146,35 @@ def test_an_advance_that_takes_too_long_is_no_fault_of_those_before_it(engine: E
     found = advance_together(bounded, advances)
     assert [type(one).__name__ for one in found] == ["bool", "bool", "QueryCanceled", "NoneType", "NoneType"]
     assert handled(engine) == ["a", "b"]
+
+
+def test_an_advance_changes_quarantine_in_the_same_message_or_not_at_all(engine: Engine, tmp_path: Path) -> None:
+    for number in ("1", "2"):
+        record_invoice(engine, "a", number, {})
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, cause, attempts) "
+            "VALUES ('invoices', 'a', '1', 0, 'an earlier revision', 'failed', 1)"
+        )
+    cursors = Cursors(engine)
+    page = cursors.claim(Claim(key("a"), 10, events=1, runs=1))
+    bad = Quarantined({"2": "bad"}, "rejected")
+
+    def owned_by(token: str) -> list[tuple[str, str]]:
+        """Let a run own the cursor; return what is in quarantine before that."""
+        with engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE taskbridge.sync_cursors SET owner = %(token)s", {"token": token})
+            found = connection.exec_driver_sql("SELECT external_id, reason FROM taskbridge.quarantine")
+            return [(row.external_id, row.reason) for row in found]
+
+    owned_by("9" * 29)
+    with cursors.transaction(key("a")) as transaction, pytest.raises(CursorLost):
+        transaction.advance(page, to_quarantine=bad)
+    assert owned_by(TOKEN) == [("1", "an earlier revision")]
+    with traced(engine, tmp_path / "trace") as sent, cursors.transaction(key("a")) as transaction:
+        transaction.advance(page, to_quarantine=bad)
+    assert sent == ["Query"]
+    assert owned_by(TOKEN) == [("2", "bad")]
 
 
 def test_one_whose_cursor_is_anothers_moves_nothing_and_the_others_move(engine: Engine) -> None:

@@ -29,6 +29,7 @@ from taskbridge.store import (
     receive_statement,
     record_invoice,
 )
+from taskbridge.store.db import LOOKUPS, local_settings
 from taskbridge.store.queries import query
 from taskbridge.store.records import execute as execute_statement
 from tests.quarantined import revision_of
@@ -407,7 +408,8 @@ def test_a_step_reads_its_own_rows_and_not_the_tables(seeded: Engine, table: str
 def plan(engine: Engine, name: str, values: dict[str, Any]) -> dict[str, Any]:
     """Run a step under EXPLAIN as prune runs it, and return its plan."""
     with engine.connect() as connection:
-        connection.exec_driver_sql(query("plan_by_lookups"))
+        for statement in local_settings(LOOKUPS):
+            connection.exec_driver_sql(statement)
         found = connection.exec_driver_sql(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query(name)}", values
         ).scalar_one()

@@ -143,10 +143,6 @@ ORDER BY a.source
 -- A part of other queries, in place of an adopted table that was dropped.
 (SELECT NULL::oid AS tableoid WHERE false)
 
--- name: adopted_sources
--- The sources that are adopted tables.
-SELECT source FROM {schema}.adopted WHERE ended_at IS NULL
-
 -- name: adopted_triggers
 -- The triggers of ours that fire on an adopted table and its partitions, also where rows are replicated. The function works
 -- with its owner's rights: which of them are lacking. A TRUNCATE reads the table. `may_clone`: its owner can make partitions,

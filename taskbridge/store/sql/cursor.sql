@@ -1,14 +1,14 @@
 -- One run's statements: claim, read, advance, fail.
 
 -- name: claim
--- A run takes the cursor: from now on only its token may advance it. Tokens grow, so a run that was replaced cannot take
--- the cursor back. No row: a higher token owns it. The claim may be lost in a crash (asynchronous commit): then the
--- cursor has its former owner, and the run that claimed it is refused when it advances. A process that freezes while it
--- reads what follows holds the cursor's row, so its session has a name by which a successor ends it. The other settings are
--- for the batch that is read next; `batch_settings` says why. A tenant's first cursor stands where its pipeline began.
--- A run that claims twice, as where its batch takes longer than the others', counts once. Events are told as those of the
--- burst so far: what a claim that was lost did not count, the next one does.
--- `looked` tells the tail that this run will read what is visible now, so that it need not remind the tenant of it.
+-- A run takes the cursor: from now on only its token can advance it. Tokens grow, so a run that was replaced cannot take the
+-- cursor back. No row: a higher token owns it. The commit is asynchronous, so a crash may lose the claim: the cursor then has
+-- its former owner, and the advance of the run that claimed it is refused. A process that freezes while it reads the batch
+-- keeps the cursor's row locked, so the session is named, and a successor can end it. The other settings are for the batch,
+-- which is read next; see `batch_settings`. A tenant's first cursor begins where its pipeline begins.
+-- A run that claims twice counts once. `burst_events` are those of the burst so far, so the next claim counts what a lost
+-- claim did not.
+-- `looked` tells the change poller that this run reads what is visible now, so that it need not remind the tenant of that.
 INSERT INTO {schema}.sync_cursors AS c
     (pipeline, tenant, snapshot, looked, owner, runs, events, bursts, found_bursts, burst, burst_runs, burst_events,
      last_run_at)
@@ -20,9 +20,9 @@ SET owner = excluded.owner,
     looked = excluded.looked,
     runs = c.runs + (c.owner IS DISTINCT FROM excluded.owner)::integer,
     events = c.events
-        + CASE WHEN {same_burst} THEN greatest(0, excluded.burst_events - c.burst_events) ELSE excluded.burst_events END,
-    bursts = c.bursts + CASE WHEN {same_burst} THEN 0 ELSE excluded.bursts END,
-    found_bursts = c.found_bursts + CASE WHEN {same_burst} THEN 0 ELSE excluded.found_bursts END,
+        + CASE WHEN c.burst = excluded.burst THEN greatest(0, excluded.burst_events - c.burst_events) ELSE excluded.burst_events END,
+    bursts = c.bursts + CASE WHEN c.burst = excluded.burst THEN 0 ELSE excluded.bursts END,
+    found_bursts = c.found_bursts + CASE WHEN c.burst = excluded.burst THEN 0 ELSE excluded.found_bursts END,
     burst = excluded.burst,
     burst_runs = excluded.burst_runs,
     burst_events = excluded.burst_events,
@@ -37,14 +37,14 @@ RETURNING set_config('application_name', %(session)s, true),
 SELECT owner FROM {schema}.sync_cursors WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s
 
 -- name: batch_settings
--- A part of other queries: the settings under which a batch is read. The planner knows neither how many rows lie after a cursor
--- nor that the two visibility tests leave few of them out; where its statistics are old it would read and sort all of a
--- tenant's rows for each batch.
+-- A part of other queries: the settings under which a batch is read. The planner does not know how few rows lie after a cursor
+-- and pass the two visibility tests; with outdated statistics it would read and sort all rows of a tenant for each batch.
 -- Without parallel workers the parts of a batch come in the order in which they are written.
--- Without sorts no batch is read by the primary key, and so all records of its tenant.
--- Row-level security would hide rows of an adopted table, and a row that is not there counts as deleted. With it off, a query
--- that it would apply to fails.
--- Before Postgres 18 a sort that cannot be left out makes a plan so dear that its compilation would take a second (`jit`).
+-- Without sorts no batch is read by the primary key, which would read all records of the tenant.
+-- Row-level security would hide rows of an adopted table, and a missing row counts as deleted. With it off, a query to which
+-- it would apply fails.
+-- Before Postgres 18 a sort that cannot be avoided makes a plan so expensive that `jit` would compile it, which takes a
+-- second.
 set_config('row_security', 'off', true),
 set_config('enable_seqscan', 'off', true),
 set_config('enable_bitmapscan', 'off', true),
@@ -53,27 +53,28 @@ set_config('max_parallel_workers_per_gather', '0', true),
 set_config('jit', 'off', true)
 
 -- name: plan_by_index
--- Before a batch is read by a run that has claimed its cursor. A claim sets the same itself.
+-- Before a batch is read by a run that has claimed its cursor. The claim itself makes the same settings.
 SELECT {batch_settings}
 
 -- name: read_batch
--- One batch: first the records that an operator took out of quarantine, then those after the cursor; each with where the
--- cursor stands. No row: the token does not own the cursor. One row with nulls for the record: nothing is pending, or a pause
--- holds the tenant.
--- `quarantined`: quarantine has a row of the record, be it of an earlier revision; asked only where the tenant has any there.
--- It is a statement of its own, after the claim: its snapshot must not be older than the cursor that it reads from. A claim may
--- wait for the cursor's row, and a statement takes its snapshot before it waits.
--- Documents come as text, so that one that cannot be decoded does not fail the others. One that is stored in more than `small`
--- bytes stays behind, with its size in `stored`: a batch of those could fill the worker's memory. The size is read without the
--- document. With `small` below zero no document is read.
--- The rows of an adopted table are read in this statement too, so that a record's revision and its row go together. `adopted`
--- is the version of the source's adoption and of its table; the process must have made this statement for that one.
+-- One batch: first the records that an operator took out of quarantine, then those after the cursor; each with the cursor's
+-- columns. No row: the token does not own the cursor. One row with nulls for the record: nothing is pending, or the tenant is
+-- paused.
+-- `quarantined`: quarantine has a row of the record, possibly of an earlier revision; checked only if the tenant has any
+-- there.
+-- It is a statement of its own after the claim, because its snapshot must not be older than the cursor that it reads from: a
+-- claim may wait for the cursor's row, and a statement takes its snapshot before it waits.
+-- Documents are read as text, so that one that cannot be decoded does not fail the others. One that is stored in more than
+-- `small` bytes is left out, with its size in `stored`, because a batch of those could exhaust the memory of the worker. The
+-- size is read without the document. If `small` is negative no document is read.
+-- Rows of an adopted table are read in this statement too, so that a record's revision and its row belong together. `adopted`
+-- is the version of the source's adoption and of its table, for which the process must have made this statement.
 -- `h` has an OFFSET so that it is computed once, and not for each record.
 SELECT p.sweeps, p.batch_limit, p.suspects, p.attempts, p.deaths, p.suspect_revision, p.outages, p.failing_since, p.paused,
        p.size,
        p.target_text AS target,
        p.target IS NOT NULL AS resumed,
-       (SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s) AS adopted,
+       {adopted_version} AS adopted,
        r.id, r.xid::text AS xid, r.external_id, r.revision,
        d.text AS document, d.stored, r.traceparent, r.retried,
        p.quarantined AND r.id IS NOT NULL AND EXISTS (
@@ -111,13 +112,17 @@ LEFT JOIN LATERAL (
 ) r ON true
 CROSS JOIN LATERAL {document} d
 
+-- name: adopted_version
+-- A part of other queries: the version of the source's adoption and of its table; null: it is not adopted.
+(SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s)
+
 -- name: after_cursor
--- A part of other queries: the records of a tenant that lie after a cursor, by (xid, id). `p` is the cursor (snapshot;
--- target, at_xid and at_id: where it stands in the middle of a sweep), with its tenant and the most rows, `size`.
--- "Not visible in a snapshot" is: one of the transactions that were on when it was taken, or a later one. So it is two
--- ranges of one index, one after the other. A range from the oldest transaction that was on would read all that was
--- committed since that one began. The index over all tenants has a condition that is not said here: where the planner's
--- statistics are old, it would take that one and read what all tenants have.
+-- A part of other queries: the records of a tenant after a cursor, by (xid, id). `p` is the cursor (snapshot; target, at_xid
+-- and at_id: its position in the middle of a sweep), with its tenant and the maximum of rows, `size`.
+-- "Not visible in a snapshot" means: of a transaction that was in progress when it was taken, or of a later one. So it is two
+-- ranges of one index, one after the other. A range from the oldest transaction in progress would read everything that was
+-- committed since that one began. The index over all tenants has a condition that is not written here: with outdated
+-- statistics, the planner would choose it and read the records of all tenants.
 (
     (
         SELECT i.*
@@ -153,18 +158,19 @@ CROSS JOIN LATERAL {document} d
 )
 
 -- name: its_record
--- A part of other queries: with each row `q` of quarantine its record `i`. A row is about one revision: it means nothing once
--- the record has changed, or is gone.
+-- A part of other queries: joins each row `q` of quarantine with its record `i`. A row is about one revision: it has no
+-- meaning once the record has changed or is gone.
 JOIN {schema}.records i
     ON i.source = %(source)s AND i.tenant = q.tenant AND i.key = q.external_id AND i.revision = q.revision
 
 -- name: pipeline_start
--- A part of other queries: the snapshot at which a pipeline's cursors begin. `1:1:` sees no transaction: with everything.
+-- A part of other queries: the snapshot at which the cursors of a pipeline begin. `1:1:` sees no transaction: they begin with
+-- everything.
 coalesce((SELECT start FROM {schema}.pipelines WHERE pipeline = %(pipeline)s), '1:1:')
 
 -- name: pending
--- A part of other queries: the pending records of the tenant `t.tenant` in a pipeline, at most `size` of each kind: the
--- rest of the sweep that is on, what came after it, and what is to be tried again.
+-- A part of other queries: the pending records of the tenant `t.tenant` in a pipeline, at most `size` of each kind: the rest
+-- of the current sweep, what came after it, and what is to be tried again.
 (
     (
         SELECT i.*
@@ -190,9 +196,9 @@ coalesce((SELECT start FROM {schema}.pipelines WHERE pipeline = %(pipeline)s), '
 )
 
 -- name: evidence
--- A record failed alone as often as it may: is it the record, or does everything fail? `others_succeed`: something of the
--- pipeline was handled since the tenant's failure before this one. `in_a_row`: how many records went to quarantine because they
--- failed, up to 100, since anything was handled. `succeeded` says why no other cursor is read.
+-- A record has failed alone as often as it may: is the record the cause, or does everything fail? `others_succeed`: something
+-- of the pipeline was handled since the tenant's last failure. `in_a_row`: how many records, up to 100, went to quarantine
+-- because they failed, since anything was handled. `succeeded` explains why no other cursor is read.
 SELECT coalesce(p.succeeded_at > c.failed_at, false) AS others_succeed,
        (
            SELECT count(*)
@@ -208,13 +214,55 @@ LEFT JOIN {schema}.pipelines p ON p.pipeline = c.pipeline
 WHERE c.pipeline = %(pipeline)s AND c.tenant = %(tenant)s
 
 -- name: advance
--- Batches were handled: move the cursors past them, if they still stand where the batches were read and still are the runs'.
--- Each value is an array with an element for each batch. A cursor that is not in the result did not move, and nothing of its
--- batch may take effect. `asked`: something of the pipeline failed, and this is the first success since; see `succeeded`.
--- A batch without a position held only records out of quarantine: the cursor stays where it is.
--- `idle_timeout`: what else is to commit with the advance follows. Should the process freeze before it commits, the server ends
--- the session after the runner TTL, when the run counts as dead anyway, instead of keeping the cursor's row locked.
-WITH m AS (SELECT * FROM unnest(
+-- Batches were handled: move the cursors past them, if they still are where the batches were read, and still belong to the
+-- runs. Each value is an array with an element for each batch. A cursor that is not in the result did not move, and nothing of
+-- its batch may take effect. `asked`: something of the pipeline failed, and this is the first success since; see `succeeded`.
+-- A batch without a position has only records out of quarantine: the cursor stays where it is.
+-- `idle_timeout`: the commit follows in another message. If the process freezes before it, the server ends the session after
+-- the runner TTL, when the run counts as dead anyway, and does not keep the cursor's row locked.
+WITH {moved}
+SELECT asked, pipeline, tenant,
+       set_config(
+           'idle_in_transaction_session_timeout',
+           coalesce(%(idle_timeout)s::text, current_setting('idle_in_transaction_session_timeout')), true
+       )
+FROM moved
+
+-- name: advance_with_quarantine
+-- The same for one batch of which some records cannot be handled and go to quarantine, and of which others that were handled
+-- leave it (`leaving`): those that were tried again, and those that have changed since.
+WITH {moved}, left_quarantine AS (
+    DELETE FROM {schema}.quarantine
+    WHERE pipeline = (%(pipeline)s::text[])[1] AND tenant = (%(tenant)s::text[])[1]
+      AND external_id = ANY (%(leaving)s::text[]) AND EXISTS (SELECT FROM moved)
+), quarantined AS (
+    INSERT INTO {schema}.quarantine AS q
+        (pipeline, tenant, external_id, revision, reason, attempts, cause, failing_since, quarantined_at)
+    SELECT (%(pipeline)s::text[])[1], (%(tenant)s::text[])[1], r.external_id, r.revision, r.reason,
+           %(failures)s::integer, %(cause)s::text, %(failing_since)s::timestamptz, clock_timestamp()
+    FROM unnest(%(external_ids)s::text[], %(revisions)s::bigint[], %(reasons)s::text[])
+        AS r (external_id, revision, reason)
+    WHERE EXISTS (SELECT FROM moved)
+    ON CONFLICT (pipeline, tenant, external_id) DO UPDATE
+    SET revision = excluded.revision,
+        reason = excluded.reason,
+        attempts = excluded.attempts + CASE WHEN q.revision = excluded.revision THEN q.attempts ELSE 0 END,
+        cause = excluded.cause,
+        failing_since = excluded.failing_since,
+        quarantined_at = excluded.quarantined_at,
+        retry_at = NULL,
+        discarded_at = CASE WHEN q.revision = excluded.revision THEN q.discarded_at END
+)
+SELECT asked, pipeline, tenant,
+       set_config(
+           'idle_in_transaction_session_timeout',
+           coalesce(%(idle_timeout)s::text, current_setting('idle_in_transaction_session_timeout')), true
+       )
+FROM moved
+
+-- name: moved
+-- A part of `advance`: the values of the batches, and the update of their cursors.
+m AS (SELECT * FROM unnest(
     %(pipeline)s::text[],
     %(tenant)s::text[],
     %(token)s::text[],
@@ -260,23 +308,12 @@ WITH m AS (SELECT * FROM unnest(
     WHERE c.pipeline = m.pipeline AND c.tenant = m.tenant AND c.owner = m.token AND c.sweeps = m.sweeps
     RETURNING (SELECT p.failed FROM {schema}.pipelines p WHERE p.pipeline = c.pipeline) AS asked, c.pipeline, c.tenant
 )
-SELECT asked, pipeline, tenant,
-       set_config(
-           'idle_in_transaction_session_timeout',
-           coalesce(%(idle_timeout)s::text, current_setting('idle_in_transaction_session_timeout')), true
-       )
-FROM moved
-
--- name: same_burst
--- Within `claim`: whether the cursor's last burst is the one of this run. A worker of before migration 0018 gives a burst no
--- name: then a later run of it that is one of ours gives it its own.
-coalesce(c.burst = excluded.burst OR (excluded.burst = excluded.owner AND excluded.burst_runs > 1), false)
 
 -- name: fail
--- A run failed: keep the error where an operator looks for it, and, if its batch says something about a record, how far
--- the search for that record has come. If its batch could not be read, the next one is half as large. No row: another run
--- owns the cursor, and nothing is changed. The pipeline's next success is asked for (`succeeded`), after the cursor is
--- locked: a frozen process may hold that, and must not hold up the whole pipeline.
+-- A run failed: store the error for operators and, if its batch tells something about a record, the state of the search for
+-- that record. If its batch could not be read, the next one is half as large. No row: another run owns the cursor, and nothing
+-- is changed. The pipeline's next success is requested (`succeeded`) after the cursor is locked: a frozen process may hold
+-- that lock, and must not hold up the whole pipeline.
 WITH failing AS (
     UPDATE {schema}.sync_cursors
     SET failures = failures + 1,
@@ -301,9 +338,9 @@ WITH failing AS (
 SELECT failures FROM failing
 
 -- name: succeeded
--- Records of the pipeline were handled, the first since something of it failed. `evidence` needs this time only: it is
--- later than every failure before it. So a pipeline has one row for it, which is written once after a failure and not with
--- every batch. It is written outside the batch's transaction, whose process may freeze and would hold the row. A trial leaves
+-- Records of the pipeline were handled for the first time since something failed. `evidence` needs only this time, which is
+-- later than every failure before it. So it is one row of the pipeline, written once after a failure and not with every batch.
+-- It is written outside of the batch's transaction, whose process may freeze and would keep the row locked. A trial leaves
 -- `failed` set, because its own record may go to quarantine after it.
 UPDATE {schema}.pipelines
 SET succeeded_at = clock_timestamp(), failed = %(trial)s
@@ -316,24 +353,23 @@ WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND owner = %(token)s
 RETURNING batch_limit
 
 -- name: hold_readers
--- Before the cursor moves past a batch whose writes were muted: no other pipeline begins to read the source until the commit,
--- so `other_readers` sees all that there are. Who freezes from here on is ended as `advance` says.
+-- Before the cursor moves past a batch whose changes were muted: no other pipeline begins to read the source before the
+-- commit, so `other_readers` sees all of them. The session of a process that freezes is ended as with `advance`.
 SELECT set_config('idle_in_transaction_session_timeout', %(idle_timeout)s, true), pg_advisory_xact_lock_shared({readers_key})
 
 -- name: other_readers
--- After `hold_readers`: whether another pipeline reads the source by now, so that what was muted is its work.
+-- After `hold_readers`: whether another pipeline reads the source by now, which needs the changes that were muted.
 SELECT EXISTS (SELECT FROM {schema}.pipelines WHERE source = %(source)s AND pipeline <> %(pipeline)s)
 
 -- name: readers_key
--- A part of other queries: what is locked of a source while its readers are counted, or become more.
+-- A part of other queries: the advisory lock of a source's readers.
 hashtextextended('taskbridge readers {schema}:' || %(source)s, 0)
 
 -- name: announce
--- At the beginning of a batch's transaction. The session gets the name of its run, so that a successor can end it, and may not
--- be idle for ever. The mark `batch` ends with the transaction: so `as_left` sees whether the handler ended it. Where the
--- source is an adopted table, what the handler writes into its own tenant's rows makes no records (`muted`), so that it does
--- not wake itself. Where several pipelines read the source, the others have to see it, so nothing is muted;
--- `other_readers` looks again.
+-- At the beginning of a batch's transaction: the session is named after its run, so that a successor can end it, and gets an
+-- idle timeout. The mark `batch` ends with the transaction, so `as_left` sees whether the handler ended it. If the source is
+-- an adopted table, the handler's changes of its own tenant's rows make no records (`muted`), so that it does not wake itself.
+-- If several pipelines read the source, the others need these records, so nothing is muted; `other_readers` checks again.
 SELECT set_config('application_name', %(session)s, true),
        set_config('idle_in_transaction_session_timeout', %(idle)s, true),
        set_config('taskbridge.batch', %(token)s, true),
@@ -348,9 +384,9 @@ SELECT set_config('application_name', %(session)s, true),
 -- name: end_replaced
 -- End the sessions of this tenant's runs that were replaced. Their tokens are lower, so nothing that they wrote can take
 -- effect, but they hold locks as long as their process is frozen. Another session with the run's own token is one that the run
--- gave up inside a statement: nobody waits for that statement, and its locks would stay until it ends. Only sessions of this
--- role are ended: that needs no right. Each is waited for up to a second, until its locks are free.
-SELECT pg_terminate_backend(pid, 1000)
+-- gave up inside of a statement; its locks would be held until that ends. Only sessions of this role are ended, which needs no
+-- privilege. Each is waited for up to a second, until its locks are released.
+SELECT pg_terminate_backend(pid, 1000) AS ended
 FROM pg_stat_get_activity(NULL)
 WHERE application_name LIKE %(of_tenant)s
   AND application_name COLLATE "C" <= %(session)s
@@ -359,8 +395,8 @@ WHERE application_name LIKE %(of_tenant)s
   AND pid <> pg_backend_pid()
 
 -- name: last_runs
--- When the records of the next tenants of a pipeline, by name, were last taken, in milliseconds of the Unix epoch; null where
--- that is longer ago than `within_ms`. Rows with null come too, so that a page reads `limit` cursors and no more.
+-- When the records of the next tenants of a pipeline, by name, were last taken, as Unix time in milliseconds; null if that is
+-- longer ago than `within_ms`. Rows with null are returned too, so that a page reads exactly `limit` cursors.
 SELECT tenant,
        CASE WHEN last_taken_at > now() - %(within_ms)s * interval '1 millisecond'
             THEN (extract(epoch FROM last_taken_at) * 1000)::bigint END AS last_ms
@@ -369,33 +405,10 @@ WHERE pipeline = %(pipeline)s AND tenant > %(after)s
 ORDER BY tenant
 LIMIT %(limit)s
 
--- name: quarantine_records
--- Records that cannot be handled go to quarantine, in the transaction that moves the cursor past them.
-INSERT INTO {schema}.quarantine AS q
-    (pipeline, tenant, external_id, revision, reason, attempts, cause, failing_since, quarantined_at)
-SELECT %(pipeline)s, %(tenant)s, r.external_id, r.revision, r.reason, %(attempts)s, %(cause)s, %(failing_since)s,
-       clock_timestamp()
-FROM unnest(%(external_ids)s::text[], %(revisions)s::bigint[], %(reasons)s::text[])
-    AS r (external_id, revision, reason)
-ON CONFLICT (pipeline, tenant, external_id) DO UPDATE
-SET revision = excluded.revision,
-    reason = excluded.reason,
-    attempts = excluded.attempts + CASE WHEN q.revision = excluded.revision THEN q.attempts ELSE 0 END,
-    cause = excluded.cause,
-    failing_since = excluded.failing_since,
-    quarantined_at = excluded.quarantined_at,
-    retry_at = NULL,
-    discarded_at = CASE WHEN q.revision = excluded.revision THEN q.discarded_at END
-
--- name: leave_quarantine
--- Records that were handled leave quarantine: those that were tried again, and those that have changed since.
-DELETE FROM {schema}.quarantine
-WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND external_id = ANY(%(external_ids)s)
-
--- name: document
+-- name: one_document
 -- The document of one record that was read without it. No row: it was changed or deleted since.
 SELECT d.text, d.deleted,
-       (SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s) AS adopted
+       {adopted_version} AS adopted
 FROM (
     SELECT i.*, i.key AS external_id
     FROM {schema}.records i
@@ -404,10 +417,10 @@ FROM (
 CROSS JOIN LATERAL {document} d
 
 -- name: documents
--- The documents of some records that `read_batch` left out for their size. A record that was changed or deleted since is
--- missing: its new revision lies behind the cursor. `adopted` is as in `read_batch`.
+-- The documents of records that `read_batch` left out for their size. A record that was changed or deleted since is missing:
+-- its new revision lies after the cursor. `adopted` is as in `read_batch`.
 SELECT r.id, d.text, d.deleted,
-       (SELECT {adoption_version} FROM {schema}.adopted a LEFT JOIN pg_class c ON c.oid = a.relation WHERE a.source = %(source)s) AS adopted
+       {adopted_version} AS adopted
 FROM (
     SELECT i.*, i.key AS external_id
     FROM unnest(%(xids)s::xid8[], %(ids)s::bigint[]) AS one (xid, id)

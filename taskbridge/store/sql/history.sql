@@ -33,6 +33,10 @@ LEFT JOIN {schema}.sync_cursors c ON c.pipeline = v.pipeline AND c.tenant = v.te
 WHERE v.sweeps IS NULL OR v.sweeps = c.sweeps
 ON CONFLICT DO NOTHING
 
+-- name: run_columns
+-- A part of other queries: what is shown of a run.
+pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error, first_event_ms
+
 -- name: past_any
 -- Whether the run history has any run.
 SELECT EXISTS (SELECT FROM {schema}.runs)
@@ -81,8 +85,7 @@ LIMIT %(limit)s
 -- name: past_of_tenant
 -- The last runs of one tenant that began before a time, or before another run, the last one first; with `failed` those that
 -- failed, of the last `size` runs.
-SELECT pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
-       first_event_ms
+SELECT {run_columns}
 FROM (
     SELECT * FROM {schema}.runs
     WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s
@@ -95,29 +98,13 @@ ORDER BY token DESC
 LIMIT %(limit)s
 
 -- name: past_of_all
--- The last runs of some pipelines that ended since a time and before another one, the last one first. Of those that ended at
--- the second time, the ones below `token` are among them.
-SELECT r.pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
-       {schema}.error_kind(error) AS error_kind, first_event_ms
-FROM unnest(%(pipelines)s::text[]) AS p (pipeline)
+-- The last runs of some pipelines that ended since a time and before another one, the last one first; with `failed` those that
+-- failed, of which there is an index. Of those that ended at the second time, the ones below `token` are among them.
+SELECT {run_columns}, {schema}.error_kind(error) AS error_kind
+FROM unnest(%(pipelines)s::text[]) AS p (name)
 CROSS JOIN LATERAL (
     SELECT * FROM {schema}.runs
-    WHERE pipeline = p.pipeline COLLATE "C" AND ended_at >= %(since)s::timestamptz
-      AND (ended_at, token) < (%(before)s::timestamptz, %(token)s)
-    ORDER BY ended_at DESC, token DESC
-    LIMIT %(limit)s
-) r
-ORDER BY ended_at DESC, token DESC
-LIMIT %(limit)s
-
--- name: past_failed
--- The same of runs that failed: an index has only those.
-SELECT r.pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
-       {schema}.error_kind(error) AS error_kind, first_event_ms
-FROM unnest(%(pipelines)s::text[]) AS p (pipeline)
-CROSS JOIN LATERAL (
-    SELECT * FROM {schema}.runs
-    WHERE pipeline = p.pipeline COLLATE "C" AND outcome = 'failed' AND ended_at >= %(since)s::timestamptz
+    WHERE pipeline = p.name COLLATE "C" AND (NOT %(failed)s OR outcome = 'failed') AND ended_at >= %(since)s::timestamptz
       AND (ended_at, token) < (%(before)s::timestamptz, %(token)s)
     ORDER BY ended_at DESC, token DESC
     LIMIT %(limit)s
@@ -129,8 +116,7 @@ LIMIT %(limit)s
 -- The runs of a tenant since a record was written, up to the first one after which the record lay behind the cursor: that
 -- run read it. `read`: it is that one. A token tells when its run was made, so runs of before are passed over by the key;
 -- `floor` lies well before the record. Up to `size` runs are looked at. A run that died may have moved the cursor before.
-SELECT pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
-       first_event_ms, read
+SELECT {run_columns}, read
 FROM (
     SELECT r.*, sum(r.read::integer) OVER (ORDER BY r.token ROWS UNBOUNDED PRECEDING) - r.read::integer AS reads
     FROM (

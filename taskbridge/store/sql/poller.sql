@@ -1,14 +1,15 @@
 -- The change poller and the reconciler.
 
 -- name: tail_ages
--- How many seconds ago the tails and bases of pipelines were stored last, by whichever worker.
+-- How many seconds ago the snapshots of the change poller (`tail`) and the reconciler (`base`) were last stored, by any
+-- worker.
 SELECT pipeline, kind, greatest(0, extract(epoch FROM clock_timestamp() - stored_at))::float8 AS seconds
 FROM {schema}.tails
 WHERE pipeline = ANY (%(pipelines)s::text[])
 
 -- name: tail_begin
--- Where the rounds of a pipeline begin, which had none yet or whose snapshots are another cluster's. The tail begins at the
--- present, and the base, which finds all that is older, where the pipeline's cursors do.
+-- Where the passes of a pipeline begin if nothing is stored, or snapshots of another cluster are. The poller begins at the
+-- present, and the reconciler, which finds everything older, where the pipeline's cursors begin.
 INSERT INTO {schema}.tails AS t (pipeline, kind, snapshot)
 VALUES (%(pipeline)s, 'tail', pg_current_snapshot()),
        (%(pipeline)s, 'base', {pipeline_start})
@@ -16,8 +17,8 @@ ON CONFLICT (pipeline, kind) DO UPDATE SET snapshot = excluded.snapshot, stored_
 WHERE %(anew)s
 
 -- name: tail_keep
--- After all reminders of a page: what it has seen (null: no more than what is stored, which is not written again), unless
--- somebody else stored meanwhile, or began anew; then there is no row.
+-- After all reminders of a page: store what it has seen (null: no more than what is stored, which is not written again). No
+-- row: somebody else has stored meanwhile.
 UPDATE {schema}.tails
 SET snapshot = coalesce(%(seen)s::pg_snapshot, snapshot), stored_at = clock_timestamp()
 WHERE pipeline = %(pipeline)s AND kind = %(kind)s AND (extract(epoch FROM stored_at) * 1000000)::bigint = %(stored_at)s
@@ -58,8 +59,8 @@ GROUP BY q.tenant
 ORDER BY q.tenant
 
 -- name: tail_stands
--- Where a round begins: the present snapshot, the stored one and when it was stored (in microseconds), and whether that is
--- in this cluster's ids. No row: none is stored, or this is a standby, whose snapshots do not list what is under way.
+-- Where a pass begins: the present snapshot, the stored one and when it was stored (in microseconds), and whether its ids are
+-- of this cluster. No row: none is stored, or this is a standby, whose snapshots do not list transactions in progress.
 SELECT pg_current_snapshot()::text AS now,
        t.snapshot::text AS before,
        (extract(epoch FROM t.stored_at) * 1000000)::bigint AS stored_at,
@@ -68,18 +69,19 @@ FROM {schema}.tails t
 WHERE t.pipeline = %(pipeline)s AND t.kind = %(kind)s AND NOT pg_is_in_recovery()
 
 -- name: round
--- One page of a round of the tail or of the base (`kind`): which tenants have records that are visible now, not visible in
--- the stored snapshot, and pending? The tail leaves out what a run has looked at. The base leaves out what the tail has not
--- seen yet, unless `every` one is asked for. Both leave out tenants that are paused, unless asked for those `with_paused`;
--- their records count as pending, so that the base finds them once the pause is over. With each tenant comes the smallest delay of those records (`smallest` where
--- one has none, or the pipeline has no delays) and when its records were last taken, in milliseconds of the Unix epoch.
--- The row without a tenant says of the page: the place (`until_xid`, `until_id`) after which the next page begins (null: it
--- is the last one), `fresh`, whether there was any record, handled or not, and for the base the transactions `open_xids`
--- that have pending records.
--- A page is the next `size` records after the place (`after_xid`, `after_id`), by (xid, id); it may end inside a
--- transaction. "Not visible in a snapshot" is written as two ordered branches of one index. A range from the snapshot's
--- xmin would read all that came since the oldest transaction began. `id > 0` holds for all records; the index over all
--- tenants is for statements that say so. Cursors are looked up one by one (LIMIT 1), for a join would read them all.
+-- One page of a pass of the change poller or of the reconciler (`kind`): which tenants have records that are visible now, not
+-- visible in the stored snapshot, and pending? The poller leaves out what a run has looked at. The reconciler leaves out what
+-- the poller has not seen yet, unless `every` record is asked for. Both leave out paused tenants unless called `with_paused`;
+-- their records count as pending, so that the reconciler finds them after the pause. With each tenant comes the smallest delay
+-- of these records (`smallest` if one has none, or the pipeline has no delays) and when its records were last taken, as Unix
+-- time in milliseconds.
+-- The row without a tenant describes the page: the position (`until_xid`, `until_id`) after which the next page begins (null:
+-- it is the last one), `fresh`, whether there was any record, handled or not, and for the reconciler the transactions
+-- `open_xids` that have pending records.
+-- A page is the next `size` records after the position (`after_xid`, `after_id`), by (xid, id); it may end inside of a
+-- transaction. "Not visible in a snapshot" is written as two ordered branches of one index. A range from the snapshot's xmin
+-- would read everything since the oldest transaction began. `id > 0` holds for all records; the index over all tenants needs
+-- that condition. Cursors are looked up one by one (LIMIT 1), since a join would read all of them.
 WITH unseen AS MATERIALIZED (
     SELECT x.xid
     FROM {schema}.tails t
@@ -177,14 +179,15 @@ WHERE %(with_paused)s OR NOT EXISTS (
 )
 
 -- name: begin_round
--- A page of a round: all of it reads one snapshot, and it writes nothing, because an id of its own would count as visible.
+-- A page of a pass: all of it reads one snapshot, and it writes nothing, because a transaction id of its own would count as
+-- visible.
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY
 
 -- name: plan_of_rounds
--- Before a page of a round. Statistics are old whenever much is new, and the planner knows nothing of snapshots; each part is
--- an ordered read of one index. A round that waits must not hold up those of other pipelines, so its time-outs are short. And
--- no round waits for the disk: after a crash that loses a T or B there is an older one. Commits that are lost were seen by none
--- that is left, for what a page stores comes after them in the log.
+-- Before a page of a pass. Statistics are outdated whenever much is new, and the planner knows nothing of snapshots; each part
+-- is an ordered read of one index. A pass must not hold up those of other pipelines, so its timeouts are short. It does not
+-- wait for the disk: after a crash that loses a stored snapshot there is an older one. Nobody who is left has seen the lost
+-- commits, since what a page stores comes after them in the log.
 SELECT set_config('enable_seqscan', 'off', true),
        set_config('enable_bitmapscan', 'off', true),
        set_config('enable_hashjoin', 'off', true),
@@ -195,5 +198,5 @@ SELECT set_config('enable_seqscan', 'off', true),
        set_config('statement_timeout', %(statement_timeout)s, true)
 
 -- name: listen
--- The tail's worker hears of the commits that a source announces.
+-- The worker that polls is notified of commits that a source announces.
 LISTEN taskbridge

@@ -69,8 +69,10 @@ ON CONFLICT (pipeline, tenant) DO UPDATE SET reason = coalesce(excluded.reason, 
 RETURNING nullif(tenant, '') AS tenant, reason, paused_at, paused_by, paused_at < now() AS already
 
 -- name: pauses
--- What is paused in a pipeline; the row without a tenant is the pipeline's own.
-SELECT nullif(tenant, '') AS tenant, reason, paused_at, paused_by FROM {schema}.pauses WHERE pipeline = %(pipeline)s
+-- What is paused in a pipeline, of some tenants or (null) of all; the row without a tenant is the pipeline's own, and the last.
+SELECT nullif(p.tenant, '') AS tenant, p.reason, p.paused_at, p.paused_by FROM {schema}.pauses p
+WHERE p.pipeline = %(pipeline)s AND (%(tenants)s::text[] IS NULL OR p.tenant = ANY (%(tenants)s::text[] || ''::text))
+ORDER BY p.tenant DESC
 
 -- name: release
 -- End a pause. No row: there was none.

@@ -78,17 +78,6 @@ SELECT EXISTS (
 -- Sources in which a message with this id was recorded.
 SELECT source FROM {schema}.messages WHERE key = %(key)s AND source = ANY (%(sources)s::text[])
 
--- name: look_now
--- The time of the server.
-SELECT clock_timestamp()
-
--- name: look_pause
--- What holds a tenant: its own pause, else its pipeline's.
-SELECT nullif(tenant, '') AS tenant, reason, paused_at, paused_by FROM {schema}.pauses
-WHERE pipeline = %(pipeline)s AND tenant IN (%(tenant)s, '')
-ORDER BY tenant DESC
-LIMIT 1
-
 -- name: look_paused
 -- How many tenants of each pipeline are paused, up to `size`, the first by name, and whether the pipeline itself is.
 SELECT n.pipeline, count(p.tenant) FILTER (WHERE p.tenant <> '') AS tenants,
@@ -98,10 +87,6 @@ LEFT JOIN LATERAL (
     SELECT tenant FROM {schema}.pauses WHERE pipeline = n.pipeline COLLATE "C" ORDER BY tenant LIMIT %(size)s
 ) p ON true
 GROUP BY n.pipeline
-
--- name: look_paused_among
--- Which of some tenants are paused; one without a name is the pipeline itself.
-SELECT tenant FROM {schema}.pauses WHERE pipeline = %(pipeline)s AND tenant = ANY (%(tenants)s::text[] || ''::text)
 
 -- name: look_quarantine
 -- Records in quarantine that nobody has discarded, of a pipeline or of one tenant, by tenant and key, up to `limit`.
@@ -169,34 +154,6 @@ CROSS JOIN LATERAL (
 ) w
 WHERE r.source = %(source)s AND r.tenant = %(tenant)s AND r.key = %(key)s
 
--- name: look_tenants
--- Tenants of a pipeline whose names begin with a text, by name, that have a cursor or records, up to `limit`. `until` is
--- the first name that does not begin so.
-WITH RECURSIVE recorded AS (
-    (
-        SELECT r.tenant, 1 AS number FROM {schema}.records r
-        WHERE r.source = %(source)s AND r.tenant >= %(text)s AND r.tenant < %(until)s
-        ORDER BY r.tenant LIMIT 1
-    )
-    UNION ALL
-    SELECT (
-        SELECT r.tenant FROM {schema}.records r
-        WHERE r.source = %(source)s AND r.tenant > t.tenant AND r.tenant < %(until)s
-        ORDER BY r.tenant LIMIT 1
-    ), t.number + 1
-    FROM recorded t
-    WHERE t.tenant IS NOT NULL AND t.number < %(limit)s
-)
-SELECT tenant FROM recorded WHERE tenant IS NOT NULL
-UNION
-(
-    SELECT tenant FROM {schema}.sync_cursors
-    WHERE pipeline = %(pipeline)s AND tenant >= %(text)s AND tenant < %(until)s
-    ORDER BY tenant LIMIT %(limit)s
-)
-ORDER BY tenant
-LIMIT %(limit)s
-
 -- name: metric_counters
 -- Per pipeline: the sums of its cursors' counters, for metrics. Reads every cursor once.
 SELECT pipeline,
@@ -212,20 +169,10 @@ SELECT pipeline,
 FROM {schema}.sync_cursors
 GROUP BY pipeline
 
--- name: metric_failing
--- Tenants of a pipeline whose last run failed, up to a limit, and one of them.
-SELECT count(*) AS failing, min(tenant) AS first
-FROM (SELECT tenant FROM {schema}.sync_cursors WHERE pipeline = %(pipeline)s AND failures > 0 LIMIT %(size)s) f
-
--- name: metric_limits
--- Before a look or the figures of a scrape: none takes more than one CPU of the server. Each is planned for its values: a
--- plan for any time would read all of a day's runs, where those of the last seconds are wanted.
-SELECT set_config('max_parallel_workers_per_gather', '0', true), set_config('jit', 'off', true),
-       set_config('plan_cache_mode', 'force_custom_plan', true)
-
--- name: metric_pending
--- How many records of the tenants in a list are pending, and of the other tenants are to be tried again, counted up to a
--- limit, and the age of the oldest, with its tenant. A record that changed is pending since it did.
+-- name: backlog
+-- What waits in a pipeline, each counted up to `size`: pending records of the tenants in a list and, of the other tenants, those
+-- that are to be tried again, with the age of the oldest and its tenant (a record that changed is pending since it did);
+-- records in quarantine; and tenants whose last run failed, with one of them.
 WITH counted AS MATERIALIZED (
     (
         SELECT w.changed_at AS since, t.tenant
@@ -243,20 +190,21 @@ WITH counted AS MATERIALIZED (
         WHERE q.tenant <> ALL (%(tenants)s::text[])
     )
     LIMIT %(size)s
-)
-SELECT count(*) AS records, extract(epoch FROM now() - min(since))::float8 AS oldest_seconds,
-       (SELECT tenant FROM counted ORDER BY since, tenant LIMIT 1) AS oldest_tenant
-FROM counted
-
--- name: metric_quarantine
--- Records of a pipeline that lie in quarantine, up to `size`.
-SELECT count(*)
-FROM (
+), failing AS MATERIALIZED (
+    SELECT tenant FROM {schema}.sync_cursors WHERE pipeline = %(pipeline)s AND failures > 0 LIMIT %(size)s
+), quarantined AS MATERIALIZED (
     SELECT FROM {schema}.quarantine q
     {its_record}
     WHERE q.pipeline = %(pipeline)s AND q.discarded_at IS NULL AND q.retry_at IS NULL
     LIMIT %(size)s
-) counted
+)
+SELECT count(*) AS pending,
+       coalesce(greatest(0, extract(epoch FROM now() - min(since))), 0)::float8 AS oldest_seconds,
+       (SELECT tenant FROM counted ORDER BY since, tenant LIMIT 1) AS oldest_tenant,
+       (SELECT count(*) FROM quarantined) AS quarantined,
+       (SELECT count(*) FROM failing) AS failing,
+       (SELECT min(tenant) FROM failing) AS fails
+FROM counted
 
 -- name: tenant_counts
 -- Of each tenant of a list: records by state, up to `size` of each state, and the counters of its cursor. `known`: it has
@@ -329,18 +277,20 @@ CROSS JOIN LATERAL (
 ) q
 ORDER BY 1
 
--- name: tenants_after
--- The next tenants by name that have records or a cursor. The recursion goes through the index from one to the next.
+-- name: tenants_from
+-- Tenants of a pipeline by name, from `first` on and before `until` (null: to the end), but for `but`, that have records or a
+-- cursor. The recursion goes through the index from one to the next.
 WITH RECURSIVE recorded AS (
     (
         SELECT r.tenant, 1 AS number FROM {schema}.records r
-        WHERE r.source = %(source)s AND r.tenant > %(after)s
+        WHERE r.source = %(source)s AND r.tenant >= %(first)s AND r.tenant <> %(but)s
+          AND (%(until)s::text IS NULL OR r.tenant < %(until)s)
         ORDER BY r.tenant LIMIT 1
     )
     UNION ALL
     SELECT (
         SELECT r.tenant FROM {schema}.records r
-        WHERE r.source = %(source)s AND r.tenant > t.tenant
+        WHERE r.source = %(source)s AND r.tenant > t.tenant AND (%(until)s::text IS NULL OR r.tenant < %(until)s)
         ORDER BY r.tenant LIMIT 1
     ), t.number + 1
     FROM recorded t
@@ -350,7 +300,8 @@ SELECT tenant FROM recorded WHERE tenant IS NOT NULL
 UNION
 (
     SELECT tenant FROM {schema}.sync_cursors
-    WHERE pipeline = %(pipeline)s AND tenant > %(after)s
+    WHERE pipeline = %(pipeline)s AND tenant >= %(first)s AND tenant <> %(but)s
+      AND (%(until)s::text IS NULL OR tenant < %(until)s)
     ORDER BY tenant LIMIT %(limit)s
 )
 ORDER BY tenant
@@ -378,12 +329,3 @@ SELECT count(*) AS deliveries,
        count(*) - count(DISTINCT (tenant, external_id, revision)) AS duplicates
 FROM {schema}.deliveries
 WHERE pipeline = %(pipeline)s
-
--- name: plan_by_lookups
--- Before a step of prune, and before backlogs are counted: the rows are few and each is found by its key. The planner would
--- read a table of some ten thousand rows whole, or from its beginning, and join that. `batch_settings` says why without `jit`.
-SELECT set_config('enable_seqscan', 'off', true),
-       set_config('enable_bitmapscan', 'off', true),
-       set_config('enable_hashjoin', 'off', true),
-       set_config('enable_mergejoin', 'off', true),
-       set_config('jit', 'off', true)

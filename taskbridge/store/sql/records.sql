@@ -112,11 +112,6 @@ SET tenant = %(tenant)s, delay_ms = %(delay_ms)s, criterion = %(criterion)s, rea
 WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL AND key = %(key)s
 RETURNING id
 
--- name: correct_source
--- A pipeline's source, where a migration could only guess it. One that was not guessed stays, and gives no row.
-UPDATE {schema}.pipelines SET source = %(source)s, guessed = false WHERE pipeline = %(pipeline)s AND guessed
-RETURNING source
-
 -- name: forget_received
 -- Delete some ids of deliveries that came more than 30 days ago, the oldest first.
 WITH old AS (

@@ -1,4 +1,4 @@
--- Settings of a session or a transaction, and what a server says of itself.
+-- Settings of a session or a transaction, how a session that a handler had is reset, and what a server says of itself.
 
 -- name: setting
 -- Sets a parameter of Postgres for the session or, where `scope` is LOCAL, for the transaction. It is no `set_config`: a SET
@@ -7,22 +7,23 @@
 SET {scope} {name} = {value}
 
 -- name: set_parameters
--- Sets parameters of Postgres, for the transaction or the session, all in one round trip. One with a value in `only_from` is
--- set only where it still has that value: whoever has set another one keeps it.
+-- Sets parameters of Postgres for the transaction or the session, all in one round trip. One with a value in `only_from` is
+-- set only if it still has that value: another value is kept.
 SELECT set_config(one.name, one.value, %(locally)s)
 FROM unnest(%(names)s::text[], %(values)s::text[], %(only_from)s::text[]) AS one (name, value, only_from)
 WHERE one.only_from IS NULL OR current_setting(one.name, true) = one.only_from
 
 -- name: open_session
--- The first message of a session. `pid` is what the login said: behind a pooler the server's process is another one, and no
--- setting may stay in its session. Returns whether it is the same, and how many seconds a statement may take (0: any time).
+-- The first message of a session. `pid` is the process of the login: behind a pooler the process of the server is another one,
+-- and no setting may stay in its session. Returns whether it is the same, and how many seconds a statement may take (0: any
+-- time).
 SELECT pg_backend_pid() = %(pid)s,
        extract(epoch FROM current_setting('statement_timeout')::interval)::float8,
        array(SELECT set_config(one.name, one.value, pg_backend_pid() <> %(pid)s)
              FROM unnest(%(names)s::text[], %(values)s::text[]) AS one (name, value))
 
 -- name: begin
--- READ COMMITTED, whatever the database's default is: each statement sees what those before it have waited for.
+-- READ COMMITTED, whatever the default of the database is: each statement sees what those before it have waited for.
 BEGIN ISOLATION LEVEL READ COMMITTED
 
 -- name: commit
@@ -30,24 +31,18 @@ BEGIN ISOLATION LEVEL READ COMMITTED
 COMMIT
 
 -- name: search_path
--- This role's unqualified names are those of `public`, from its next session on.
+-- Unqualified names of this role are those of `public`, beginning with its next session.
 ALTER ROLE CURRENT_USER IN DATABASE {database} SET search_path = public
 
 -- name: clock
--- The server's clock, in seconds of the Unix epoch.
-SELECT extract(epoch FROM clock_timestamp())
+-- The time of the server.
+SELECT clock_timestamp()
 
--- name: server_version
--- The server's version for people, such as "17.6".
-SHOW server_version
-
--- name: server_version_number
--- The server's version as a number: ten thousand times the major version, and the minor one.
-SHOW server_version_num
-
--- name: encoding
--- The encoding in which the database stores texts, such as "UTF8".
-SHOW server_encoding
+-- name: server
+-- What the server is: its version for people, such as "17.6", and as a number (ten thousand times the major version, and the
+-- minor one), the encoding in which the database stores texts, such as "UTF8", and whether it takes no writes.
+SELECT current_setting('server_version') AS version, current_setting('server_version_num')::integer AS number,
+       current_setting('server_encoding') AS encoding, pg_is_in_recovery() AS is_standby
 
 -- name: backend_pid
 -- The id of the server's process.
@@ -58,11 +53,11 @@ SELECT pg_backend_pid()
 SHOW VERSION
 
 -- name: nothing
--- Nothing: what stands in the place of a statement where a program is run.
+-- Nothing: the statement of a migration that runs a program instead.
 SELECT
 
 -- name: deployment
--- Which database of which cluster this is. A renamed database, or a standby that was promoted, stays the same.
+-- Which database of which cluster this is. A renamed database, or a standby that was promoted, is the same.
 SELECT c.system_identifier AS cluster, d.oid, d.datname AS name
 FROM pg_control_system() c, pg_database d
 WHERE d.datname = current_database()
@@ -71,8 +66,66 @@ WHERE d.datname = current_database()
 -- How many sessions this role can have at once: by the server's limit, the role's own and the database's; null: any.
 SELECT
     current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
-        - coalesce(current_setting('reserved_connections', true), '0')::int,
-    nullif(r.rolconnlimit, -1),
-    nullif(d.datconnlimit, -1)
+        - coalesce(current_setting('reserved_connections', true), '0')::int AS of_server,
+    nullif(r.rolconnlimit, -1) AS of_role,
+    nullif(d.datconnlimit, -1) AS of_database
 FROM pg_roles r, pg_database d
 WHERE r.rolname = session_user AND d.datname = current_database()
+
+-- name: announce_again
+-- After `reset_settings`: the name of the run, by which a successor ends the session, and the statement timeout.
+SELECT set_config('application_name', %(session)s, true),
+       set_config('statement_timeout', coalesce(%(limit)s, current_setting('statement_timeout')), true)
+
+-- name: as_left
+-- How a handler left its transaction: the mark of `announce`, if it still is that transaction, and whether its commit waits
+-- for the disk, which the handler may choose.
+SELECT pg_catalog.current_setting('taskbridge.batch', true), pg_catalog.current_setting('synchronous_commit')
+
+-- name: fire_deferred
+-- Deferred constraints and triggers belong to what the handler wrote, so they run under its role, search_path and settings.
+-- The statements that follow are ours.
+SET CONSTRAINTS ALL IMMEDIATE
+
+-- name: reset_settings
+-- The following statements of a batch's transaction are ours, and no setting of the handler may affect them. The settings with
+-- which the session was opened follow (`set_parameters`).
+RESET ALL
+
+-- name: reset_session
+-- After the transaction of a batch whose handler had the session: what DISCARD ALL does, except for prepared statements. Those
+-- of runs stay prepared, since planning them again takes longer than a run. `prepared` finds the handler's. RESET ALL leaves
+-- authorization and role alone. The settings with which the session was opened follow (`set_parameters`).
+RESET SESSION AUTHORIZATION;
+RESET ROLE;
+RESET ALL;
+CLOSE ALL;
+UNLISTEN *;
+SELECT pg_advisory_unlock_all();
+DISCARD TEMP;
+DISCARD SEQUENCES
+
+-- name: prepared
+-- The names of the session's prepared statements.
+SELECT name FROM pg_catalog.pg_prepared_statements
+
+-- name: forget_prepared
+-- Deallocate what a handler has prepared in a session of a pooler: by SQL, or by psycopg, whose names these are. Statements
+-- that were prepared by other messages of the protocol are the pooler's own.
+DO $$
+DECLARE
+    prepared text;
+BEGIN
+    FOR prepared IN SELECT name FROM pg_catalog.pg_prepared_statements WHERE from_sql OR name LIKE '\_pg3\_%' LOOP
+        EXECUTE pg_catalog.format('DEALLOCATE %I', prepared);
+    END LOOP;
+END
+$$
+
+-- name: deallocate
+-- Deallocate a prepared statement of a handler.
+DEALLOCATE {name}
+
+-- name: rollback
+-- Ends the transaction of a batch that must not take effect.
+ROLLBACK

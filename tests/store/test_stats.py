@@ -23,7 +23,7 @@ from taskbridge.store import (
     read_counters,
     record_invoice,
 )
-from taskbridge.store.figures import MOST_RECORDS
+from taskbridge.store.stats import MOST_RECORDS
 from tests.quarantined import put_in_quarantine, states
 
 NOT_YET: dict[str, Any] = {"events": 3, "runs": 1}

@@ -1,7 +1,7 @@
-"""How far all records of a pipeline have been looked at: T, which the tail moves, and B, which base rounds move.
+"""How far a pipeline's records have been polled: T, the snapshot of the change poller, and B, the reconciler's.
 
-Both are snapshots in Postgres and not in Redis: after a crash ids that were not flushed may be used again, and a T of
-Redis would hide their rows. See `taskbridge.running.tail` for what is done with them.
+Both are kept in Postgres and not in Redis: after a crash, ids that were not flushed may be used again, and a T in Redis
+would hide their rows. See `taskbridge.running.tail` for what is done with them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -17,35 +18,35 @@ from sqlalchemy import Engine
 
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.store.cursor import Waiting
-from taskbridge.store.db import GRACE, Bounded, driving, in_one_message, in_one_trip, scalar, with_second_try
+from taskbridge.store.db import GRACE, Bounded, driving, in_one_message, in_one_trip, rows, with_second_try
 from taskbridge.store.queries import compact, queries
 
 __all__ = ["Found", "Kind", "Tails"]
 
 PAGE: Final = 5_000
-"""Records of a round's first page: some tens of milliseconds, most of them for its tenants."""
+"""Records of the first page of a pass: some tens of milliseconds, most of them for its tenants."""
 GROWS: Final = 2
 LARGEST: Final = 8
-"""A page whose records are of few tenants is followed by one of GROWS times as many, up to LARGEST times the first."""
+"""A page whose records belong to few tenants is followed by one of GROWS times the size, up to LARGEST times PAGE."""
 FEW: Final = 0.1
-"""So many tenants, for each record of a page, are few."""
+"""Tenants for each record of a page, up to which they are few."""
 MOST_OPEN: Final = 10_000
-"""Transactions that a stored snapshot may list; from the next one that it would list, it sees nothing."""
+"""Transactions that a stored snapshot may list; it sees nothing from the first one beyond that."""
 BASE_FACTOR: Final = 30
-"""A page of a base round, or of all pending records, may take so many times as long as one of the tail."""
+"""A page of the reconciler, or of all pending records, may take this many times as long as one of the poller."""
 LOCKED: Final = "500ms"
-"""How long a round waits for a lock: those of other pipelines wait for it."""
+"""How long a page waits for a lock: the passes of other pipelines wait for it."""
 
 
 class Kind(StrEnum):
-    """Whose snapshot it is."""
+    """Whose snapshot it is: the change poller's or the reconciler's."""
 
     TAIL = "tail"
     BASE = "base"
 
 
-class Place(NamedTuple):
-    """The last record of a page. `is_open`: the round has found pending records of its transaction."""
+class Position(NamedTuple):
+    """The last record of a page. `is_open`: the pass has found pending records of its transaction."""
 
     xid: int
     id: int
@@ -53,10 +54,10 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a page of a round found: the tenants to remind, and the snapshot that may be stored when that is done.
+    """What a page found: the tenants to remind, and the snapshot that may be stored once they have been.
 
-    `before`: the snapshot that is stored now, `stored_at` the microsecond at which it was. `fresh`: the round has found
-    records that it does not see, handled or not. `until`: where the next page begins; None: it was the round's last.
+    `before`: the snapshot that is stored now, `stored_at` the microsecond at which it was. `fresh`: the pass has found
+    records that `before` does not see, handled or not. `until`: where the next page begins; None: this is the last.
     `size`: how many records the page could have.
     """
 
@@ -65,12 +66,12 @@ class Found(NamedTuple):
     before: str
     stored_at: int | None
     fresh: bool
-    until: Place | None
+    until: Position | None
     size: int
 
 
 class _Round(NamedTuple):
-    """What the pages of a round have in common; see `round`."""
+    """What the pages of a pass have in common: values of the query `round`."""
 
     kind: str
     pipeline: str
@@ -81,7 +82,7 @@ class _Round(NamedTuple):
     with_paused: bool = False
 
 
-class _Stands(NamedTuple):
+class _Stored(NamedTuple):
     """A row of `tail_stands`."""
 
     now: str
@@ -95,8 +96,8 @@ class Tails:
 
     Args:
         engine: connections to it.
-        seconds: that a page of the tail may take; one of the base has `BASE_FACTOR` times as many.
-        page: records of a round's first page.
+        seconds: how long a page of the change poller may take; one of the reconciler, `BASE_FACTOR` times as long.
+        page: records of the first page of a pass.
         most_open: transactions that a stored snapshot may list.
     """
 
@@ -120,19 +121,19 @@ class Tails:
         previous: Found | None = None,
         more_seconds: float = 0.0,
     ) -> Found:
-        """Return the tenants with pending records among the next ones that T or B does not see.
+        """Return the tenants with pending records among the next records that T or B does not see.
 
-        Where what is stored is not what the page before has stored, the round begins anew. Then somebody else has
-        stored, or the server lost its last commits, and ids that the round has passed are used again.
+        The pass starts over if the stored snapshot is not the one that its previous page stored: another worker has
+        stored one, or the server lost its last commits, and ids that the pass has seen are used again.
 
         Args:
-            kind: the tail leaves out what a run has looked at, the base what the tail has not seen.
+            kind: the poller leaves out what a run has looked at, the reconciler what the poller has not seen.
             pipeline: the pipeline.
             source: what it reads.
             smallest: the delay of a record that has none, in milliseconds.
             has_delays: whether the delays of its source's records are this pipeline's.
-            previous: the round's page before this one, as `keep` returned it; None: it is the first.
-            more_seconds: that the page may take longer than others.
+            previous: the page before this one, as `keep` returned it; None: this is the first.
+            more_seconds: how much longer than usual the page may take.
 
         Raises:
             Unavailable: the server is a standby.
@@ -142,7 +143,7 @@ class Tails:
         page = self._page_of(of, previous, seconds)
         # The times tell what the snapshots do not: inside of a transaction a page stores the one that was there.
         if previous is not None and (page.before, page.stored_at) != (previous.before, previous.stored_at):
-            # What this round has seen before is in no snapshot.
+            # What this pass has seen before is in no snapshot.
             return self._page_of(of, None, seconds)
         return page
 
@@ -153,63 +154,55 @@ class Tails:
 
         Raises: as `look`.
         """
-        told: set[str] = set()
-        for waiting in self._all_pending(pipeline, source):
-            found = {one.tenant for one in waiting} - told
-            told |= found
-            yield from found
+        returned: set[str] = set()
+        retries = self.retries(pipeline, source, 0, with_paused=True)
+        for waiting in chain(retries, self._all_pages(pipeline, source)):
+            tenants = {one.tenant for one in waiting} - returned
+            returned |= tenants
+            yield from tenants
 
-    def _all_pending(self, pipeline: str, source: str) -> Iterator[list[Waiting]]:
-        yield from self._retries(pipeline, source, 0, has_delays=True, with_paused=True)
+    def _all_pages(self, pipeline: str, source: str) -> Iterator[list[Waiting]]:
         of, page = _Round(Kind.BASE.value, pipeline, source, 0, has_delays=True, every=True, with_paused=True), None
         while page is None or page.until is not None:
             page = self._page_of(of, page, self._seconds_of(Kind.BASE))
             yield page.waiting
 
-    def retries(self, pipeline: str, source: str, smallest: int, *, has_delays: bool = True) -> Iterator[list[Waiting]]:
+    def retries(
+        self, pipeline: str, source: str, smallest: int, *, has_delays: bool = True, with_paused: bool = False
+    ) -> Iterator[list[Waiting]]:
         """Return, page by page, the tenants with records that are to be tried again out of quarantine.
 
-        Args: as of `look`.
+        Args: as of `look`; `with_paused`: also those that are paused.
         """
-        return self._retries(pipeline, source, smallest, has_delays=has_delays, with_paused=False)
-
-    def _retries(
-        self, pipeline: str, source: str, smallest: int, *, has_delays: bool, with_paused: bool
-    ) -> Iterator[list[Waiting]]:
-        values = {
-            "pipeline": pipeline,
-            "source": source,
-            "smallest": smallest,
-            "has_delays": has_delays,
-            "with_paused": with_paused,
-        }
+        of = {"pipeline": pipeline, "source": source, "smallest": smallest}
+        values = {**of, "has_delays": has_delays, "with_paused": with_paused, "size": self._page}
         tenant = key = ""
         while True:
             with self._limited(self._seconds_of(Kind.BASE)) as connection:
-                place = {"tenant": tenant, "key": key, "size": self._page}
-                found = connection.execute(self._query("tail_retries"), {**values, **place})
+                found = connection.execute(self._query("tail_retries"), {**values, "tenant": tenant, "key": key})
             if not (rows := found.fetchall()):
                 return
             tenant, key, *_ = rows[-1]
-            yield [Waiting(of, delay_ms, last_ms) for of, _, delay_ms, last_ms in rows if delay_ms is not None]
+            yield [
+                Waiting(of_tenant, delay_ms, last_ms)
+                for of_tenant, _, delay_ms, last_ms in rows
+                if delay_ms is not None
+            ]
 
     def _page_of(self, of: _Round, previous: Found | None, seconds: float) -> Found:
-        place = None if previous is None else previous.until
-        after = {"after_xid": str(place.xid if place else 0), "after_id": place.id if place else -1}
+        position = None if previous is None else previous.until
+        after = {"after_xid": str(position.xid if position else 0), "after_id": position.id if position else -1}
         size = self._page if previous is None else self._next_size(previous)
         values = {**of._asdict(), **after, "size": size}
-        stands, rows = self._read(values, seconds)
-        if stands is None:
-            self._begin(of.pipeline, anew=False)
-            stands, rows = self._read(values, seconds)
-        if stands is not None and not stands.known:
-            self._begin(of.pipeline, anew=True)
-            stands, rows = self._read(values, seconds)
-        if stands is None or not stands.known:
-            raise Unavailable(
-                f"{of.pipeline}: Postgres is a standby, which does not know what is under way: connect to its primary"
-            )
-        return _found(previous, stands, rows, size, self._most_open)
+        # Nothing is stored yet, or what is stored is of another cluster, or both, one after the other.
+        for _ in range(3):
+            stored, rows = self._read(values, seconds)
+            if stored is not None and stored.known:
+                return _found(previous, stored, rows, size, self._most_open)
+            self._begin(of.pipeline, anew=stored is not None)
+        raise Unavailable(
+            f"{of.pipeline}: Postgres is a standby, which does not know what is under way: connect to its primary"
+        )
 
     def _next_size(self, previous: Found) -> int:
         """Return how many records the page after this one has: a COPY of many, of few tenants, takes few pages."""
@@ -217,15 +210,15 @@ class Tails:
         return min(previous.size * GROWS, self._page * LARGEST) if grows else self._page
 
     def keep(self, kind: Kind, pipeline: str, found: Found, more_seconds: float = 0.0) -> Found:
-        """Store what a round has seen, now that all its tenants were reminded; return the page as the next one's."""
+        """Store what a page has seen, now that its tenants were reminded; return the page for the next `look`."""
         seconds = self._seconds_of(kind) + more_seconds
         seen = None if found.seen == found.before else found.seen
         values = {"pipeline": pipeline, "kind": kind.value, "seen": seen, "stored_at": found.stored_at}
-        # No round waits for the disk; see `plan_of_rounds`.
+        # No page waits for the disk; see `plan_of_rounds`.
         settings = {**_limits(seconds), "synchronous_commit": "off"}
-        with self._lent(seconds) as connection:
-            stored = in_one_message(connection, self._query("tail_keep"), values, **settings)
-        return found._replace(before=found.seen, stored_at=stored[0][0] if stored else None)
+        with self._checked_out(seconds) as connection:
+            kept = in_one_message(connection, self._query("tail_keep"), values, **settings)
+        return found._replace(before=found.seen, stored_at=kept[0][0] if kept else None)
 
     def _seconds_of(self, kind: Kind) -> float:
         return self._seconds * (1 if kind is Kind.TAIL else BASE_FACTOR)
@@ -257,34 +250,34 @@ class Tails:
         if self._listening is not None:
             self._listening.close()
 
-    def _read(self, values: Mapping[str, Any], seconds: float) -> tuple[_Stands | None, list[tuple[Any, ...]]]:
-        """Return where the round stands, and the rows of a page, both of one snapshot."""
+    def _read(self, values: Mapping[str, Any], seconds: float) -> tuple[_Stored | None, list[tuple[Any, ...]]]:
+        """Return the stored snapshot and the rows of a page, both read in one snapshot."""
 
-        def read() -> tuple[_Stands | None, list[tuple[Any, ...]]]:
+        def read() -> tuple[_Stored | None, list[tuple[Any, ...]]]:
             with self._limited(seconds, "begin_round") as connection:
-                stands, rows = connection.cursor(row_factory=args_row(_Stands)), connection.cursor()
-                stands.execute(self._query("tail_stands"), values)
+                stored, rows = connection.cursor(row_factory=args_row(_Stored)), connection.cursor()
+                stored.execute(self._query("tail_stands"), values)
                 rows.execute(compact(self._query("round")), values)
-            return stands.fetchone(), rows.fetchall()
+            return stored.fetchone(), rows.fetchall()
 
         return with_second_try(read)
 
     def _begin(self, pipeline: str, *, anew: bool) -> None:
-        """Store where both rounds begin; `anew`: in place of what is stored. A standby stores nothing."""
+        """Store where both passes begin; `anew`: in place of what is stored. A standby stores nothing."""
         with driving(self._engine) as connection:
-            if not scalar(connection, self._query("is_standby")):
+            if not rows(connection, self._query("server"))[0]["is_standby"]:
                 connection.execute(self._query("tail_begin"), {"pipeline": pipeline, "anew": anew})
 
     @contextmanager
     def _limited(self, seconds: float, begin: str = "begin") -> Iterator[psycopg.Connection[Any]]:
-        """Lend a connection in a transaction that ends in so many seconds, all of it in one round trip."""
-        with self._lent(seconds) as connection, in_one_trip(connection, self._query(begin)):
+        """Check out a connection in a transaction that ends within so many seconds, all of it in one round trip."""
+        with self._checked_out(seconds) as connection, in_one_trip(connection, self._query(begin)):
             connection.execute(self._query("plan_of_rounds"), _limits(seconds))
             yield connection
 
     @contextmanager
-    def _lent(self, seconds: float) -> Iterator[Bounded]:
-        """Lend a connection that is given up where it has not answered for so many seconds, and some more."""
+    def _checked_out(self, seconds: float) -> Iterator[Bounded]:
+        """Check out a connection that is given up if it has not answered for so many seconds, plus `GRACE`."""
         with driving(self._engine) as connection:
             connection.answer_timeout = seconds + GRACE
             yield connection
@@ -294,7 +287,7 @@ def _limits(seconds: float) -> dict[str, str]:
     return {"lock_timeout": LOCKED, "statement_timeout": f"{round(1000 * seconds)}ms"}
 
 
-def _found(previous: Found | None, stands: _Stands, rows: list[tuple[Any, ...]], size: int, most_open: int) -> Found:
+def _found(previous: Found | None, stored: _Stored, rows: list[tuple[Any, ...]], size: int, most_open: int) -> Found:
     ((xid, last, fresh, open_xids, *_),) = [row for row in rows if row[4] is None]
     waiting = [Waiting(*row[4:]) for row in rows if row[4] is not None]
     after, opened = 0, set(open_xids)
@@ -303,10 +296,10 @@ def _found(previous: Found | None, stands: _Stands, rows: list[tuple[Any, ...]],
         fresh = fresh or previous.fresh
         if previous.until.is_open:
             opened.add(after)
-    seen = stands.before if previous is None else previous.seen
-    seen = _advanced(seen, stands.now, after, xid, opened, most_open)
-    until = None if xid is None else Place(xid, last, xid in opened)
-    return Found(waiting, seen, stands.before, stands.stored_at, fresh, until, size)
+    seen = stored.before if previous is None else previous.seen
+    seen = _advanced(seen, stored.now, after, xid, opened, most_open)
+    until = None if xid is None else Position(xid, last, xid in opened)
+    return Found(waiting, seen, stored.before, stored.stored_at, fresh, until, size)
 
 
 def _advanced(seen: str, now: str, after: int, until: int | None, opened: Collection[int], most_open: int) -> str:
@@ -314,7 +307,7 @@ def _advanced(seen: str, now: str, after: int, until: int | None, opened: Collec
 
     The page ends the transactions from `after` up to and without `until`, as of the snapshot `now`. The new snapshot
     may not see those that were under way, and those that were `opened`. It ends where it would list too many of them;
-    the rest of the round is not stored then.
+    the rest of the pass is not stored then.
     """
     _, was_next, unseen = _parts(seen)
     if after > was_next:

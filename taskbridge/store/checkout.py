@@ -1,7 +1,7 @@
-"""The session of a batch as its handler sees it, and how the session becomes new again afterwards.
+"""The session of a batch as its handler sees it, and how it is reset afterwards.
 
-A handler works on a connection object of its own (`Lent`), so what it sets on the driver's connection ends with the
-batch. What it sets in the session is reset in the message that ends the transaction (`end_lent`).
+A handler works on a connection object of its own (`HandlerConnection`), so what it sets on the driver's connection ends
+with the batch. What it sets in the session is reset in the message that ends the transaction (`end_checkout`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from taskbridge.errors import HandlerMistake
 from taskbridge.store.db import Bounded
 from taskbridge.store.queries import filled, query, quoted
 
-__all__ = ["BATCH_IS_OVER", "Lent", "View", "end_lent", "exchange"]
+__all__ = ["BATCH_IS_OVER", "HandlerConnection", "View", "end_checkout"]
 
 T = TypeVar("T")
 
@@ -34,19 +34,19 @@ STILL_IN_USE: Final = (
     "blocks, and wait for threads that you started"
 )
 _FIRST_NAME: Final = 1_000_000
-"""Number of the first statement that a handler's connection prepares; the session's own begin at 0."""
+"""Number of the first statement that a handler's connection prepares; those of the session begin at 0."""
 
 
 class View(Bounded):
     """A second connection object for a session, with adapters and cursors of its own.
 
     Args:
-        session: the first one; whoever holds its lock keeps this one waiting too.
+        session: the first one, whose lock is shared.
         adapters: copied; None: psycopg's.
     """
 
     _takes_messages = False
-    """Whether notices and notifications of the session come to it, and no longer to the first one."""
+    """Whether it receives the notices and notifications of the session instead of the first one."""
 
     def __init__(self, session: psycopg.Connection[Any], adapters: AdaptersMap | None = None) -> None:
         self._messages = session.pgconn.notice_handler, session.pgconn.notify_handler
@@ -56,7 +56,7 @@ class View(Bounded):
         self._session = session
         self.lock = session.lock
         self.answer_timeout = session.answer_timeout if isinstance(session, Bounded) else None
-        # Its names for prepared statements would be those of the session's.
+        # It would name prepared statements as the session does.
         self.prepare_threshold = None
         self._own_adapters = AdaptersMap(adapters or psycopg.adapters)
 
@@ -68,13 +68,18 @@ class View(Bounded):
         """Its own."""
         return self._own_adapters
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is of a batch that is over."""
+        return isinstance(self._session, View) and self._session.is_over
+
     def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         """Wait as `Bounded` does.
 
         Raises:
-            HandlerMistake: the session was lent for a batch that is over.
+            HandlerMistake: the batch is over.
         """
-        if isinstance(self._session, Lent) and self._session.is_over:
+        if self.is_over:
             raise HandlerMistake(BATCH_IS_OVER)
         return super().wait(gen, interval, timeout)
 
@@ -82,27 +87,33 @@ class View(Bounded):
         self.pgconn.notice_handler, self.pgconn.notify_handler = self._messages
 
 
-class Lent(View):
-    """The connection object that a handler has. After `end` it does nothing, whoever has kept it.
+class HandlerConnection(View):
+    """The connection object of a handler. After `end` it does nothing, whoever has kept it.
 
     Args:
-        session: the session's own connection object.
-        seconds: how long a statement may take to be answered, and a thread wait for another one's.
+        session: the connection object of the pool.
+        seconds: how long to wait for the answer to a statement, or for another thread.
     """
 
     _takes_messages = True
-    is_lent = True
+    is_handlers = True
 
     def __init__(self, session: Bounded, seconds: float) -> None:
         super().__init__(session, session.adapters)
-        self.is_over = False
-        # psycopg only enters and leaves it.
+        self.session = session
+        self._is_over = False
+        # psycopg uses it only in `with` statements.
         self.lock = _Turn(seconds)  # type: ignore[assignment]
         if self.answer_timeout is not None:
             self.answer_timeout = seconds
-        # A pooler that knows prepared statements refuses the next handler's, which have the same names.
+        # A pooler that supports prepared statements refuses those of the next handler, which have the same names.
         self.prepare_threshold = None if session.pooled else session.prepare_threshold
         self._prepared._prepared_idx = _FIRST_NAME
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `end` was called."""
+        return self._is_over
 
     @property
     def has_prepared(self) -> bool:
@@ -110,10 +121,10 @@ class Lent(View):
         return self._prepared._prepared_idx > _FIRST_NAME
 
     def end(self) -> None:
-        """Let nobody use it any more.
+        """End its use.
 
         Raises:
-            HandlerMistake: a thread uses it, or a result was not read to its end. Then the session must be closed.
+            HandlerMistake: a thread uses it, or a result was not read to its end. The session must be closed.
         """
         if not self.lock.acquire(blocking=False):
             raise HandlerMistake(STILL_IN_USE)
@@ -122,16 +133,10 @@ class Lent(View):
                 self.pgconn.transaction_status == TransactionStatus.ACTIVE
             ):
                 raise HandlerMistake(STILL_IN_USE)
-            self.is_over = True
+            self._is_over = True
             self._return_messages()
         finally:
             self.lock.release()
-
-    def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
-        """Wait as `View` does."""
-        if self.is_over:
-            raise HandlerMistake(BATCH_IS_OVER)
-        return super().wait(gen, interval, timeout)
 
     def rollback(self) -> None:
         """Roll back; nothing happens after the end, when SQLAlchemy gives the session back to its pool."""
@@ -154,17 +159,17 @@ class Lent(View):
             super().cancel_safe(timeout=timeout)
 
     def _deallocate(self, name: bytes | None) -> PQGen[None]:
-        # psycopg forgets all that it prepared after a rollback or a DROP. Here "all" would be the session's own too;
-        # `end_lent` finds what is left.
+        # psycopg deallocates everything after a rollback or a DROP, which would include the statements of the session.
+        # `end_checkout` finds what is left.
         if name is not None:
             yield from super()._deallocate(name)
 
 
 class _Turn:
-    """The lock of a connection. psycopg's own would be waited for without end where `stream()` was not read to its end.
+    """The lock of a connection. psycopg's own would be waited for forever if `stream()` was not read to its end.
 
     Raises:
-        HandlerMistake: on entering: this thread has it already, or it did not come free in time.
+        HandlerMistake: this thread holds it already, or it was not released in time.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -195,23 +200,23 @@ class _Turn:
         self.release()
 
 
-def end_lent(session: Bounded, ends: Sequence[str], last: Sequence[str] = ()) -> tuple[bool, list[PGresult]]:
-    """End the transaction of a session that was lent, and make the session as it was opened, in one message.
+def end_checkout(session: Bounded, ends: Sequence[str], last: Sequence[str] = ()) -> tuple[bool, list[PGresult]]:
+    """End the transaction of a session that a handler had, and reset the session, in one message.
 
-    `ends`: the statements that end the transaction. `last`: what follows in a transaction of its own, whose failure
-    changes nothing of the rest. What the handler prepared costs another message.
+    `ends`: the statements that end the transaction. `last`: statements of a transaction of its own, which may fail.
+    Statements that the handler prepared cost another message.
 
-    Returns whether the session may be used again, and what came of the statements. If not, and after an error, it has
-    to be closed.
+    Returns whether the session may be used again, and the results of the statements. If not, and after an error, it
+    must be closed.
 
     Raises:
-        psycopg.Error: the transaction did not end as it should, or nothing is known of it.
+        psycopg.Error: the transaction did not end as it should, or its outcome is unknown.
     """
-    # Behind a pooler the next message may go to another session, and nothing is prepared but by the handler.
+    # Behind a pooler the next message may go to another session, and only the handler prepares statements.
     last_of_reset = query("forget_prepared" if session.pooled else "prepared")
     reset = [query("begin"), *query("reset_session").split(";"), session.settings, last_of_reset, query("commit")]
     before = [*ends, *reset]
-    results = exchange(session, [*before, *last], len(ends))
+    results = session.exchange([*before, *last], len(ends))
     if len(results) < len(before) or results[len(before) - 1].status != ExecStatus.COMMAND_OK:
         return False, []
     if session.pooled:
@@ -220,11 +225,11 @@ def end_lent(session: Bounded, ends: Sequence[str], last: Sequence[str] = ()) ->
     there = {_text(prepared, row) for row in range(prepared.ntuples)}
     known = {name.decode() for name in session._prepared._names.values()}
     if not known <= there:
-        # psycopg would execute what the handler has deallocated.
+        # psycopg would execute a statement that the handler has deallocated.
         return False, results
     try:
         if foreign := [filled("deallocate", "", {"name": quoted(name)}) for name in sorted(there - known)]:
-            exchange(session, foreign, len(foreign))
+            session.exchange(foreign)
     except psycopg.Error:
         return False, results
     return True, results
@@ -232,13 +237,3 @@ def end_lent(session: Bounded, ends: Sequence[str], last: Sequence[str] = ()) ->
 
 def _text(result: PGresult, row: int) -> str:
     return (result.get_value(row, 0) or b"").decode()
-
-
-def exchange(session: Bounded, statements: Sequence[str], needed: int) -> list[PGresult]:
-    """Send statements as one message; return what came of each, up to the first that failed.
-
-    Raises:
-        psycopg.Error: one of the first `needed` statements failed, or there was no answer.
-    """
-    with session.lock:
-        return session.wait(session.message(statements, needed))
