@@ -121,8 +121,17 @@ def record_statements(source: str, rows: Iterable[Row]) -> Iterator[Statement]:
         raise InvalidInput(
             f"the rows are {type(rows).__name__}: pass a list with (tenant, key, document) for each record"
         )
-    for some in _statements(_checked_row(number, row) for number, row in enumerate(rows, 1)):
-        yield rows_statement(source, some)
+    documents: dict[tuple[str, str], str] = {}
+    characters = 0
+    for number, row in enumerate(rows, 1):
+        tenant, key, text = _checked(number, row)
+        documents[tenant, key] = text
+        characters += len(text)
+        if len(documents) == AT_ONCE or characters >= CHARACTERS_AT_ONCE:
+            yield _statement(source, documents)
+            documents, characters = {}, 0
+    if documents:
+        yield _statement(source, documents)
 
 
 def message_statement(
@@ -160,11 +169,11 @@ def _is_text(given: object) -> bool:
     return isinstance(given, (str, bytes))
 
 
-def _statement(source: str, documents: Mapping[tuple[str, str], str]) -> Statement:
+def _statement(source: str, documents: Mapping[tuple[str, str], str], traceparent: str | None = None) -> Statement:
     """Return what writes documents by tenant and key, and gives the tenant of each that changed."""
     tenants, keys = ([name[at] for name in documents] for at in (0, 1))
     columns = {"tenants": tenants, "keys": keys, "documents": [*documents.values()]}
-    return Statement("record_many", {"source": source, **columns, "traceparent": tracing.current()})
+    return Statement("record_many", {"source": source, **columns, "traceparent": traceparent or tracing.current()})
 
 
 def record_invoice(
@@ -174,26 +183,12 @@ def record_invoice(
     return record(engine, "invoices", tenant, number, document, connection)
 
 
-def _checked(tenant: str, key: str, document: Mapping[str, Any]) -> tuple[str, str, str]:
-    check_tenant(tenant)
-    check_key(tenant, key)
-    if not isinstance(document, Mapping):
-        raise InvalidInput(
-            f"tenant {tenant!r}, record {key!r}: the document is {type(document).__name__}, pass a mapping "
-            "(a JSON object)"
-        )
-    return tenant, key, json_text(f"tenant {tenant!r}, record {key!r}", document)
-
-
 def rows_statement(source: str, rows: list[tuple[str, str, str]], traceparent: str | None = None) -> Statement:
     """Return what writes checked rows, and gives the tenant of each that changed.
 
     Their span is `traceparent`, else the current one. Of several rows for one record the last counts.
     """
-    last = {(tenant, key): text for tenant, key, text in rows}
-    tenants, keys = ([name[at] for name in last] for at in (0, 1))
-    columns = {"tenants": tenants, "keys": keys, "documents": [*last.values()]}
-    return Statement("record_many", {"source": source, **columns, "traceparent": traceparent or tracing.current()})
+    return _statement(source, {(tenant, key): text for tenant, key, text in rows}, traceparent)
 
 
 def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManager[Connection]:

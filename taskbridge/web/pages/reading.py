@@ -137,7 +137,7 @@ class Reading:
         """The tenants of a pipeline: as they are now, or the noisiest of the last hours."""
         pipeline, context, hours = self._pipeline(query), self.context, _hours(query)
         by = _one_of(get_args(By), query.get("by"), None)
-        sort = None if by else _one_of(get_args(Sort), query.get("sort"), "name")
+        sort: Any = None if by else _one_of(get_args(Sort), query.get("sort"), "name")
         failing, after = query.get("failing") == "1", query.get("after", "")
         noisy, tenants = None, []
         if by:
