@@ -1,43 +1,62 @@
 -- The schema that the migrations make, for readers: pg_dump prints it, and a test compares it with a database.
--- `make docs` prints it anew after a migration was written. Nothing runs this file. The migrations have
--- the bodies of functions.
+-- `make docs` prints it anew after a migration was written. Nothing runs this file.
 
 CREATE SCHEMA taskbridge;
-
-CREATE FUNCTION taskbridge.adopted_stands(source text, relation oid, operation text) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp'
-    SET plan_cache_mode TO 'force_generic_plan';
-
-COMMENT ON FUNCTION taskbridge.adopted_stands(source text, relation oid, operation text) IS 'Whether columns have other types than when a table was adopted. Null: they have other names, which a record says.';
 
 CREATE FUNCTION taskbridge.announce(source text, announces boolean DEFAULT true) RETURNS void
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
-    SET client_min_messages TO 'warning';
+    SET client_min_messages TO 'warning'
+    AS $$
+DECLARE
+    -- A name has 63 bytes at the most.
+    name text := 'announce_' || left(source, 44) || '_' || left(md5(source), 8);
+BEGIN
+    EXECUTE format('DROP TRIGGER IF EXISTS %I ON taskbridge.records', name);
+    IF announces THEN
+        EXECUTE format(
+            'CREATE CONSTRAINT TRIGGER %I AFTER INSERT OR UPDATE ON taskbridge.records '
+            'DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.source = %L) '
+            'EXECUTE FUNCTION taskbridge.announce_commit()',
+            name, source
+        );
+    END IF;
+END
+$$;
 
 COMMENT ON FUNCTION taskbridge.announce(source text, announces boolean) IS 'Let commits of a source wake workers that listen, or no longer. It makes commits wait for each other.';
 
 CREATE FUNCTION taskbridge.announce_commit() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp';
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    IF current_query() !~* 'prepare\s+transaction' THEN
+        PERFORM pg_notify('taskbridge', '');
+    END IF;
+    RETURN NULL;
+END
+$$;
 
 CREATE FUNCTION taskbridge.error_kind(said text) RETURNS text
-    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE;
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    AS $$
+    SELECT left(
+        regexp_replace(
+            regexp_replace(
+                regexp_replace(
+                    btrim(regexp_replace(left(said, 2000), '\s+', ' ', 'g')),
+                    '[a-z][a-z0-9+.-]*://[^\s''"<>]+', '<url>', 'gi'
+                ),
+                '\y([0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}|(0x)?[0-9a-f]{8,})\y', '<id>', 'gi'
+            ),
+            '\d+\.\d+|\d{4,}|(?<=[-_#/=:])\d+', '<n>', 'g'
+        ),
+        300
+    )
+$$;
 
 COMMENT ON FUNCTION taskbridge.error_kind(said text) IS 'An error without what differs from record to record: white space, addresses, ids and numbers.';
-
-CREATE FUNCTION taskbridge.has_missed(source text) RETURNS boolean
-    LANGUAGE plpgsql STABLE SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp';
-
-COMMENT ON FUNCTION taskbridge.has_missed(source text) IS 'Whether triggers of an adopted table could not say what changed, since it was adopted last.';
-
-CREATE FUNCTION taskbridge.has_other_text(was text, now text) RETURNS boolean
-    LANGUAGE sql IMMUTABLE
-    RETURN ((was <> now) AND ((now <> 'text'::text) OR (split_part(was, '('::text, 1) = ANY (ARRAY['date'::text, 'timestamp'::text, 'timestamptz'::text]))));
-
-COMMENT ON FUNCTION taskbridge.has_other_text(was text, now text) IS 'Whether a value that became one of another kind is another text: most become a text that is the same.';
 
 CREATE FUNCTION taskbridge.is_allowed(source text, tenant text, key text, document jsonb, adopted text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -55,18 +74,92 @@ CREATE FUNCTION taskbridge.keep_runs(days integer) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '10ms'
-    SET client_min_messages TO 'warning';
+    SET client_min_messages TO 'warning'
+    AS $_$
+DECLARE
+    today date := (now() AT TIME ZONE 'UTC')::date;
+    oldest date := today - keep_runs.days;
+    day date;
+    partition name;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock('taskbridge.runs'::regclass::oid::bigint) THEN
+        RETURN; -- another worker does it
+    END IF;
+    DELETE FROM taskbridge.runs_other o WHERE o.ended_at < oldest::timestamp AT TIME ZONE 'UTC';
+    DELETE FROM taskbridge.run_minutes m WHERE m.minute < oldest::timestamp AT TIME ZONE 'UTC';
+    FOR day IN SELECT today + ahead FROM generate_series(0, 2) ahead LOOP
+        partition := 'runs_' || to_char(day, 'YYYYMMDD');
+        -- A day that has rows elsewhere stays there.
+        IF to_regclass(format('taskbridge.%I', partition)) IS NULL AND NOT EXISTS (
+            SELECT FROM taskbridge.runs_other o
+            WHERE o.ended_at >= day::timestamp AT TIME ZONE 'UTC'
+              AND o.ended_at < (day + 1)::timestamp AT TIME ZONE 'UTC'
+        ) THEN
+            BEGIN
+                EXECUTE format('CREATE TABLE taskbridge.%I (LIKE taskbridge.runs INCLUDING ALL)', partition);
+                EXECUTE format(
+                    'ALTER TABLE taskbridge.runs ATTACH PARTITION taskbridge.%I FOR VALUES FROM (%L) TO (%L)',
+                    partition,
+                    day::timestamp AT TIME ZONE 'UTC',
+                    (day + 1)::timestamp AT TIME ZONE 'UTC'
+                );
+            EXCEPTION WHEN lock_not_available THEN
+                EXIT; -- the next call may do it
+            END;
+        END IF;
+    END LOOP;
+    FOR partition IN
+        SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+        WHERE i.inhparent = 'taskbridge.runs'::regclass AND c.relname ~ '^runs_[0-9]{8}$'
+          AND to_date(substr(c.relname, 6), 'YYYYMMDD') < oldest
+    LOOP
+        BEGIN
+            EXECUTE format('DROP TABLE taskbridge.%I', partition);
+        EXCEPTION WHEN lock_not_available THEN
+            EXIT;
+        END;
+    END LOOP;
+END
+$_$;
 
 COMMENT ON FUNCTION taskbridge.keep_runs(days integer) IS 'Make partitions of the run history for the next days, and drop what is older than so many days.';
 
 CREATE FUNCTION taskbridge.last_id(source text) RETURNS bigint
-    LANGUAGE plpgsql;
+    LANGUAGE plpgsql
+    AS $_$
+BEGIN
+    RETURN (
+        SELECT r.id FROM taskbridge.records r
+        WHERE r.source OPERATOR(pg_catalog.=) $1 AND r.xid OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id()
+          AND r.id OPERATOR(pg_catalog.>) 0
+        ORDER BY r.id DESC
+        LIMIT 1
+    );
+END
+$_$;
 
 COMMENT ON FUNCTION taskbridge.last_id(source text) IS 'The highest id of a record of this source and transaction; null: it has none.';
 
 CREATE FUNCTION taskbridge.muted_tenant(source text) RETURNS text
     LANGUAGE plpgsql STABLE SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp';
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    muted text := current_setting('taskbridge.muted', true);
+    prefix text := source || ':';
+    run text := substr(muted, length(prefix) + 1);
+    name text := split_part(run, ':', 1);
+BEGIN
+    IF NOT starts_with(muted, prefix) THEN
+        RETURN NULL;
+    END IF;
+    RETURN (
+        SELECT c.tenant FROM taskbridge.sync_cursors c
+        WHERE c.pipeline = name AND c.tenant = substr(run, length(name) + 2)
+          AND c.owner = current_setting('taskbridge.batch', true)
+    );
+END
+$$;
 
 COMMENT ON FUNCTION taskbridge.muted_tenant(source text) IS 'The tenant whose batch this transaction handles, if its changes of the source make no records; null: there is none.';
 
@@ -83,8 +176,18 @@ CREATE FUNCTION taskbridge.next_revision(former bigint) RETURNS bigint
 COMMENT ON FUNCTION taskbridge.next_revision(former bigint) IS 'The revision of a record that changes, above its former one; null: it is new.';
 
 CREATE FUNCTION taskbridge.number_columns() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp';
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    NEW.numbered := NEW.relation;
+    SELECT array_agg(t.attnum ORDER BY c.place), array_agg(t.atttypid ORDER BY c.place)
+    INTO NEW.column_numbers, NEW.column_types
+    FROM unnest(NEW.tenant_column || NEW.key_columns || NEW.watched_columns) WITH ORDINALITY c (name, place)
+    LEFT JOIN pg_attribute t ON t.attrelid = NEW.relation AND t.attname = c.name AND NOT t.attisdropped;
+    RETURN NEW;
+END
+$$;
 
 CREATE FUNCTION taskbridge.owns_records() RETURNS boolean
     LANGUAGE sql STABLE
@@ -94,13 +197,55 @@ COMMENT ON FUNCTION taskbridge.owns_records() IS 'Whether the role has the right
 
 CREATE FUNCTION taskbridge.record(source text, tenant text, key text, document jsonb) RETURNS boolean
     LANGUAGE plpgsql
-    SET search_path TO 'pg_catalog', 'pg_temp';
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+BEGIN
+    INSERT INTO taskbridge.records AS r (source, tenant, key, document) VALUES ($1, $2, $3, $4)
+    ON CONFLICT ON CONSTRAINT pk_records DO UPDATE SET document = excluded.document, deleted = false, traceparent = NULL
+    WHERE r.deleted OR r.document IS DISTINCT FROM excluded.document;
+    RETURN FOUND;
+END
+$_$;
 
 COMMENT ON FUNCTION taskbridge.record(source text, tenant text, key text, document jsonb) IS 'Write or update one record of a source; returns whether anything changed.';
 
 CREATE FUNCTION taskbridge.refuse_record(source text, tenant text, key text, document jsonb, deleted boolean, reason text, is_new boolean, is_named boolean) RETURNS void
     LANGUAGE plpgsql STABLE
-    SET search_path TO 'pg_catalog', 'pg_temp';
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+    problem text;
+BEGIN
+    -- The tables are asked in conditions of their own: an expression without a query costs little.
+    IF tenant <> '' AND NOT deleted AND jsonb_typeof(document) IS DISTINCT FROM 'object' THEN
+        -- The document of an adopted table's record is the row.
+        IF document IS NOT NULL OR NOT EXISTS (SELECT FROM taskbridge.adopted a WHERE a.source = $1) THEN
+            problem := format(
+                'tenant %s, record %s: the document is no JSON object: pass one',
+                taskbridge.shown(tenant), taskbridge.shown(key));
+        END IF;
+    ELSIF is_new AND tenant <> '' AND document IS NOT NULL THEN
+        -- Its handler would be given what the table does not have.
+        IF EXISTS (SELECT FROM taskbridge.adopted a WHERE a.source = $1 AND a.ended_at IS NULL) THEN
+            problem := format(
+                'the source %s is a table that was adopted, whose rows are its records: change the row, or choose '
+                'another source', source);
+        END IF;
+    END IF;
+    IF problem IS NULL AND is_named THEN
+        problem := CASE
+            WHEN tenant <> '' AND source !~ '^[a-z][a-z0-9_-]{0,62}$' THEN format(
+                'the source %s is not allowed: use 1 to 63 of a-z, 0-9, _ and -, beginning with a letter',
+                taskbridge.shown(source))
+            WHEN tenant <> '' OR reason IS NULL THEN taskbridge.unfit(tenant, key)
+            ELSE taskbridge.unfit('-', key)
+        END;
+    END IF;
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = problem;
+    END IF;
+END
+$_$;
 
 COMMENT ON FUNCTION taskbridge.refuse_record(source text, tenant text, key text, document jsonb, deleted boolean, reason text, is_new boolean, is_named boolean) IS 'Refuse a record that is not allowed. It is called where `is_allowed` does not say so.';
 
@@ -110,21 +255,55 @@ CREATE FUNCTION taskbridge.shown(text) RETURNS text
     RETURN quote_literal(regexp_replace("left"($1, 20), '[\u0001-\u001F\u007F-\u009F\u2028\u2029]'::text, '?'::text, 'g'::text));
 
 CREATE FUNCTION taskbridge.stamp_record() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER;
+    LANGUAGE plpgsql SECURITY DEFINER
+    AS $$
+BEGIN
+    -- Nobody reads what no criterion matched.
+    IF pg_catalog.texteq(OLD.tenant, '') AND pg_catalog.texteq(NEW.tenant, '') THEN
+        NEW.xid := OLD.xid;
+        NEW.id := OLD.id;
+        NEW.revision := OLD.revision;
+        RETURN NEW;
+    END IF;
+    -- The list guards against a mistake, and not against a writer who sets it: who may write records may change any.
+    IF taskbridge.is_allowed(
+        NEW.source, NEW.tenant, NEW.key, NEW.document, pg_catalog.current_setting('taskbridge.adopted', true)
+    ) IS NOT TRUE THEN
+        PERFORM taskbridge.refuse_record(
+            NEW.source, NEW.tenant, NEW.key, NEW.document, NEW.deleted, NEW.reason, OLD.id IS NULL,
+            (pg_catalog.texteq(NEW.source, OLD.source) AND pg_catalog.texteq(NEW.tenant, OLD.tenant)
+                AND pg_catalog.texteq(NEW.key, OLD.key)) IS NOT TRUE);
+    END IF;
+    NEW.xid := pg_catalog.pg_current_xact_id();
+    NEW.id := taskbridge.next_id(NEW.source);
+    NEW.revision := taskbridge.next_revision(OLD.revision);
+    NEW.changed_at := CASE WHEN OLD.id IS NULL THEN NEW.changed_at ELSE pg_catalog.now() END;
+    RETURN NEW;
+END
+$$;
 
 CREATE FUNCTION taskbridge.taskbridge_check_cluster() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'pg_catalog', 'pg_temp';
-
-CREATE FUNCTION taskbridge.text_kind(type oid, modifier integer) RETURNS text
-    LANGUAGE plpgsql STABLE
-    SET search_path TO 'pg_catalog', 'pg_temp';
-
-COMMENT ON FUNCTION taskbridge.text_kind(type oid, modifier integer) IS 'How values of a type are written as text: types of one kind write a value in the same way.';
-
-CREATE FUNCTION taskbridge.time_text(written text) RETURNS text
-    LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN COALESCE((SELECT ((((((m.m[1] || 'T'::text) || m.m[2]) || '.'::text) || rpad(COALESCE(m.m[3], ''::text), 6, '0'::text)) || CASE WHEN (m.m[4] <> ''::text) THEN 'Z'::text ELSE ''::text END) || COALESCE(m.m[5], ''::text)) FROM regexp_match(time_text.written, '^(\d{4,}-\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d+))?(\+00)?( BC)?$'::text) m(m)), written);
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    fits boolean;
+    adopted text;
+BEGIN
+    -- The setting spares `stamp_record` a query for each row. It begins with the schema, since there may be several.
+    SELECT bool_and(c.system_identifier = s.system_identifier),
+           set_config('taskbridge.adopted', concat(
+               'taskbridge', ', ', (SELECT string_agg(a.source, ', ') FROM taskbridge.adopted a WHERE a.ended_at IS NULL), ','
+           ), true)
+    INTO fits, adopted
+    FROM taskbridge.taskbridge_cluster c, pg_control_system() s;
+    IF fits IS NOT TRUE THEN
+        RAISE EXCEPTION 'the database was restored into another cluster, where its transaction ids mean nothing'
+            USING ERRCODE = 'TB001', HINT = 'Stop all workers and run: taskbridge migrate --rebase';
+    END IF;
+    RETURN NULL;
+END
+$$;
 
 CREATE FUNCTION taskbridge.unfit(tenant text, key text) RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
@@ -139,6 +318,7 @@ CREATE TABLE taskbridge.adopted (
     tenant_column text NOT NULL,
     key_columns text[] NOT NULL,
     watched_columns text[],
+    digest text NOT NULL,
     version bigint DEFAULT taskbridge.next_revision(NULL::bigint) NOT NULL,
     adopted_at timestamp with time zone DEFAULT now() NOT NULL,
     ended_at timestamp with time zone,
@@ -148,27 +328,31 @@ CREATE TABLE taskbridge.adopted (
     backfilled_at timestamp with time zone,
     again_below bigint DEFAULT 0 NOT NULL,
     column_numbers smallint[],
-    column_types oid[],
     numbered oid,
+    backfill_of text DEFAULT 'rows'::text NOT NULL,
     from_now_on boolean DEFAULT false NOT NULL,
-    column_kinds text[]
+    column_types oid[],
+    column_kinds text[],
+    CONSTRAINT ck_adopted_backfill_of CHECK ((backfill_of = ANY (ARRAY['rows'::text, 'records'::text])))
 );
 
 COMMENT ON TABLE taskbridge.adopted IS 'Tables that are sources: a trigger writes their records, and a batch reads their rows.';
 COMMENT ON COLUMN taskbridge.adopted.relation IS 'The table, whatever it is called by now; a dump has its name.';
 COMMENT ON COLUMN taskbridge.adopted.name IS 'What it was called when it was adopted, for messages.';
 COMMENT ON COLUMN taskbridge.adopted.watched_columns IS 'A change of these makes a record; null: of any column.';
+COMMENT ON COLUMN taskbridge.adopted.digest IS 'Of the statements that made the triggers: others are needed where it has changed.';
 COMMENT ON COLUMN taskbridge.adopted.version IS 'Another with each adoption, by which a worker sees that it knows an older one.';
 COMMENT ON COLUMN taskbridge.adopted.ended_at IS 'The triggers are gone; what was recorded is read from the table all the same.';
 COMMENT ON COLUMN taskbridge.adopted.backfill_after IS 'The row, by the unique index, or the record, by tenant and key, up to which the phase has come; null: to no row.';
-COMMENT ON COLUMN taskbridge.adopted.backfill_columns IS 'The columns and types of the index by which rows are taken, of which the place says nothing where they have changed. "records": all rows have theirs, and where changes may have been missed, each record is looked at.';
+COMMENT ON COLUMN taskbridge.adopted.backfill_columns IS 'The columns and types of the index by which rows are taken: of another index the place says nothing.';
 COMMENT ON COLUMN taskbridge.adopted.backfilled IS 'How many rows the backfill has looked at.';
 COMMENT ON COLUMN taskbridge.adopted.backfilled_at IS 'When the backfill was done.';
 COMMENT ON COLUMN taskbridge.adopted.again_below IS 'A backfill writes records again that this transaction or an earlier one wrote.';
 COMMENT ON COLUMN taskbridge.adopted.column_numbers IS 'The columns of tenant and key, and those watched, whatever they are called by now.';
-COMMENT ON COLUMN taskbridge.adopted.column_types IS 'The types of these columns when the table was adopted.';
 COMMENT ON COLUMN taskbridge.adopted.numbered IS 'The table whose numbers these are: after a dump it is another, and the names count.';
+COMMENT ON COLUMN taskbridge.adopted.backfill_of IS 'The phase: "rows" get their records; then, where changes may have been missed, "records" may have lost their row.';
 COMMENT ON COLUMN taskbridge.adopted.from_now_on IS 'Somebody chose that rows which were there before get no backfill, so that nobody is reminded of it.';
+COMMENT ON COLUMN taskbridge.adopted.column_types IS 'The types of these columns when the table was adopted.';
 COMMENT ON COLUMN taskbridge.adopted.column_kinds IS 'How the values of tenant and key are written as text: where that has changed, records have other keys.';
 
 CREATE TABLE taskbridge.audit (
@@ -567,7 +751,5 @@ CREATE TRIGGER records_in_cluster BEFORE INSERT OR UPDATE ON taskbridge.records 
 CREATE TRIGGER records_written BEFORE INSERT ON taskbridge.records FOR EACH ROW WHEN (((current_setting('taskbridge.keep_ids'::text, true) IS DISTINCT FROM 'on'::text) OR (NOT taskbridge.owns_records()))) EXECUTE FUNCTION taskbridge.stamp_record();
 
 ALTER TABLE taskbridge.records ENABLE ALWAYS TRIGGER records_written;
-
-REVOKE ALL ON FUNCTION taskbridge.adopted_stands(source text, relation oid, operation text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION taskbridge.keep_runs(days integer) FROM PUBLIC;

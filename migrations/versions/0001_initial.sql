@@ -1,58 +1,6 @@
 -- Tables, functions, views and triggers of TaskBridge. @schema stands for the schema and @name for its name as a text;
 -- @control and @space are classes of characters in the server's regular expressions.
 
--- Its triggers name the columns as they were when the table was adopted. Where a name is gone or another column has it, nothing
--- says what the changed rows are; an unmatched record says so until the table is adopted again. There is one for each
--- transaction that sees none, so none waits for another.
-CREATE FUNCTION @schema.adopted_stands(source text, relation oid, operation text) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
-DECLARE
-    whole oid := coalesce(pg_partition_root(relation), relation);
-    ours oid;
-    named boolean := true;
-    typed boolean := true;
-BEGIN
-    -- A transaction whose snapshot is older than the adoption does not see it, and goes on.
-    SELECT a.relation, c.named, c.typed INTO ours, named, typed
-    FROM @schema.adopted a
-    CROSS JOIN LATERAL (
-        SELECT coalesce(bool_and(t.attname IS NOT NULL), true) AS named, coalesce(bool_and(t.atttypid = p.type), true) AS typed
-        FROM unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers, a.column_types)
-            WITH ORDINALITY p (name, number, type, place)
-        LEFT JOIN pg_attribute t
-            ON t.attrelid = whole AND t.attname = p.name::name AND NOT t.attisdropped
-            -- After a restore of a dump its number is another one.
-            AND (a.numbered <> whole OR t.attnum = p.number)
-        WHERE operation = 'UPDATE' OR p.place <= 1 + cardinality(a.key_columns)
-    ) c
-    WHERE a.source = $1;
-    -- It may have become a part of another table; where it was dropped, this one was restored.
-    IF ours <> whole AND NOT EXISTS (SELECT FROM pg_partition_ancestors($2) p WHERE p.relid = ours)
-        AND EXISTS (SELECT FROM pg_class c WHERE c.oid = ours)
-    THEN
-        -- A partition that was detached keeps its trigger of TRUNCATE, and none of the rows'.
-        IF operation <> 'TRUNCATE' THEN
-            RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
-                MESSAGE = concat($2::regclass, ' is not the table that was adopted as the source ', source);
-        END IF;
-        RETURN NULL;
-    END IF;
-    IF named IS FALSE THEN
-        INSERT INTO @schema.records (source, tenant, key, reason)
-        SELECT $1, '', concat('columns changed, ', pg_current_xact_id()),
-               'columns of the table are called otherwise since it was adopted, so changes were missed: taskbridge doctor '
-               'says what to do'
-        WHERE NOT @schema.has_missed($1)
-        ON CONFLICT DO NOTHING;
-        RETURN NULL;
-    END IF;
-    RETURN CASE WHEN typed IS FALSE THEN 'retyped' ELSE 'as it was' END;
-END
-$$;
-
-COMMENT ON FUNCTION @schema.adopted_stands IS
-    'Whether columns have other types than when a table was adopted. Null: they have other names, which a record says.';
-
 CREATE FUNCTION @schema.announce(source text, announces boolean DEFAULT true) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET client_min_messages = warning AS $$
 DECLARE
@@ -104,20 +52,6 @@ $$;
 
 COMMENT ON FUNCTION @schema.error_kind IS
     'An error without what differs from record to record: white space, addresses, ids and numbers.';
-
-CREATE FUNCTION @schema.has_missed(source text) RETURNS boolean LANGUAGE plpgsql STABLE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    RETURN EXISTS (
-        SELECT FROM @schema.records r
-        WHERE r.source = $1 AND r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-'
-          AND r.discarded_at IS NULL
-    );
-END
-$$;
-
-COMMENT ON FUNCTION @schema.has_missed IS
-    'Whether triggers of an adopted table could not say what changed, since it was adopted last.';
 
 -- Parsed here once, so a writer's settings change nothing of it. It becomes a part of the expression that calls it.
 CREATE FUNCTION @schema.is_allowed(source text, tenant text, key text, document jsonb, adopted text) RETURNS boolean
@@ -194,12 +128,6 @@ $$;
 COMMENT ON FUNCTION @schema.keep_runs IS
     'Make partitions of the run history for the next days, and drop what is older than so many days.';
 
-CREATE FUNCTION @schema.has_other_text(was text, now text) RETURNS boolean LANGUAGE sql IMMUTABLE
-RETURN was <> now AND (now <> 'text' OR split_part(was, '(', 1) IN ('date', 'timestamp', 'timestamptz'));
-
-COMMENT ON FUNCTION @schema.has_other_text IS
-    'Whether a value that became one of another kind is another text: most become a text that is the same.';
-
 -- It is called with a writer's search path, so each name says its schema. It keeps its plan, which SQL does not.
 CREATE FUNCTION @schema.last_id(source text) RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
@@ -268,20 +196,12 @@ RETURN greatest((extract(epoch FROM clock_timestamp()) * 1000000)::bigint, forme
 COMMENT ON FUNCTION @schema.next_revision IS
     'The revision of a record that changes, above its former one; null: it is new.';
 
--- Where a table is adopted again, a backfill is due if changes were missed, so that has had its effect.
-CREATE FUNCTION @schema.number_columns() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+CREATE FUNCTION @schema.number_columns() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF TG_OP = 'UPDATE' THEN
-        UPDATE @schema.records r SET discarded_at = now()
-        WHERE r.source = NEW.source AND r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-'
-          AND r.discarded_at IS NULL;
-    END IF;
     NEW.numbered := NEW.relation;
-    SELECT array_agg(t.attnum ORDER BY c.place), array_agg(t.atttypid ORDER BY c.place),
-           array_agg(@schema.text_kind(t.atttypid, t.atttypmod) ORDER BY c.place)
-               FILTER (WHERE c.place <= 1 + cardinality(NEW.key_columns))
-    INTO NEW.column_numbers, NEW.column_types, NEW.column_kinds
+    SELECT array_agg(t.attnum ORDER BY c.place), array_agg(t.atttypid ORDER BY c.place)
+    INTO NEW.column_numbers, NEW.column_types
     FROM unnest(NEW.tenant_column || NEW.key_columns || NEW.watched_columns) WITH ORDINALITY c (name, place)
     LEFT JOIN pg_attribute t ON t.attrelid = NEW.relation AND t.attname = c.name AND NOT t.attisdropped;
     RETURN NEW;
@@ -382,57 +302,22 @@ CREATE FUNCTION @schema.taskbridge_check_cluster() RETURNS trigger LANGUAGE plpg
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     fits boolean;
+    adopted text;
 BEGIN
-    SELECT bool_and(c.system_identifier = (SELECT s.system_identifier FROM pg_control_system() s)) INTO fits
-    FROM @schema.taskbridge_cluster c;
+    -- The setting spares `stamp_record` a query for each row. It begins with the schema, since there may be several.
+    SELECT bool_and(c.system_identifier = s.system_identifier),
+           set_config('taskbridge.adopted', concat(
+               @name, ', ', (SELECT string_agg(a.source, ', ') FROM @schema.adopted a WHERE a.ended_at IS NULL), ','
+           ), true)
+    INTO fits, adopted
+    FROM @schema.taskbridge_cluster c, pg_control_system() s;
     IF fits IS NOT TRUE THEN
         RAISE EXCEPTION 'the database was restored into another cluster, where its transaction ids mean nothing'
             USING ERRCODE = 'TB001', HINT = 'Stop all workers and run: taskbridge migrate --rebase';
     END IF;
-    -- The setting spares `stamp_record` a query for each row. It begins with the schema, since there may be several.
-    IF current_setting('taskbridge.keep_ids', true) IS DISTINCT FROM 'on' OR NOT @schema.owns_records() THEN
-        PERFORM set_config('taskbridge.adopted', concat(
-            @name, ', ', (SELECT string_agg(a.source, ', ') FROM @schema.adopted a WHERE a.ended_at IS NULL), ','
-        ), true);
-    END IF;
     RETURN NULL;
 END
 $$;
-
--- A time that a session writes in ISO and UTC, with all its digits. Any other text stays as it is.
-CREATE FUNCTION @schema.time_text(written text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN coalesce((
-    SELECT m[1] || 'T' || m[2] || '.' || rpad(coalesce(m[3], ''), 6, '0') || CASE WHEN m[4] <> '' THEN 'Z' ELSE '' END
-        || coalesce(m[5], '')
-    FROM regexp_match(written, '^(\d{4,}-\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d+))?(\+00)?( BC)?$') m
-), written);
-
--- What is below all domains counts, and the digits that are written.
-CREATE FUNCTION @schema.text_kind(type oid, modifier integer) RETURNS text LANGUAGE plpgsql STABLE
-SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    base record;
-BEGIN
-    LOOP
-        SELECT t.typtype, t.typname, t.typbasetype, t.typtypmod INTO base FROM pg_type t WHERE t.oid = type;
-        EXIT WHEN base.typtype IS DISTINCT FROM 'd';
-        type := base.typbasetype;
-        modifier := greatest(modifier, base.typtypmod);
-    END LOOP;
-    RETURN CASE
-        WHEN base.typtype = 'e' THEN 'enum'
-        WHEN base.typname IN ('int2', 'int4', 'int8') THEN 'integer'
-        WHEN base.typname = 'varchar' THEN 'text'
-        -- The scale is the lowest 11 bits, with a sign.
-        WHEN base.typname = 'numeric' AND modifier >= 0 THEN format('numeric(,%s)', ((modifier - 4 & 2047) # 1024) - 1024)
-        WHEN base.typname IN ('timestamp', 'timestamptz') AND modifier BETWEEN 0 AND 5 THEN format('%s(%s)', base.typname, modifier)
-        ELSE base.typname
-    END;
-END
-$$;
-
-COMMENT ON FUNCTION @schema.text_kind IS
-    'How values of a type are written as text: types of one kind write a value in the same way.';
 
 CREATE FUNCTION @schema.unfit(tenant text, key text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
@@ -455,6 +340,7 @@ CREATE TABLE @schema.adopted (
     tenant_column text NOT NULL,
     key_columns text[] NOT NULL,
     watched_columns text[],
+    digest text NOT NULL,
     version bigint NOT NULL DEFAULT @schema.next_revision(NULL),
     adopted_at timestamptz NOT NULL DEFAULT now(),
     ended_at timestamptz,
@@ -464,10 +350,12 @@ CREATE TABLE @schema.adopted (
     backfilled_at timestamptz,
     again_below bigint NOT NULL DEFAULT 0,
     column_numbers smallint[],
-    column_types oid[],
     numbered oid,
+    backfill_of text NOT NULL DEFAULT 'rows',
     from_now_on boolean NOT NULL DEFAULT false,
+    column_types oid[],
     column_kinds text[],
+    CONSTRAINT ck_adopted_backfill_of CHECK (backfill_of IN ('rows', 'records')),
     CONSTRAINT pk_adopted PRIMARY KEY (source)
 );
 COMMENT ON TABLE @schema.adopted IS
@@ -475,6 +363,8 @@ COMMENT ON TABLE @schema.adopted IS
 COMMENT ON COLUMN @schema.adopted.relation IS 'The table, whatever it is called by now; a dump has its name.';
 COMMENT ON COLUMN @schema.adopted.name IS 'What it was called when it was adopted, for messages.';
 COMMENT ON COLUMN @schema.adopted.watched_columns IS 'A change of these makes a record; null: of any column.';
+COMMENT ON COLUMN @schema.adopted.digest IS
+    'Of the statements that made the triggers: others are needed where it has changed.';
 COMMENT ON COLUMN @schema.adopted.version IS
     'Another with each adoption, by which a worker sees that it knows an older one.';
 COMMENT ON COLUMN @schema.adopted.ended_at IS
@@ -482,19 +372,20 @@ COMMENT ON COLUMN @schema.adopted.ended_at IS
 COMMENT ON COLUMN @schema.adopted.backfill_after IS
     'The row, by the unique index, or the record, by tenant and key, up to which the phase has come; null: to no row.';
 COMMENT ON COLUMN @schema.adopted.backfill_columns IS
-    'The columns and types of the index by which rows are taken, of which the place says nothing where they have changed. '
-    '"records": all rows have theirs, and where changes may have been missed, each record is looked at.';
+    'The columns and types of the index by which rows are taken: of another index the place says nothing.';
 COMMENT ON COLUMN @schema.adopted.backfilled IS 'How many rows the backfill has looked at.';
 COMMENT ON COLUMN @schema.adopted.backfilled_at IS 'When the backfill was done.';
 COMMENT ON COLUMN @schema.adopted.again_below IS
     'A backfill writes records again that this transaction or an earlier one wrote.';
 COMMENT ON COLUMN @schema.adopted.column_numbers IS
     'The columns of tenant and key, and those watched, whatever they are called by now.';
-COMMENT ON COLUMN @schema.adopted.column_types IS 'The types of these columns when the table was adopted.';
 COMMENT ON COLUMN @schema.adopted.numbered IS
     'The table whose numbers these are: after a dump it is another, and the names count.';
+COMMENT ON COLUMN @schema.adopted.backfill_of IS
+    'The phase: "rows" get their records; then, where changes may have been missed, "records" may have lost their row.';
 COMMENT ON COLUMN @schema.adopted.from_now_on IS
     'Somebody chose that rows which were there before get no backfill, so that nobody is reminded of it.';
+COMMENT ON COLUMN @schema.adopted.column_types IS 'The types of these columns when the table was adopted.';
 COMMENT ON COLUMN @schema.adopted.column_kinds IS
     'How the values of tenant and key are written as text: where that has changed, records have other keys.';
 
@@ -833,5 +724,4 @@ CREATE TRIGGER records_written BEFORE INSERT ON @schema.records FOR EACH ROW
     EXECUTE FUNCTION @schema.stamp_record();
 ALTER TABLE @schema.records ENABLE ALWAYS TRIGGER records_written;
 
-REVOKE ALL ON FUNCTION @schema.adopted_stands(text, oid, text) FROM PUBLIC;
 REVOKE ALL ON FUNCTION @schema.keep_runs(days integer) FROM PUBLIC;

@@ -24,7 +24,7 @@ from taskbridge.django.lending import lent
 from taskbridge.django.typed import typed
 from taskbridge.errors import InvalidInput, TaskBridgeError
 from taskbridge.settings import Settings
-from taskbridge.store.adopted import adopting
+from taskbridge.store.backfills import adopting
 from taskbridge.store.queries import query, quoted
 
 __all__ = ["AdoptTable", "adopting_migration", "unadopted"]
@@ -132,7 +132,7 @@ class AdoptTable(Operation):
             # If one migration adopts a source twice, its first adoption decides.
             deferred[:] = [one for one in deferred if not (isinstance(one, _AtTheEnd) and one.source == self.source)]
             if before is None:
-                store.unadopt(connection, self.source)
+                store.unadopt_within(connection, self.source)
                 return
         # Later operations of this migration may restore the column names that the earlier adoption uses.
         deferred.append(_AtTheEnd(self.source, lambda: self._restore(*before, schema_editor)))

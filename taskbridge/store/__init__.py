@@ -22,8 +22,10 @@ if TYPE_CHECKING:
         removal_statements,
         trigger_faults,
         unadopt,
+        unadopt_within,
     )
-    from taskbridge.store.backfilling import Backfilled, Due, backfill, backfills_due, begin_again
+    from taskbridge.store.backfilling import Backfilled, backfill, begin_again
+    from taskbridge.store.backfills import Due, backfills_due
     from taskbridge.store.cursor import CLAIMED_WITHIN, Claim, Cursors, Evidence, StaleToken, Unread, Waiting
     from taskbridge.store.db import (
         OLDEST_POSTGRES,
@@ -105,9 +107,10 @@ if not TYPE_CHECKING:
             "adopted": "Adopted Definition described known",
             "adoptions": (
                 "Fault Left adopt adopt_within adopted_before adoption adoption_statements check_adoptions "
-                "choose_from_now_on from_now_on_statement removal_statements trigger_faults unadopt"
+                "choose_from_now_on from_now_on_statement removal_statements trigger_faults unadopt unadopt_within"
             ),
-            "backfilling": "Backfilled Due backfill backfills_due begin_again",
+            "backfills": "Due backfills_due",
+            "backfilling": "Backfilled backfill begin_again",
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "db": "OLDEST_POSTGRES NoAnswer check_version connect driver_error is_without_session",
             "history": "HistoryRow keep_runs sum_runs write_runs",

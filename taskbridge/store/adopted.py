@@ -6,7 +6,6 @@ row (`adoptions.py`); a batch reads the row as it is when the batch is read.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -14,20 +13,10 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import Connection
 
 from taskbridge.errors import InvalidInput
+from taskbridge.store.backfills import adopting
 from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, schema_of, setting
 
-__all__ = [
-    "SETTINGS",
-    "Adopted",
-    "Definition",
-    "Known",
-    "Table",
-    "adopting",
-    "described",
-    "dropped",
-    "known",
-    "present",
-]
+__all__ = ["Adopted", "Definition", "Known", "Table", "described", "dropped", "known", "present"]
 
 _KEYS: Final = frozenset(
     {"int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "citext", "uuid", "bool"}
@@ -35,14 +24,17 @@ _KEYS: Final = frozenset(
 )
 """Types whose text says which value it is, whatever the session's settings are; enums as well."""
 _WORDS: Final = frozenset(("text", "varchar", "bpchar", "citext", "numeric"))
-_TIMES: Final = ("timestamp", "timestamptz")
+_TIMES: Final = {
+    "timestamp": 'YYYY-MM-DD"T"HH24:MI:SS.US',
+    "timestamptz": 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"',
+}
+_DATED: Final = frozenset(("date", *_TIMES))
+_FULL_PRECISION: Final = 6
+"""Digits of a second that a time has unless its column says fewer."""
+_SAME_TEXT: Final = {"int2": "integer", "int4": "integer", "int8": "integer", "varchar": "text"}
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
-SETTINGS: Final = "; ".join(
-    setting(name, value, LOCAL) for name, value in (("datestyle", "ISO, YMD"), ("timezone", "UTC"))
-)
-"""How dates and times are written where their text is a part of a key."""
-MARK: Final = "$taskbridge$"
-"""What the body of a trigger function stands between."""
+MARKS: Final = ("$taskbridge$", "$statement$")
+"""What the parts of a trigger function stand between."""
 
 
 class Column(NamedTuple):
@@ -62,20 +54,20 @@ class Column(NamedTuple):
     base: str
     is_numeric: bool
     is_array: bool
+    modifier: int
 
-    def text(self, value: str, schema: str) -> str:
-        """Return the text of a value as SQL, in a session that writes times in ISO and UTC.
-
-        It is made of what the type's own output writes: a cast may be anybody's, once the type was changed.
-        """
-        text = f"concat({value})"
-        if self.base in _TIMES:
-            return f"{quoted(schema)}.time_text({text})"
-        if self.base == "bpchar":
-            return f"rtrim({text}, ' ')"
-        if self.base == "bool":
-            text = f"CASE {text} WHEN 't' THEN 'true' WHEN 'f' THEN 'false' ELSE {text} END"
-        return text
+    @property
+    def kind(self) -> str:
+        """How its values are written as text: types of one kind write a value in the same way."""
+        if self.is_enum:
+            return "enum"
+        if self.modifier >= 0 and self.base == "numeric":
+            # The lowest 11 bits, with a sign.
+            scale = ((self.modifier - 4 & 2047) ^ 1024) - 1024
+            return f"numeric(,{scale})"
+        if 0 <= self.modifier < _FULL_PRECISION and self.base in _TIMES:
+            return f"{self.base}({self.modifier})"
+        return _SAME_TEXT.get(self.base, self.base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +98,13 @@ class Definition:
     keys: tuple[str, ...]
     watched: tuple[str, ...] = ()
 
-    def command(self, table: str) -> str:
-        """Return the command that adopts a table so."""
-        return adopting(self.source, table, self.tenant, self.keys, self.watched)
-
 
 class Known(NamedTuple):
     """What was adopted as a source; `called`: the table's present name, None if it was dropped.
 
     `columns_called`: the present names of tenant, keys and watched columns. `columns_taken`: those of the names that
-    are another column's now. `columns_retyped`: which of tenant and keys are written as another text now, in words.
+    are another column's now; `columns_retyped`: those of columns that have another type. `column_kinds`: how tenant and
+    keys were written as text.
     """
 
     source: str
@@ -124,18 +113,14 @@ class Known(NamedTuple):
     tenant_column: str
     key_columns: Sequence[str]
     watched_columns: Sequence[str] | None
+    digest: str
     version: str
     ended: bool
     called: str | None
     columns_called: Sequence[str]
     columns_taken: Sequence[str]
     columns_retyped: Sequence[str]
-    has_other_types: bool
-    has_missed: bool
-    is_readable: bool
-    is_due: bool
-    backfilled: int
-    again: bool
+    column_kinds: Sequence[str] | None
 
     @property
     def definition(self) -> Definition:
@@ -150,17 +135,19 @@ class Known(NamedTuple):
         adopted = (self.tenant_column, *self.key_columns, *(self.watched_columns or ()))
         return {name: now for name, now in zip(adopted, self.columns_called, strict=True) if name != now}
 
-    def makes_other_keys(self, names: Sequence[str] = ()) -> str | None:
-        """Return why the records that there are would not be found by what the table is now; None: they are.
+    def makes_other_keys(self, found: Adopted, names: Sequence[str] | None = None) -> str | None:
+        """Return why the records that there are would not be found by what a table is now; None: they are.
 
         `names`: the columns of tenant and key by which they are looked for, if not those of their adoption.
         """
-        taken = next(
-            (one for one in names or (self.tenant_column, *self.key_columns) if one in self.columns_taken), None
-        )
-        if taken is not None:
-            return f"{taken} is another column than the one that was adopted"
-        return next(iter(self.columns_retyped), None)
+        for name in names or (self.tenant_column, *self.key_columns):
+            if name in self.columns_taken:
+                return f"{name} is another column than the one that was adopted"
+        for name, before, now in zip(found.names, self.column_kinds or found.kinds, found.kinds, strict=True):
+            # Most types become a text that is the same.
+            if before != now and (now != "text" or before.partition("(")[0] in _DATED):
+                return f"the column {name} was of type {before}, and is of type {now}"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,37 +163,57 @@ class Adopted:
         """The columns of tenant and key."""
         return self.definition.tenant, *self.definition.keys
 
-    def parts_of(self, row: str) -> dict[str, str]:
-        """Return, as SQL, what a row is in the log: tenant, key, whether it has a record, and what is watched of it.
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """How these are written as text."""
+        return tuple(self.table.columns[name].kind for name in self.names)
 
-        It holds in a session that writes times in ISO and UTC. Of one key the text is that of the column, of several
-        a JSON array of theirs. A row without a tenant is nobody's.
+    @property
+    def has_times(self) -> bool:
+        """Whether tenant or key are dates or times, whose output depends on settings."""
+        return any(self.table.columns[name].base in _DATED for name in self.names)
+
+    def has_tenant_and_key(self, row: str) -> str:
+        """Return whether a row has a record, as SQL: one without a tenant is nobody's."""
+        return " AND ".join(f"{row}.{quoted(one)} IS NOT NULL" for one in self.names)
+
+    def tenant_of(self, row: str, *, as_owner: bool = False, typed: bool = True) -> str:
+        """Return the tenant of a row as SQL.
+
+        `as_owner`: in the function, which has more rights than who calls it, and settings of its own. Unless `typed`,
+        the column may be of any type there.
         """
-        tenant, *keys = (self.table.columns[name].text(f"{row}.{quoted(name)}", self.schema) for name in self.names)
-        key = keys[0] if len(keys) == 1 else f"jsonb_build_array({', '.join(keys)})::text"
-        watched = dict.fromkeys((*self.names, *self.definition.watched)) if self.definition.watched else ()
-        # The columns of a trigger's row are not listed: a session would keep the list that it has planned with.
-        whole = row if len(row) > 1 else f"ROW({row}.*)"
-        image = f"ROW({', '.join(f'{row}.{quoted(name)}' for name in watched)})" if watched else whole
-        return {
-            "tenant": f'({tenant}) COLLATE "C"',
-            "key": f'({key}) COLLATE "C"',
-            "counts": " AND ".join(f"{row}.{quoted(name)} IS NOT NULL" for name in self.names),
-            "watched": f"{image}::record",
-        }
+        return f'({self._text(row, self.definition.tenant, as_owner, typed)}) COLLATE "C"'
 
-    def records(self, changes: str, muted: str, outdated: str) -> str:
-        """Return the statement that writes thin records of changes, not of the tenant `muted`, over outdated ones."""
-        parts = {"changes": changes, "muted": muted, "outdated": outdated, "source": literal(self.definition.source)}
-        return filled("adopted_records", self.schema, parts)
+    def key_of(self, row: str, *, as_owner: bool = False, typed: bool = True) -> str:
+        """Return the key of a row's record: the text of the column, or a JSON array of the texts of several."""
+        texts = [self._text(row, column, as_owner, typed) for column in self.definition.keys]
+        text = texts[0] if len(texts) == 1 else f"jsonb_build_array({', '.join(texts)})::text"
+        return f'({text}) COLLATE "C"'
 
     def places_of(self, row: str) -> str:
         """Return where a row stands in the order of the unique index, as an array of texts."""
         places = (
-            f"CASE WHEN {row}.{quoted(one)} IS NOT NULL THEN concat({row}.{quoted(one)}) END"
-            for one in self.table.unique
+            f"CASE WHEN {row}.{quoted(one)} IS NOT NULL THEN {self._text(row, one)} END" for one in self.table.unique
         )
         return f"ARRAY[{', '.join(places)}]"
+
+    def records(self, changes: str, again: str, *, typed: bool = True, is_single: bool = False) -> str:
+        """Return the statement that writes thin records of `changes`; `again`: what follows where there is one.
+
+        Unless `typed`, the columns may be of any type. `is_single`: the changes are those of one row.
+        """
+        columns = [self.table.columns[one] for one in self.names]
+        # One number or id is short and has no space, so it is always allowed.
+        fits = len(self.definition.keys) == 1 and not any(one.is_enum or one.base in _WORDS for one in columns)
+        is_checked = not (fits and typed)
+        if is_checked:
+            changes = filled("adopted_checked", self.schema, {"changes": changes})
+        source = literal(self.definition.source)
+        numbers = "adopted_single" if is_single else "adopted_many"
+        numbered = filled(numbers, self.schema, {"changes": changes, "source": source})
+        parts = {"source": source, "changes": numbered, "again": again}
+        return filled("adopted_unfit" if is_checked else "adopted_changes", self.schema, parts)
 
     @property
     def document(self) -> str:
@@ -218,26 +225,42 @@ class Adopted:
                 row += f" || jsonb_build_object({literal(name)}, t.{quoted(name)}{texts})"
         key = self.definition.keys
         texts_of = ["r.external_id"] if len(key) == 1 else [f"r.external_id::jsonb ->> {at}" for at in range(len(key))]
-        match = [self._is(*one) for one in zip(self.names, ("r.tenant", *texts_of), strict=True)]
+        match = [self._is(column, text) for column, text in zip(key, texts_of, strict=True)]
+        match.append(self._is(self.definition.tenant, "r.tenant"))
+        match.append(f"{self.key_of('t')} = r.external_id AND {self.tenant_of('t')} = r.tenant")
         parts = {"json": row, "table": self.table.name, "match": " AND ".join(match)}
         escaped = {name: part.replace("%", "%%") for name, part in parts.items()}
         return filled("adopted_document", self.schema, escaped)
 
     def _is(self, name: str, text: str) -> str:
-        """Return whether a column of the row `t` has the value of a text: an index can be used, and the text is it."""
+        """Return whether a column of the row `t` has the value of a text, so that an index can be used."""
         column = self.table.columns[name]
-        # A record that has a document is no row's, and its key may be any text.
-        text = f"CASE WHEN one.wanted AND r.document IS NULL THEN {text} END"
-        value = f"({text})"
         if self.table.may_ask and column.base not in ("text", "varchar", "bpchar", "citext"):
             # The type of a column, and the labels of an enum, may have changed since.
-            value = f"(CASE WHEN pg_input_is_valid({text}, {literal(column.bare)}) THEN {text} END)"
-        value += f"::{column.bare}" if column.collation is None else f"::{column.bare} COLLATE {column.collation}"
-        found = f"t.{quoted(name)} OPERATOR({column.operators}.=) ({value})"
-        if column.base in _WORDS:
-            # Two texts may be one value.
-            found += f' AND ({column.text(f"t.{quoted(name)}", self.schema)}) COLLATE "C" = ({text}) COLLATE "C"'
-        return found
+            text = f"CASE WHEN pg_input_is_valid({text}, {literal(column.bare)}) THEN {text} END"
+        # A record that has a document is no row's, and its key may be any text.
+        value = f"(CASE WHEN one.wanted AND r.document IS NULL THEN {text} END)::{column.bare}"
+        if column.collation is not None:
+            value += f" COLLATE {column.collation}"
+        return f"t.{quoted(name)} OPERATOR({column.operators}.=) ({value})"
+
+    def _text(self, row: str, name: str, as_owner: bool = False, typed: bool = True) -> str:
+        """Return the text of a column by its type's own output: a cast may be anybody's, once the type was changed."""
+        value, base = f"{row}.{quoted(name)}", self.table.columns[name].base
+        text = f"concat({value})"
+        if base in _TIMES and typed:
+            # How the output writes them depends on the session; infinity has one form.
+            time = f"({text}::{base})" if as_owner else value
+            if base == "timestamptz":
+                time = f"({time} AT TIME ZONE 'UTC')"
+            era = f"CASE WHEN {time} < '0001-01-01' THEN ' BC' ELSE '' END"
+            return f"CASE WHEN isfinite({time}) THEN to_char({time}, '{_TIMES[base]}') || {era} ELSE {text} END"
+        if base == "date" and not as_owner:
+            # The same text as its output in ISO; `to_char` would make a timestamp of it, which ends earlier.
+            return f"(to_jsonb({value}) OPERATOR(pg_catalog.#>>) ARRAY[]::text[])"
+        if base == "bpchar":
+            return f"rtrim({text}, ' ')"
+        return f"CASE {text} WHEN 't' THEN 'true' WHEN 'f' THEN 'false' ELSE {text} END" if base == "bool" else text
 
 
 def described(connection: Connection, relation: int, definition: Definition, *, needs_rights: bool = False) -> Adopted:
@@ -247,6 +270,8 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
         InvalidInput: it cannot; the message says why, and what to do.
     """
     schema, sql = schema_of(connection), queries(connection)
+    # So that `format_type` writes types with their schemas.
+    connection.exec_driver_sql(setting("search_path", "pg_catalog", LOCAL))
     parts = {"schema_name": literal(schema)}
     found = connection.exec_driver_sql(filled("adoptable", schema, parts), {"relation": relation}).one_or_none()
     if found is None:
@@ -295,9 +320,8 @@ def present(connection: Connection, one: Known) -> Adopted:
             each would pass for a deleted one.
     """
     found = described(connection, one.relation, one.definition)
-    if other := one.makes_other_keys():
-        names = (one.tenant_column, tuple(one.key_columns), tuple(one.watched_columns or ()))
-        again = Definition(one.source, *names).command(found.table.name)
+    if other := one.makes_other_keys(found):
+        again = adopting(one.source, found.table.name, one.tenant_column, one.key_columns, one.watched_columns or ())
         raise InvalidInput(
             f"the source {one.source} stands still: of {found.table.name}, {other}",
             f"run: {again} --again; each row is sent with its present key, and records of other keys as deleted",
@@ -353,9 +377,9 @@ def _check_columns(table: str, definition: Definition, columns: Mapping[str, Col
     for name in (definition.tenant, *definition.keys, *definition.watched):
         if name not in columns:
             raise InvalidInput(f"{table} has no column {name!r}", f"adopt it by some of {', '.join(columns)}")
-        if MARK in name:
+        if mark := next((one for one in MARKS if one in name), None):
             raise InvalidInput(
-                f"{table}: the column {name} holds {MARK}, which marks a part of the function", "rename the column"
+                f"{table}: the column {name} holds {mark}, which marks a part of the function", "rename the column"
             )
         if columns[name].is_virtual:
             raise InvalidInput(
@@ -384,14 +408,3 @@ def known(connection: Connection, source: str | None = None) -> list[Known]:
     """Return what was adopted as a source, or as any."""
     rows = connection.exec_driver_sql(queries(connection)("adopted"), {"source": source})
     return [Known(**row._mapping) for row in rows]
-
-
-def adopting(source: str, table: str, tenant: str, keys: Sequence[str], watched: Sequence[str] = ()) -> str:
-    """Return the command that adopts a table."""
-    words = ["taskbridge", "adopt", table, "--tenant", tenant]
-    for key in keys:
-        words += ["--key", key]
-    words += ["--source", source]
-    if watched:
-        words += ["--columns", ",".join(watched)]
-    return shlex.join(words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.names import check_source_name
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
-from taskbridge.store.adopted import MARK, Adopted, Definition, Known, described, known, present
-from taskbridge.store.backfilling import backfills_due
+from taskbridge.store.adopted import MARKS, Adopted, Definition, Known, described, known, present
+from taskbridge.store.backfills import adopting, backfills_due
 from taskbridge.store.db import driver_error, is_busy, within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, schema_of, setting
 
@@ -34,8 +34,11 @@ __all__ = [
     "removal_statements",
     "trigger_faults",
     "unadopt",
+    "unadopt_within",
 ]
 
+LOCK_WAIT: Final = 0.04
+"""Seconds to wait for writers, of all partitions together; those that come after it wait as long."""
 PAUSE: Final = 0.4
 """Seconds from a try to the next, in which writers go on."""
 TIMEOUT: Final = 60.0
@@ -43,9 +46,8 @@ TIMEOUT: Final = 60.0
 TRUNCATED: Final = "\0"
 """Stands for the table that a TRUNCATE names, which is known when the function runs; no text of SQL holds it."""
 _TRUNCATED_TABLE: Final = "TG_RELID::regclass::text"
-_WAIT: Final = "40ms"
-"""How long writers are waited for, those of all partitions together; those that come after it wait as long."""
-LIMIT: Final = setting("lock_timeout", _WAIT, LOCAL)
+_MISSED_COLUMNS: Final = "its columns were called otherwise for a while, in which changes were not recorded"
+_WAIT: Final = f"{round(LOCK_WAIT * 1000)}ms"
 MISSED: Final = (
     "changes may have been missed, so send each row once more (with --from-now-on in place of --again: none): "
 )
@@ -59,6 +61,7 @@ _FIRES: Final = {
 
 Source: https://www.postgresql.org/docs/current/catalog-pg-trigger.html
 """
+LIMIT: Final = setting("lock_timeout", _WAIT, LOCAL)
 
 
 class _Trigger(NamedTuple):
@@ -92,18 +95,8 @@ class Fault(NamedTuple):
     is_recorded: bool = False
 
 
-@contextmanager
-def _transaction(where: Engine | Connection) -> Iterator[Connection]:
-    """Begin a transaction, unless the caller has begun one."""
-    if isinstance(where, Connection):
-        yield where
-        return
-    with where.begin() as connection:
-        yield connection
-
-
 def adoption(
-    where: Engine | Connection,
+    engine: Engine,
     table: str,
     tenant: str,
     keys: Sequence[str],
@@ -121,24 +114,57 @@ def adoption(
     Raises:
         InvalidInput, InvalidName: it cannot be adopted so; the message says why, and what to do.
     """
-    with _transaction(where) as connection:
-        relation, name = _named(connection, table)
+    with engine.begin() as connection:
+        return _adoption(
+            connection,
+            table,
+            tenant,
+            keys,
+            source=source,
+            watched=watched,
+            needs_rights=needs_rights,
+            other_keys=other_keys,
+        )
+
+
+def _adoption(
+    connection: Connection,
+    table: str,
+    tenant: str,
+    keys: Sequence[str],
+    *,
+    source: str | None,
+    watched: Sequence[str] | None,
+    needs_rights: bool,
+    other_keys: bool = False,
+) -> Adopted:
+    """As `adoption`; the rest of the transaction has another search path."""
+    relation, name = _named(connection, table)
+    if source is None:
         try:
-            source = check_source_name(source or name)
+            source = check_source_name(name)
         except InvalidName as error:
-            raise error if source else InvalidName(f"{error}: give the source a name with --source") from None
-        before = next(iter(known(connection, source)), None)
-        if watched is None:
-            watched = before.definition.watched if before and before.relation == relation else ()
-        definition = Definition(source, tenant, tuple(keys), tuple(dict.fromkeys(watched)))
-        found = described(connection, relation, definition, needs_rights=needs_rights)
-        if before:
-            _check_same(before, found, other_keys=other_keys)
-        elif connection.exec_driver_sql(queries(connection)("has_records"), {"source": source}).scalar_one():
-            raise InvalidInput(
-                f"the source {source!r} has records that were written by record(): choose another with --source"
-            )
-        return found
+            raise InvalidName(f"{error}: give the source a name with --source") from None
+    if watched is None:
+        before = [one for one in known(connection, source) if one.relation == relation]
+        watched = before[0].definition.watched if before else ()
+    definition = Definition(check_source_name(source), tenant, tuple(keys), tuple(dict.fromkeys(watched)))
+    found = described(connection, relation, definition, needs_rights=needs_rights)
+    _check_source(connection, found, relation, other_keys=other_keys)
+    return found
+
+
+def adopted_before(engine: Engine, source: str) -> tuple[str, Definition]:
+    """Return the table that is adopted as a source, as SQL writes its name, and how.
+
+    Raises:
+        InvalidInput: none is.
+    """
+    with engine.begin() as connection:
+        for one in known(connection, check_source_name(source)):
+            if one.called is not None and not one.ended:
+                return one.called, one.definition
+    raise InvalidInput(f"no table is adopted as {source!r}: name the table, with --tenant and --key")
 
 
 def _named(connection: Connection, table: str) -> tuple[int, str]:
@@ -155,60 +181,58 @@ def _named(connection: Connection, table: str) -> tuple[int, str]:
     return found.relation, found.name
 
 
-def _check_same(before: Known, found: Adopted, *, other_keys: bool) -> None:
+def _check_source(connection: Connection, found: Adopted, relation: int, *, other_keys: bool) -> None:
     """Raise InvalidInput where the source has records that the table's would be mistaken for."""
-    wanted, is_same_table = found.definition, before.relation == found.table.relation
-    if not is_same_table and before.called is not None and not before.ended:
+    wanted = found.definition
+    for before in known(connection, wanted.source):
+        is_another = before.relation != relation
+        if is_another and before.called is not None and not before.ended:
+            raise InvalidInput(
+                f"the source {wanted.source!r} is that of the table {before.called}: choose another with --source, "
+                f"or run `taskbridge unadopt {wanted.source}` before"
+            )
+        if other_keys:
+            return
+        is_same = replace(before.definition, watched=()) == replace(wanted, watched=())
+        if not is_same or (before.relation == relation and before.makes_other_keys(found, found.names)):
+            raise InvalidInput(
+                f"{before.called or before.name} was adopted with --tenant {before.definition.tenant}"
+                + "".join(f" --key {key}" for key in before.definition.keys)
+                + f", and the records of the source {wanted.source!r} have these: choose another with --source, or add "
+                "--again, and each row is sent with its new key, and records of other keys as deleted"
+            )
+        return
+    if connection.exec_driver_sql(queries(connection)("has_records"), {"source": wanted.source}).scalar_one():
         raise InvalidInput(
-            f"the source {wanted.source!r} is that of the table {before.called}: choose another with --source, "
-            f"or run `taskbridge unadopt {wanted.source}` before"
+            f"the source {wanted.source!r} has records that were written by record(): choose another with --source"
         )
-    is_same = replace(before.definition, watched=()) == replace(wanted, watched=())
-    if not other_keys and (not is_same or (is_same_table and before.makes_other_keys(found.names))):
-        raise InvalidInput(
-            f"{before.called or before.name} was adopted with --tenant {before.definition.tenant}"
-            + "".join(f" --key {key}" for key in before.definition.keys)
-            + f", and the records of the source {wanted.source!r} have these: choose another with --source, or add "
-            "--again, and each row is sent with its new key, and records of other keys as deleted"
-        )
-
-
-def adopted_before(engine: Engine, source: str) -> tuple[str, Definition]:
-    """Return the table that is adopted as a source, as SQL writes its name, and how.
-
-    Raises:
-        InvalidInput: none is.
-    """
-    with engine.begin() as connection:
-        for one in known(connection, check_source_name(source)):
-            if one.called is not None and not one.ended:
-                return one.called, one.definition
-    raise InvalidInput(f"no table is adopted as {source!r}: name the table, with --tenant and --key")
 
 
 def adoption_statements(adopted: Adopted) -> list[str]:
     """Return the statements that make a table a source, in their order. Each may be run again."""
-    function, triggers, wanted = _function_name(adopted), _triggers(adopted), adopted.definition
+    made, function, triggers = _function(adopted), _function_name(adopted), _triggers(adopted)
+    wanted = adopted.definition
     parts = {
         "source": literal(wanted.source),
-        "table": adopted.table.name,
         "table_name": literal(adopted.table.name),
         "tenant_name": literal(wanted.tenant),
         "key_names": _texts(wanted.keys),
         "watched_names": _texts(wanted.watched) if wanted.watched else "NULL",
+        "digest": literal(_digest(adopted)),
+        "kinds": _texts(adopted.kinds),
         "keys": str(len(adopted.names)),
         "row_triggers": f"{_texts([one.name for one in triggers if one.sees_rows])}::text[]",
-        "function_text": function.replace("'", "''"),
     }
     return [
         LIMIT,
-        _function(adopted),
-        filled("adopt_rights", adopted.schema, parts),
+        made,
+        filled("adopt_rights", adopted.schema, {**parts, "function_text": function.replace("'", "''")}),
         *_hold([adopted.table.name], "SHARE ROW EXCLUSIVE", adopted.schema),
         # Under the lock: nobody turns a trigger off between this look at them and what turns them on.
         filled("adopt_register", adopted.schema, parts),
+        filled("adopt_seen", adopted.schema, parts),
         *(line for one in triggers for line in one.statements(function, adopted.schema)),
-        filled("adopt_empty", adopted.schema, parts),
+        filled("adopt_empty", adopted.schema, {**parts, "table": adopted.table.name}),
     ]
 
 
@@ -232,33 +256,34 @@ def choose_from_now_on(engine: Engine, adopted: Adopted) -> None:
         connection.exec_driver_sql(from_now_on_statement(adopted).replace("%", "%%"))
 
 
-def removal_statements(where: Engine | Connection, source: str) -> list[str]:
+def removal_statements(engine: Engine, source: str) -> list[str]:
     """Return the statements that take the triggers of a source away, in their order.
 
     Raises:
         InvalidInput: there is no such source.
     """
-    with _transaction(where) as connection:
-        schema = schema_of(connection)
-        _the_one(connection, source)
-        triggers = [one for one in _triggers_there(connection, source) if not one.is_clone]
-        return [
-            LIMIT,
-            *_hold(sorted({one.name for one in triggers}), "ACCESS EXCLUSIVE", schema),
-            *(
-                filled("unadopt_trigger", schema, {"trigger": quoted(one.trigger), "table": one.name})
-                for one in triggers
-            ),
-            filled("unadopt_function", schema, {"function": _function_of(source, schema)}),
-            filled("unadopt_register", schema, {"source": literal(source)}),
-        ]
+    with engine.begin() as connection:
+        return _removal(connection, source)
+
+
+def _removal(connection: Connection, source: str) -> list[str]:
+    schema = schema_of(connection)
+    _the_one(connection, source)
+    triggers = [one for one in _triggers_there(connection, source) if not one.is_clone]
+    return [
+        LIMIT,
+        *_hold(sorted({one.name for one in triggers}), "ACCESS EXCLUSIVE", schema),
+        *(filled("unadopt_trigger", schema, {"trigger": quoted(one.trigger), "table": one.name}) for one in triggers),
+        filled("unadopt_function", schema, {"function": _function_of(source, schema)}),
+        filled("unadopt_register", schema, {"source": literal(source)}),
+    ]
 
 
 def adopt(engine: Engine, adopted: Adopted, timeout: float = TIMEOUT) -> bool:
     """Make the table a source; return whether anything was to be done.
 
-    Open writers of the table are waited for; those that come meanwhile wait for 40 ms at the most, and then go on
-    before the next try.
+    Open writers of the table are waited for; those that come meanwhile wait for `LOCK_WAIT` seconds at the most, and
+    then go on before the next try.
 
     Raises:
         Unavailable: somebody wrote the table in one transaction for as long as `timeout`; nothing was changed.
@@ -288,24 +313,38 @@ def adopt_within(
     Raises:
         InvalidInput, InvalidName, Unavailable: as `adoption` and `adopt`; the transaction can go on.
     """
-    found = adoption(connection, table, tenant, keys, source=source, watched=watched)
+    looking = connection.begin_nested()
+    try:
+        found = _adoption(connection, table, tenant, keys, source=source, watched=watched, needs_rights=True)
+    finally:
+        looking.rollback()  # and with it the search path
     kept = [from_now_on_statement(found)] if from_now_on else []
     _run(connection, [*adoption_statements(found), *kept], found.table.name, timeout)
 
 
-def unadopt(where: Engine | Connection, source: str, timeout: float = TIMEOUT) -> Left:
-    """Take the triggers of a source away; return what remains. A transaction that the caller has begun can go on.
+def unadopt_within(connection: Connection, source: str, timeout: float = TIMEOUT) -> None:
+    """Take the triggers of a source away, as `unadopt` does, in a transaction that the caller has begun.
+
+    Raises:
+        InvalidInput, Unavailable: as `unadopt`; the transaction can go on.
+    """
+    found = _the_one(connection, source)
+    _run(connection, _removal(connection, source), found.called or found.name, timeout)
+
+
+def unadopt(engine: Engine, source: str, timeout: float = TIMEOUT) -> Left:
+    """Take the triggers of a source away; return what remains.
 
     Raises:
         InvalidInput: there is no such source.
         Unavailable: as `adopt`.
     """
-    with _transaction(where) as connection:
+    with engine.begin() as connection:
         found = _the_one(connection, source)
-        pipelines = connection.exec_driver_sql(queries(connection)("pipelines"))
-        readers = [row.pipeline for row in pipelines if row.source == source]
+        known_pipelines = connection.exec_driver_sql(queries(engine)("pipelines"))
+        readers = [row.pipeline for row in known_pipelines if row.source == source]
     table = found.called or found.name
-    _run(where, removal_statements(where, source), table, timeout)
+    _run(engine, removal_statements(engine, source), table, timeout)
     return Left(table, readers)
 
 
@@ -322,83 +361,97 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
         before = known(connection, adopted.definition.source)
         if not before or before[0].ended:
             return ["it is not adopted"]
-        return [*_trigger_faults(connection, adopted, before[0])]
-
-
-def _trigger_faults(connection: Connection, adopted: Adopted, one: Known) -> dict[str, bool]:
-    """Return what is wrong, and whether rows may have changed without a record by that."""
-    found = _triggers_there(connection, one.source)
-    if wrong := _idle_triggers(adopted, found):
-        return wrong
-    in_each_write = (one.tenant_column, *one.key_columns)
+        found = _triggers_there(connection, adopted.definition.source)
+        has_missed = _has_missed(connection, adopted.definition.source)
+    wrong = list(_idle_triggers(adopted, found))
+    wrong += [f"the owner of {one.name} cannot make partitions of it" for one in found if not one.may_clone]
+    in_each_write = (before[0].tenant_column, *before[0].key_columns)
     # What is watched is looked at where rows are updated alone.
-    if wrong := {
+    renamed = [
         f"its column {name} is called {now} now, so {'changes' if name in in_each_write else 'updates'} of the table "
-        "are not recorded": False
-        for name, now in one.renamed.items()
-    }:
-        return wrong
-    if other := one.makes_other_keys(adopted.names):
-        return {other: False}
-    if one.has_missed:
-        return {"its columns were called otherwise for a while, in which changes were not recorded": True}
+        "are not recorded"
+        for name, now in before[0].renamed.items()
+    ] or [f"its column {name} has another type now, so each change costs more" for name in before[0].columns_retyped]
+    if not wrong and before[0].digest != _digest(adopted):
+        wrong = renamed or ["its columns have changed, or an earlier version of TaskBridge made its triggers"]
+    if not wrong and (other := before[0].makes_other_keys(adopted, adopted.names)):
+        wrong = [other]
+    if not wrong and has_missed:
+        wrong = [_MISSED_COLUMNS]
     # A migration may have run what was printed in another form.
-    body = _function(adopted).split(MARK)[1].split()
-    if any(trigger.body.split() != body for trigger in found):
-        return {"its columns have changed, or another version of TaskBridge made its triggers": False}
-    if one.has_other_types and adopted.table.by_row:
-        return {"its columns have other types now, so each change costs more": False}
-    return {}
+    if not wrong and any(one.body.split() != _body(adopted).split() for one in found):
+        wrong = ["the function of its triggers has another text than the one that adopts it"]
+    return wrong
+
+
+def _has_missed(connection: Connection, source: str) -> bool:
+    """Return whether triggers found the columns changed; a role that cannot read the records does not learn it."""
+    sql = queries(connection)
+    if not connection.exec_driver_sql(sql("readable_records")).scalar_one():
+        return False
+    return bool(connection.exec_driver_sql(sql("adopted_has_missed"), {"source": source}).scalar_one())
 
 
 def _idle_triggers(adopted: Adopted, found: Sequence[Any]) -> dict[str, bool]:
+    """Return which triggers do not always fire, and whether single rows may have changed without a record by that."""
     there = {(one.name, one.trigger): _FIRES[one.fires] for one in found}
     wanted = {(one.table, one.name): one.sees_rows for one in _triggers(adopted)}
-    wrong = {f"{at[0]} has no trigger {at[1]}": sees_rows for at, sees_rows in wanted.items() if at not in there}
+    idle = {
+        f"{table} has no trigger {name}": sees_rows
+        for (table, name), sees_rows in wanted.items()
+        if (table, name) not in there
+    }
     for (table, name), what in there.items():
         if what:
-            wrong[f"the trigger {name} of {table} {what}"] = wanted.get((table, name), True)
-    clones = {f"the owner of {one.name} cannot make partitions of it": False for one in found if not one.may_clone}
-    return wrong | clones
+            idle[f"the trigger {name} of {table} {what}"] = wanted.get((table, name), True)
+    return idle
 
 
 def check_adoptions(engine: Engine) -> dict[str, list[Fault]]:
     """Return, of each adopted table, what is wrong with it."""
     with engine.begin() as connection:
         adoptions = [one for one in known(connection) if not one.ended]
-    due = {one.source: Fault(one.what, one.remedy, is_recorded=True) for one in backfills_due(engine)}
-    found = {}
-    for one in adoptions:
+    return {one.source: list(_faults(engine, one)) for one in adoptions}
+
+
+def _faults(engine: Engine, one: Known) -> Iterator[Fault]:
+    try:
         with engine.begin() as connection:
-            try:
-                faults = [*_faults(connection, one)]
-            except InvalidInput as error:
-                found[one.source] = [Fault(error.what, error.remedy)]
-                continue
-        found[one.source] = [*faults, due[one.source]] if one.source in due else faults
-    return found
-
-
-def _faults(connection: Connection, one: Known) -> Iterator[Fault]:
-    adopted = present(connection, one)
-    again = one.definition.command(adopted.table.name)
-    if one.name != one.called and _is_there(connection, one.name):
+            adopted = present(connection, one)
+            readable = connection.exec_driver_sql(queries(engine)("readable_table"), {"relation": one.relation})
+            is_readable = readable.scalar_one()
+    except InvalidInput as error:
+        yield Fault(error.what, error.remedy)
+        return
+    if one.name != one.called and _is_there(engine, one.name):
         what = f"the table that was adopted is called {one.called} now; changes of {one.name} are not recorded"
-        yield Fault(what, f"run: taskbridge unadopt {one.source} && {one.definition.command(one.name)}")
-    if not one.is_readable:
+        yield Fault(what, f"run: taskbridge unadopt {one.source} && {command(one.definition, one.name)}")
+    if not is_readable:
         what = f"this role has no right to read {adopted.table.name}"
         yield Fault(what, "grant SELECT on it to the workers' role")
-    found = _triggers_there(connection, one.source)
+    with engine.begin() as connection:
+        found = _triggers_there(connection, one.source)
     if lacking := sorted({what for trigger in found for what in trigger.lacks}):
         what = f"the role {found[0].role}, which adopted it, has no {', no '.join(lacking)}, and so its writers fail"
         yield Fault(what, "grant it that")
-    for wrong, is_missed in _trigger_faults(connection, adopted, one).items():
+    idle, again = _idle_triggers(adopted, found), command(one.definition, adopted.table.name)
+    for wrong in trigger_faults(engine, adopted):
+        is_missed = idle.get(wrong) or wrong == _MISSED_COLUMNS
         yield Fault(wrong, f"{MISSED}{again} --again" if is_missed else f"run again: {again}")
+    for due in backfills_due(engine):
+        if due.source == one.source:
+            yield Fault(due.what, due.remedy, is_recorded=True)
 
 
-def _is_there(connection: Connection, table: str) -> bool:
-    found = connection.exec_driver_sql(queries(connection)("named_table"), {"table": table})
-    return found.one_or_none() is not None
+def _is_there(engine: Engine, table: str) -> bool:
+    with engine.begin() as connection:
+        found = connection.exec_driver_sql(queries(engine)("named_table"), {"table": table})
+        return found.one_or_none() is not None
+
+
+def command(wanted: Definition, table: str) -> str:
+    """Return the command that adopts a table."""
+    return adopting(wanted.source, table, wanted.tenant, wanted.keys, wanted.watched)
 
 
 def _triggers_there(connection: Connection, source: str) -> Sequence[Any]:
@@ -445,52 +498,93 @@ def _run(where: Engine | Connection, statements: Sequence[str], table: str, time
 
 
 def _function(adopted: Adopted) -> str:
-    new, old, row_new, row_old, one, two = map(adopted.parts_of, ("n", "o", "NEW", "OLD", "($1)", "($2)"))
-    source = {"source": literal(adopted.definition.source)}
-    muted = filled("adopted_muted", adopted.schema, source)
-    outdated = query("adopted_outdated")
-
-    def records(name: str, **parts: str) -> str:
-        return adopted.records(filled(name, adopted.schema, parts), muted, outdated)
-
-    def moved(rows: str, came: str, row: Mapping[str, str] = new) -> str:
-        return records("adopted_moved", **row, rows=rows, came=came)
-
-    parts = {
-        **source,
+    came, changed, went = ("adopted_came", "adopted_changed", "adopted_went")
+    before, after = _statement(adopted, went, rows=TRUNCATED).split(TRUNCATED)
+    untyped_before, untyped_after = _statement(adopted, went, rows=TRUNCATED, typed=False).split(TRUNCATED)
+    columns = {"keys": str(len(adopted.names))}
+    adopted_columns = enumerate((*adopted.names, *adopted.definition.watched), 1)
+    unchanged = [
+        filled("adopted_unchanged", adopted.schema, {"place": str(place), "name": literal(name)})
+        for place, name in adopted_columns
+    ]
+    body = {
         "function": _function_name(adopted),
-        "emptied": f" || {_TRUNCATED_TABLE} || ".join(map(literal, moved(TRUNCATED, "false").split(TRUNCATED))),
-        "row_moved": literal(filled("adopted_row_moved", adopted.schema, one)),
-        "row_changed": literal(filled("adopted_row_changed", adopted.schema, _both(one, two))),
-        "row_retyped": records("adopted_row_retyped"),
-        "row_came": moved("(SELECT)", "true", row_new),
-        "row_updated": records("adopted_row_updated", **_both(row_new, row_old)),
-        "row_went": moved("(SELECT)", "false", row_old),
-        "came": moved("new_rows", "true"),
-        "changed": records("adopted_changed", **_both(new, old)),
-        "went": moved("old_rows", "false"),
+        "source": literal(adopted.definition.source),
+        "styles": f" {query('adopted_styles')}" if adopted.has_times else "",
+        "unchanged": "".join(f"\n{one}" for one in unchanged),
+        "columns": filled("adopted_columns", adopted.schema, columns),
+        "missed": filled("adopted_missed", adopted.schema, {"source": literal(adopted.definition.source)}),
+        "came": _statement(adopted, came),
+        "changed": _statement(adopted, changed),
+        "went": _statement(adopted, went),
+        "changed_anew": _marked(_statement(adopted, changed, passed=True)),
+        "came_untyped": _marked(_statement(adopted, came, passed=True, typed=False)),
+        "changed_untyped": _marked(_statement(adopted, changed, passed=True, typed=False)),
+        "went_untyped": _marked(_statement(adopted, went, passed=True, typed=False)),
+        "emptied": f"{_marked(before)} || {_TRUNCATED_TABLE} || {_marked(after)}",
+        "emptied_untyped": f"{_marked(untyped_before)} || {_TRUNCATED_TABLE} || {_marked(untyped_after)}",
     }
-    return filled("adopt_function", adopted.schema, parts)
+    return filled("adopt_function", adopted.schema, body)
 
 
-def _both(new: Mapping[str, str], old: Mapping[str, str]) -> dict[str, str]:
-    return {f"{word}_{name}": part for word, row in (("new", new), ("old", old)) for name, part in row.items()}
+def _marked(statement: str) -> str:
+    mark = MARKS[1]
+    return f"{mark}\n{statement}{mark}"
+
+
+def _statement(
+    adopted: Adopted, name: str, *, passed: bool = False, rows: str | None = None, typed: bool = True
+) -> str:
+    """Return the statement of the function that records changes.
+
+    `passed`: where a trigger is called for each row, NEW and OLD are $1 and $2. `rows`: the table that has the old
+    rows, if the trigger has none. Unless `typed`, tenant and key may be of any type.
+    """
+    wanted, by_row = adopted.definition, adopted.table.by_row and rows is None
+    watched = dict.fromkeys((*adopted.names, *wanted.watched)) if wanted.watched else {}
+    parts = {"source": literal(wanted.source)}
+    parts["muted"] = filled("adopted_muted", adopted.schema, parts)
+    for word, number in (("new", "$1"), ("old", "$2")):
+        whole = number if passed else word.upper()
+        row = word[0] if not by_row else f"({whole})" if passed else whole
+        columns = ", ".join(f"{row}.{quoted(column)}" for column in watched)
+        parts[word] = query("adopted_row") if by_row else rows or f"{word}_rows"
+        parts[f"{word}_tenant"] = adopted.tenant_of(row, as_owner=True, typed=typed)
+        parts[f"{word}_key"] = adopted.key_of(row, as_owner=True, typed=typed)
+        parts[f"{word}_counts"] = adopted.has_tenant_and_key(row)
+        parts[f"{word}_watched"] = f"{f'ROW({columns})' if columns else whole if by_row else f'ROW({row}.*)'}::record"
+    again = query("adopted_again", adopted.schema)
+    return adopted.records(filled(name, adopted.schema, parts), again, typed=typed, is_single=by_row)
+
+
+def _body(adopted: Adopted) -> str:
+    return _function(adopted).split("$taskbridge$")[1]
 
 
 def _triggers(adopted: Adopted) -> list[_Trigger]:
     # Another deployment, with another schema, may have adopted the table as well.
     prefix, table = _short(f"{adopted.schema}_{adopted.definition.source}"), adopted.table
-    kinds = {
-        "insert": "AFTER INSERT; REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT",
-        "update": "AFTER UPDATE; REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows FOR EACH STATEMENT",
-        "delete": "AFTER DELETE; REFERENCING OLD TABLE AS old_rows FOR EACH STATEMENT",
-    }
+    emptied = [_Trigger(f"{prefix}_truncate", name, "BEFORE TRUNCATE; FOR EACH STATEMENT") for name in table.emptied]
     if table.by_row:
-        kinds = {"row": "AFTER INSERT OR UPDATE OR DELETE; FOR EACH ROW"}
+        return [_Trigger(f"{prefix}_row", table.name, "AFTER INSERT OR UPDATE OR DELETE; FOR EACH ROW"), *emptied]
+    tables = {
+        "insert": "NEW TABLE AS new_rows",
+        "update": "OLD TABLE AS old_rows NEW TABLE AS new_rows",
+        "delete": "OLD TABLE AS old_rows",
+    }
     return [
-        *(_Trigger(f"{prefix}_{verb}", table.name, kind) for verb, kind in kinds.items()),
-        *(_Trigger(f"{prefix}_truncate", one, "BEFORE TRUNCATE; FOR EACH STATEMENT") for one in table.emptied),
+        *(
+            _Trigger(f"{prefix}_{verb}", table.name, f"AFTER {verb.upper()}; REFERENCING {rows} FOR EACH STATEMENT")
+            for verb, rows in tables.items()
+        ),
+        *emptied,
     ]
+
+
+def _digest(adopted: Adopted) -> str:
+    """Return what changes with the function and the kinds of triggers, and not with the name of a table."""
+    kinds = sorted({one.kind for one in _triggers(adopted)})
+    return hashlib.sha256("\n".join((_function(adopted), *kinds)).encode()).hexdigest()
 
 
 def _function_name(adopted: Adopted) -> str:

@@ -3,25 +3,24 @@
 A page is read without a lock, and then written in parts that are short, each a transaction in one message. Users write
 the same records in their transactions, in any order, and must neither wait for a backfill nor be the victim of a
 deadlock with it. So a part gives up as soon as it meets a record that somebody else holds, and is cut in halves; a
-single row whose record is held is left for later, while the backfill goes on with the next ones. A row that has its
-record is passed over, so whatever was done in vain before the place was kept is done again without harm.
+single row whose record is held is left for later, while the backfill goes on with the next ones.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from psycopg.errors import DeadlockDetected, LockNotAvailable, QueryCanceled
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from taskbridge.errors import InvalidInput
-from taskbridge.store.adopted import SETTINGS, Adopted, known
-from taskbridge.store.db import Database, driving, in_one_message, within
+from taskbridge.store.adopted import Adopted, known
+from taskbridge.store.db import driving, in_one_message, within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, quoted, setting
 
-__all__ = ["Backfilled", "Due", "backfill", "backfills_due", "begin_again"]
+__all__ = ["Backfilled", "backfill", "begin_again"]
 
 PAGE: Final = 2_000
 AT_ONCE: Final = 250
@@ -37,8 +36,10 @@ MOST_LEFT: Final = 1_000
 PAUSE: Final = 0.1
 """Seconds until the rows that were left are tried again; twice as long each time, up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE: Final = 2.0
-RECORDS: Final = ["records"]
-"""What a place is made of in the second phase: a record's tenant and key."""
+ROWS: Final = "rows"
+"""First each row gets its record; the place is of the unique index."""
+RECORDS: Final = "records"
+"""Then, where changes may have been missed, each record is looked at whose row may be gone; the place is a record's."""
 
 
 class Backfilled(NamedTuple):
@@ -54,37 +55,23 @@ class Backfilled(NamedTuple):
     before: bool = False
 
 
-class Due(NamedTuple):
-    """A source of which rows may have no record: what is so, and the commands of which one ends it.
+class _Row(NamedTuple):
+    place: Sequence[str]
+    tenant: str
+    key: str
+    counts: bool
+    gone: bool
+    at: int
+    """How many rows were looked at, with this one."""
 
-    `missed`: changes of rows that have a record may lack one too.
-    """
 
-    source: str
-    what: str
-    remedy: str
-    missed: bool
+class _Page(NamedTuple):
+    rows: Sequence[_Row]
+    is_last: bool
 
 
 class _StandsElsewhere(Exception):
-    """The backfill was ended or begun again by somebody else, or the table was adopted again."""
-
-
-def backfills_due(database: Database) -> Iterator[Due]:
-    """Return the adopted tables whose backfill did not begin or did not end, unless somebody chose that."""
-    with database.begin() as connection:
-        due = [one for one in known(connection) if one.is_due]
-    for one in due:
-        command = one.definition.command(one.called or one.name)
-        if one.backfilled:
-            what = f"the backfill stopped after {one.backfilled:,} rows, or is on its way"
-            yield Due(one.source, what, f"if none runs: {command} --backfill", one.again)
-            continue
-        what = "rows that were there before the table was adopted have no record until they change"
-        if one.again:
-            what = "changes may have been missed, and no backfill has begun since"
-        remedy = f"run: {command} --backfill; with --from-now-on it stays so, and is not told again"
-        yield Due(one.source, what, remedy, one.again)
+    """Somebody else has moved the place of the backfill, or adopted the table again."""
 
 
 def begin_again(engine: Engine, source: str) -> None:
@@ -96,8 +83,9 @@ def begin_again(engine: Engine, source: str) -> None:
 def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Backfilled]:
     """Write a thin record of each row that has none, in the order of the unique index; yield after each page.
 
-    Whoever begins again goes on at the last page, and each row has one record. Workers find the records as they find
-    those of any other writer. What is done already is yielded at once.
+    Records and the place where the backfill stands are one transaction, so whoever begins again goes on there, and each
+    row has one record. Workers find the records as they find those of any other writer. What is done already is yielded
+    at once.
 
     A row whose record an open transaction holds is tried again later, also while that stays open for long; the place is
     kept before it, and nothing ends without it. While only such rows are left, the same count is yielded again.
@@ -108,149 +96,224 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
     Raises:
         InvalidInput: the source is not adopted, or no longer, or the table has another name since.
     """
-    before = True
-    while not (stands := _stands(engine, adopted)).is_done:
-        before = False
-        try:
-            yield from _Backfill(engine, adopted, stands).pages(size)
+    first = True
+    writer = _Writer(engine, adopted)
+    while True:
+        page = writer.read(size)
+        if page is None:
+            yield Backfilled(writer.rows, True, writer.again, before=first)
             return
-        except _StandsElsewhere:
-            continue
-    yield Backfilled(stands.backfilled, True, stands.again_below > 0, before)
-
-
-def _stands(engine: Engine, adopted: Adopted) -> Any:
-    source = adopted.definition.source
-    with engine.begin() as connection:
-        stands = connection.exec_driver_sql(queries(engine)("backfill_begin"), {"source": source}).one_or_none()
-    if stands is None:
-        raise InvalidInput(f"no table is adopted as the source {source!r}: adopt it first")
-    return stands
-
-
-class _Backfill:
-    """A backfill of this process, which may be past rows that were left."""
-
-    def __init__(self, engine: Engine, adopted: Adopted, stands: Any) -> None:
-        self._engine = engine
-        self._adopted = adopted
-        self._again = stands.again_below > 0
-        self._values = {
-            "source": adopted.definition.source,
-            "state": stands.state,
-            "below": str(stands.again_below),
-        }
-        columns = adopted.table.columns
-        self._columns = [
-            " ".join((one, columns[one].bare, columns[one].collation or "")) for one in adopted.table.unique
-        ]
-        self._place, self._rows = stands.backfill_after, stands.backfilled
-        if stands.backfill_columns == RECORDS:
-            self._columns = RECORDS
-        elif stands.backfill_columns != self._columns:
-            # Of another index, or of other types, the place says nothing.
-            self._place, self._rows = None, 0
-
-    def pages(self, size: int) -> Iterator[Backfilled]:
-        """Write all that is left, page by page."""
-        left: list[Any] = []
-        while True:
-            page = self._read(size)
-            is_last = len(page) < size
-            for at in range(0, len(page), AT_ONCE):
-                left += self._write(page[at : at + AT_ONCE])
-            if page:
-                self._place = page[-1].place
-            if self._columns != RECORDS:
-                self._rows += len(page)
+        first = False
+        try:
+            writer.write_page(page)
             pause = PAUSE
-            while left and (is_last or len(left) >= MOST_LEFT):
-                yield Backfilled(self._rows, False, self._again)
+            while writer.must_wait(page):
+                yield Backfilled(writer.rows, False, writer.again)
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-                left = [one for at in range(0, len(left), AT_ONCE) for one in self._write(left[at : at + AT_ONCE])]
-            is_done = is_last and (self._columns == RECORDS or not self._again)
-            if is_last and not is_done:
-                self._columns, self._place = RECORDS, ["", ""]
-            if not left:
-                self._keep_place(is_done)
-            yield Backfilled(self._rows, is_done, self._again)
-            if is_done:
-                return
+                writer.try_again()
+            is_done = page.is_last and writer.end_phase()
+        except _StandsElsewhere:
+            continue
+        yield Backfilled(writer.rows, is_done, writer.again)
+        if is_done:
+            return
 
-    def _read(self, size: int) -> Sequence[Any]:
-        """Return the next rows, or records."""
+
+class _Writer:
+    """Where a backfill stands in the database, and in this process, which may be past rows that were left."""
+
+    def __init__(self, engine: Engine, adopted: Adopted) -> None:
+        self._engine = engine
+        self._adopted = adopted
+        self._state = ""
+        self._phase = ROWS
+        self._again_below = 0
+        self._left: list[_Row] = []
+        self._kept: tuple[Sequence[str] | None, int] = (None, 0)
+        self._reached: tuple[Sequence[str] | None, int] = (None, 0)
+
+    @property
+    def rows(self) -> int:
+        """How many rows were looked at."""
+        return self._reached[1]
+
+    @property
+    def again(self) -> bool:
+        """Whether rows that have a record get another."""
+        return self._again_below > 0
+
+    def read(self, size: int) -> _Page | None:
+        """Return the next rows, or records; None: the backfill is done."""
         # Each statement must see what it waited for, whatever the database's default is.
         committed = self._engine.execution_options(isolation_level="READ COMMITTED")
-        places = {f"place{at}": text for at, text in enumerate(self._place or ())}
+        source = self._adopted.definition.source
         with committed.begin() as connection, within(connection, None):
-            connection.exec_driver_sql(SETTINGS)
-            found = connection.exec_driver_sql(self._page(), {**places, "size": size, "small": 0}).all()
+            stands = connection.exec_driver_sql(queries(connection)("backfill_begin"), {"source": source}).one_or_none()
+            if stands is None:
+                raise InvalidInput(f"no table is adopted as the source {source!r}: adopt it first")
+            if stands.state != self._state:
+                self._begin_at(stands)
+            if stands.is_done:
+                return None
+            values = {**self._places(), "size": size, "small": 0}
+            found = connection.exec_driver_sql(self._page(), values).all()
             # From here on nobody can rename what was read, so that another table of its name is found out.
-            (now,) = known(connection, self._adopted.definition.source)
-        table = self._adopted.table
-        if (now.relation, now.called) != (table.relation, table.name):
-            what = f"called {now.called}" if now.called else "gone"
-            raise InvalidInput(f"{table.name} is {what} since the backfill began: run it again")
-        return found
+            _check_name(connection, self._adopted)
+        # Records are looked at in the second phase, and no row.
+        each = 1 if self._phase == ROWS else 0
+        rows = [
+            _Row(row.place, row.tenant, row.key, row.counts, row.gone, self.rows + each * number)
+            for number, row in enumerate(found, 1)
+        ]
+        return _Page(rows, len(rows) < size)
 
-    def _page(self) -> str:
-        adopted = self._adopted
-        if self._columns == RECORDS:
-            parts = {"source": _escaped(literal(adopted.definition.source)), "again_below": self._values["below"]}
-            return filled("backfill_gone", adopted.schema, {**parts, "row": adopted.document})
-        unique, columns = adopted.table.unique, adopted.table.columns
-        order = ", ".join(f"t.{quoted(column)}" for column in unique)
-        places = [f"(%(place{at})s::text)::{_escaped(columns[one].bare)}" for at, one in enumerate(unique)]
-        after = "true" if self._place is None else f"({_escaped(order)}) > ({', '.join(places)})"
-        parts = {**adopted.parts_of("t"), "places": adopted.places_of("t"), "order": order, "table": adopted.table.name}
-        return filled("backfill_page", adopted.schema, {**{k: _escaped(v) for k, v in parts.items()}, "after": after})
+    def _begin_at(self, stands: Any) -> None:
+        self._state, self._again_below, self._left = stands.state, stands.again_below, []
+        of_records = stands.backfill_of == RECORDS and stands.backfill_after is not None
+        self._phase = RECORDS if of_records else ROWS
+        # Of another index, or of other types, the place says nothing.
+        goes_on = of_records or stands.is_done or stands.backfill_columns == _columns(self._adopted)
+        self._kept = (stands.backfill_after, stands.backfilled) if goes_on else (None, 0)
+        self._reached = self._kept
 
-    def _write(self, part: Sequence[Any]) -> Sequence[Any]:
-        """Write the records of rows, except those that others hold; return these."""
-        recorded = [row for row in part if row.counts]
-        arrays = {f"{name}s": [getattr(row, name) for row in recorded] for name in ("tenant", "key", "gone")}
-        # One row is held for as long as its commit takes, and while nothing else is waited for.
-        limits = {"lock_timeout": LOCK_WAIT} | ({"statement_timeout": HELD} if len(part) > 1 else {})
-        changes = queries(self._engine)("backfill_rows")
-        # What stands for a value has one percent sign, and names have none: a source's name is of few characters.
-        writing = self._adopted.records(changes, "NULL", "r.xid <= %(below)s::xid8")
-        if not recorded or self._do(writing, arrays, limits):
-            return ()
-        half = len(part) // 2
-        return [*self._write(part[:half]), *self._write(part[half:])] if half else part
+    def write_page(self, page: _Page) -> None:
+        """Write the records of a page, except those that others hold."""
+        for at in range(0, len(page.rows), AT_ONCE):
+            self._write(page.rows[at : at + AT_ONCE])
 
-    def _keep_place(self, is_done: bool) -> None:
-        values = {"place": self._place, "columns": self._columns, "rows": self._rows, "is_done": is_done}
-        while not self._do(queries(self._engine)("backfill_keep"), values, {}):
+    def must_wait(self, page: _Page) -> bool:
+        """Whether rows were left that must have their records before the backfill can go on."""
+        return bool(self._left) and (page.is_last or len(self._left) >= MOST_LEFT)
+
+    def try_again(self) -> None:
+        """Write the records of rows that were left, except those that others still hold."""
+        rows, self._left = self._left, []
+        for at in range(0, len(rows), AT_ONCE):
+            some = rows[at : at + AT_ONCE]
+            # The place stays before these until all have their records.
+            if not self._store(some):
+                self._left += some if len(some) == 1 else [row for row in some if not self._store([row])]
+
+    def end_phase(self) -> bool:
+        """Go on with records whose row may be gone, where changes may have been missed; return whether all is done."""
+        is_done = self._phase == RECORDS or not self.again
+        if not is_done:
+            self._phase, self._reached = RECORDS, (("", ""), self.rows)
+        self._kept = self._reached
+        while not self._store((), is_done=is_done):
             time.sleep(PAUSE)
+        return is_done
 
-    def _do(self, writing: str, values: Mapping[str, Any], limits: Mapping[str, str]) -> bool:
-        """Do a statement, if the backfill stands as this process found it; return whether nobody was in the way."""
+    def _write(self, rows: Sequence[_Row]) -> None:
+        kept, self._reached = self._kept, (rows[-1].place, rows[-1].at)
+        if not self._left:
+            self._kept = self._reached
+        if self._store(rows):
+            return
+        self._kept = kept
+        if len(rows) == 1:
+            self._left += rows
+            return
+        half = len(rows) // 2
+        self._write(rows[:half])
+        self._write(rows[half:])
+
+    def _store(self, rows: Sequence[_Row], *, is_done: bool = False) -> bool:
+        """Write records and the place in one transaction; return whether nobody else held one of them."""
+        counting = [row for row in rows if row.counts]
+        place, count = self._kept
+        values = {
+            "source": self._adopted.definition.source,
+            "state": self._state,
+            "phase": self._phase,
+            "place": None if place is None else list(place),
+            "rows": count,
+            "is_done": is_done,
+            "tenants": [row.tenant for row in counting],
+            "keys": [row.key for row in counting],
+            "gone": [row.gone for row in counting],
+        }
+        # One row is held for as long as its commit takes, and while nothing else is waited for.
+        limits = {"lock_timeout": LOCK_WAIT} | ({"statement_timeout": HELD} if len(rows) > 1 else {})
         statement = "; ".join(
             (
                 queries(self._engine)("backfill_hold"),
                 *(setting(name, value, LOCAL) for name, value in limits.items()),
-                writing,
+                self._writing(),
                 # A cancellation that comes as the part ends takes this, and not what the session does next.
                 setting("statement_timeout", None, LOCAL),
             )
         )
         with driving(self._engine) as driver:
             try:
-                found = in_one_message(
+                stored = in_one_message(
                     driver,
                     statement,
-                    {**self._values, **values},
+                    values,
                     transaction_isolation="read committed",
                     synchronous_commit="off",
                     lock_timeout=TURN_WAIT,
                 )
             except (LockNotAvailable, QueryCanceled, DeadlockDetected):
                 return False
-        if not found:
+        if not stored:
             raise _StandsElsewhere
+        self._state = stored[0][0]
         return True
+
+    def _places(self) -> dict[str, str]:
+        return {f"place{at}": text for at, text in enumerate(self._reached[0] or ())}
+
+    def _page(self) -> str:
+        adopted = self._adopted
+        if self._phase == RECORDS:
+            parts = {"source": _escaped(literal(adopted.definition.source)), "again_below": str(self._again_below)}
+            return filled("backfill_gone", adopted.schema, {**parts, "row": adopted.document})
+        unique, columns = adopted.table.unique, adopted.table.columns
+        order = ", ".join(f"t.{quoted(column)}" for column in unique)
+        places = [f"(%(place{at})s::text)::{_escaped(columns[one].bare)}" for at, one in enumerate(unique)]
+        parts = {
+            "places": adopted.places_of("t"),
+            "tenant": adopted.tenant_of("t"),
+            "key": adopted.key_of("t"),
+            "counts": adopted.has_tenant_and_key("t"),
+            "order": order,
+            "table": adopted.table.name,
+        }
+        escaped = {name: _escaped(part) for name, part in parts.items()}
+        after = "true" if self._reached[0] is None else f"({_escaped(order)}) > ({', '.join(places)})"
+        return filled("backfill_page", adopted.schema, {**escaped, "after": after})
+
+    def _writing(self) -> str:
+        adopted = self._adopted
+        source, below = literal(adopted.definition.source), str(self._again_below)
+        conflict = filled("backfill_again" if self.again else "backfill_once", adopted.schema, {"again_below": below})
+        is_recorded = f"r.xid > '{below}'::xid8" if self.again else "true"
+        rows = filled("backfill_rows", adopted.schema, {"source": source, "is_recorded": is_recorded}).replace(
+            "%", "\0"
+        )
+        parts = {
+            "source": source,
+            "records": adopted.records(rows.replace("%", "\0"), conflict),
+            "columns": f"ARRAY[{', '.join(map(literal, _columns(adopted)))}]",
+        }
+        # What stands for a value keeps its percent sign, unlike names.
+        escaped = {name: _escaped(part).replace("\0", "%") for name, part in parts.items()}
+        return filled("backfill_write", adopted.schema, escaped)
+
+
+def _check_name(connection: Connection, adopted: Adopted) -> None:
+    (now,) = known(connection, adopted.definition.source)
+    if (now.relation, now.called) != (adopted.table.relation, adopted.table.name):
+        what = f"called {now.called}" if now.called else "gone"
+        raise InvalidInput(f"{adopted.table.name} is {what} since the backfill began: run it again")
+
+
+def _columns(adopted: Adopted) -> list[str]:
+    """Return what a place is made of."""
+    columns = adopted.table.columns
+    return [" ".join((name, columns[name].bare, columns[name].collation or "")) for name in adopted.table.unique]
 
 
 def _escaped(text: str) -> str:

@@ -16,15 +16,13 @@ from tests.store.restoring import dump
 PAGE: Final = Path(__file__).resolve().parents[2] / "migrations" / "schema.sql"
 HEAD: Final = """\
 -- The schema that the migrations make, for readers: pg_dump prints it, and a test compares it with a database.
--- `make docs` prints it anew after a migration was written. Nothing runs this file. The migrations have
--- the bodies of functions.
+-- `make docs` prints it anew after a migration was written. Nothing runs this file.
 
 """
 NOISE: Final = {
     r"^(--.*|SET .*|SELECT pg_catalog\.set_config.*|\\(un)?restrict .*)\n": "",
     r'pg_catalog\."C"': '"C"',
     r"CONSTRAINT \w+_not_null\d* ": "",
-    r"\n    AS (\$\w*\$)(?s:.*?)\1;": ";",
     r"\n{3,}": "\n\n",
     # Lines of one kind stand together.
     r"^((COMMENT ON|CREATE INDEX) .*;\n)\n(?=\2)": r"\1",

@@ -43,6 +43,7 @@ from taskbridge.store import (
     removal_statements,
     trigger_faults,
     unadopt,
+    unadopt_within,
 )
 from taskbridge.store.queries import compact, query
 from taskbridge.store.transaction import OtherReader
@@ -1012,7 +1013,7 @@ def test_a_table_is_adopted_and_given_up_in_a_transaction_of_the_caller_s_whose_
     assert [due.source for due in backfills_due(engine)] == ["orders"], "one row was there before"
     with engine.begin() as connection:
         before = connection.exec_driver_sql(settings).one()
-        unadopt(connection, "orders")
+        unadopt_within(connection, "orders")
         assert connection.exec_driver_sql(settings).one() == before
     assert rows(engine, "SELECT FROM pg_trigger WHERE tgname LIKE 'taskbridge%'") == []
 
@@ -1394,17 +1395,6 @@ def test_no_write_fails_when_a_type_has_changed_in_any_session(
                 reader.keys("7")
             assert check_adoptions(engine)["orders"]
         shop.exec_driver_sql("TRUNCATE orders")
-
-
-def test_a_partitioned_table_whose_types_have_changed_is_adopted_again(engine: Engine) -> None:
-    run(engine, f"{ORDERS} PARTITION BY RANGE (id)", "CREATE TABLE part PARTITION OF orders DEFAULT")
-    adopted(engine)
-    run(engine, "ALTER TABLE orders ALTER customer TYPE varchar(9)")
-    assert [one.what for one in check_adoptions(engine)["orders"]] == [
-        "its columns have other types now, so each change costs more"
-    ]
-    adopted(engine)
-    assert check_adoptions(engine) == {"orders": []}
 
 
 def test_what_each_run_sends_is_no_longer_than_what_psycopg_keeps(engine: Engine) -> None:

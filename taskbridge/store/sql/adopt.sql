@@ -13,10 +13,7 @@ SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, c.relkin
        row_security_active(c.oid) AS is_guarded,
        pg_has_role(c.relowner, 'USAGE') AS is_owned,
        has_table_privilege(c.oid, 'SELECT') AS is_readable,
-       {lacks} || CASE WHEN NOT has_schema_privilege({schema_name}, 'CREATE') THEN ARRAY['CREATE on the schema ' || {schema_name}] END
-           || CASE WHEN NOT (has_table_privilege('{schema}.adopted', 'SELECT') AND has_table_privilege('{schema}.adopted', 'INSERT')
-               AND has_table_privilege('{schema}.adopted', 'UPDATE'))
-           THEN ARRAY['SELECT, INSERT and UPDATE on ' || {schema_name} || '.adopted'] END AS lacks,
+       {lacks} || CASE WHEN NOT has_schema_privilege({schema_name}, 'CREATE') THEN ARRAY['CREATE on the schema ' || {schema_name}] END AS lacks,
        EXISTS (SELECT FROM pg_subscription_rel s WHERE s.srrelid = c.oid) AS is_subscribed,
        ARRAY(
            SELECT quote_ident(ln.nspname) || '.' || quote_ident(l.relname)
@@ -36,24 +33,25 @@ WHERE c.oid = %(relation)s
 
 -- name: adoptable_columns
 -- The columns of a table: how their type is written, and what it is below all domains. `operators`: the schema of its
--- equality. `base`: empty where it is a type of somebody's own. `is_numeric`: numerics, or arrays of them.
-SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS written, quote_ident(b.nspname) || '.' || quote_ident(b.typname) AS bare,
-       CASE WHEN b.typtype = 'e' THEN 'pg_catalog' ELSE quote_ident(b.nspname) END AS operators, quote_ident(cn.nspname) || '.' || quote_ident(c.collname) AS collation,
+-- equality. `base`: empty where it is a type of somebody's own. `is_numeric`: numerics, or arrays of them. `modifier`: of the
+-- type, or of the domain that sets it; -1: none.
+SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS written, format_type(b.oid, -1) AS bare,
+       quote_ident(b.space) AS operators, quote_ident(cn.nspname) || '.' || quote_ident(c.collname) AS collation,
        a.attnotnull AS is_not_null, a.attgenerated = 'v' AS is_virtual, b.typtype = 'e' AS is_enum,
-       CASE WHEN b.typtype = 'b' AND (b.nspname = 'pg_catalog' OR b.typname = 'citext') THEN b.typname ELSE '' END AS base,
-       b.is_numeric, b.is_array
+       CASE WHEN b.typtype = 'b' AND (b.space = 'pg_catalog' OR b.typname = 'citext') THEN b.typname ELSE '' END AS base,
+       b.is_numeric, b.is_array, b.modifier
 FROM pg_attribute a
 LEFT JOIN pg_collation c ON c.oid = a.attcollation
 LEFT JOIN pg_namespace cn ON cn.oid = c.collnamespace
 CROSS JOIN LATERAL (
     WITH RECURSIVE below AS (
-        SELECT t.*, false AS in_array FROM pg_type t WHERE t.oid = a.atttypid
+        SELECT t.*, false AS in_array, greatest(a.atttypmod, t.typtypmod) AS modifier FROM pg_type t WHERE t.oid = a.atttypid
         UNION ALL
-        SELECT t.*, o.in_array OR o.typtype <> 'd'
+        SELECT t.*, o.in_array OR o.typtype <> 'd', greatest(o.modifier, t.typtypmod)
         FROM below o
         JOIN pg_type t ON t.oid = CASE WHEN o.typtype = 'd' THEN o.typbasetype WHEN o.typcategory = 'A' THEN o.typelem END
     )
-    SELECT o.typtype, o.typname, n.nspname,
+    SELECT o.oid, o.typtype, o.typname, o.modifier, CASE WHEN o.typtype = 'e' THEN 'pg_catalog' ELSE n.nspname END AS space,
            EXISTS (SELECT FROM below WHERE oid = 'numeric'::regtype) AS is_numeric,
            EXISTS (SELECT FROM below WHERE in_array) AS is_array
     FROM below o JOIN pg_namespace n ON n.oid = o.typnamespace
@@ -77,47 +75,24 @@ ORDER BY i.indisprimary DESC, cardinality(k.names), i.indexrelid
 LIMIT 1
 
 -- name: adopted
--- One adopted table, or all of them, with what the table and its columns are called now. No `called`: the table was dropped. A column
--- that is gone, and those of a table that was made anew, have the names under which they were adopted. `is_due`: rows from before
--- were not all given a record, and nobody has chosen that; `again`: changes may have been missed too.
-SELECT a.source, a.relation::oid::bigint AS relation, a.name, a.tenant_column, a.key_columns, a.watched_columns,
+-- One adopted table, or all of them, with what the table and its columns are called now. No `called`: the table was dropped.
+SELECT a.source, a.relation::oid::bigint AS relation, a.name, a.tenant_column, a.key_columns, a.watched_columns, a.digest,
        {adoption_version} AS version, a.ended_at IS NOT NULL AS ended,
        quote_ident(s.nspname) || '.' || quote_ident(c.relname) AS called,
-       ARRAY(
-           SELECT coalesce(t.attname::text, p.name)
-           FROM unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers)
-               WITH ORDINALITY p (name, number, place)
-           LEFT JOIN pg_attribute t
-               ON t.attrelid = a.relation AND a.numbered = a.relation::oid AND t.attnum = p.number AND NOT t.attisdropped
-           ORDER BY p.place
-       ) AS columns_called,
-       ARRAY(
-           SELECT p.name
-           FROM unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers) p (name, number)
-           JOIN pg_attribute t
-               ON t.attrelid = a.relation AND a.numbered = a.relation::oid AND t.attname = p.name AND t.attnum <> p.number
-       ) AS columns_taken,
-       ARRAY(
-           SELECT format('the column %%s was of type %%s, and is of type %%s', p.name, p.kind, k.kind)
-           FROM unnest(a.tenant_column || a.key_columns, a.column_numbers[:cardinality(a.column_kinds)], a.column_kinds)
-               p (name, number, kind)
-           JOIN pg_attribute t
-               ON t.attrelid = a.relation AND NOT t.attisdropped
-               AND CASE WHEN a.numbered = a.relation::oid THEN t.attnum = p.number ELSE t.attname = p.name END
-           CROSS JOIN {schema}.text_kind(t.atttypid, t.atttypmod) k (kind)
-           WHERE {schema}.has_other_text(p.kind, k.kind)
-       ) AS columns_retyped,
-       EXISTS (
-           SELECT FROM unnest(a.column_numbers, a.column_types) p (number, type)
-           JOIN pg_attribute t ON t.attrelid = a.relation AND t.attnum = p.number
-           WHERE a.numbered = a.relation::oid AND t.atttypid <> p.type
-       ) AS has_other_types,
-       {schema}.has_missed(a.source) AS has_missed, has_table_privilege(a.relation, 'SELECT') AS is_readable,
-       c.oid IS NOT NULL AND a.ended_at IS NULL AND a.backfilled_at IS NULL AND NOT a.from_now_on AS is_due,
-       a.backfilled, a.again_below > 0 AS again
+       {columns_called} AS columns_called,
+       n.taken AS columns_taken, n.retyped AS columns_retyped, a.column_kinds
 FROM {schema}.adopted a
 LEFT JOIN pg_class c ON c.oid = a.relation
 LEFT JOIN pg_namespace s ON s.oid = c.relnamespace
+CROSS JOIN LATERAL (
+    SELECT coalesce(array_agg(p.name) FILTER (WHERE t.attname = p.name AND t.attnum <> p.number), '{}') AS taken,
+           coalesce(array_agg(p.name) FILTER (WHERE t.attnum = p.number AND t.atttypid <> p.type), '{}') AS retyped
+    FROM unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers, a.column_types)
+        p (name, number, type)
+    JOIN pg_attribute t
+        ON t.attrelid = a.relation AND a.numbered = a.relation::oid AND t.attnum > 0 AND NOT t.attisdropped
+        AND (t.attname = p.name OR t.attnum = p.number)
+) n
 WHERE %(source)s::text IS NULL OR a.source = %(source)s
 ORDER BY a.source
 
@@ -137,6 +112,14 @@ ORDER BY a.source
         SELECT CASE WHEN one.wanted THEN coalesce(pg_column_size(r.document), pg_column_size(t.*)) END AS size
     ) w
     OFFSET 0
+)
+
+-- name: adopted_has_missed
+-- Whether triggers of an adopted table found its columns changed (see `adopted_missed`).
+SELECT EXISTS (
+    SELECT FROM {schema}.records r
+    WHERE r.source = %(source)s AND r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-'
+      AND r.discarded_at IS NULL
 )
 
 -- name: adopted_none
@@ -212,11 +195,11 @@ LOCK TABLE {schema}.adopted IN SHARE ROW EXCLUSIVE MODE
 -- TRUNCATE deletes is not looked for: a partition that was attached lacks that trigger alone. The same holds where the keys
 -- of its records are others now, and where a trigger could not say what had changed. A transaction of another isolation level
 -- the triggers as they were before it waited for its locks, so it cannot tell.
-INSERT INTO {schema}.adopted AS a (source, relation, name, tenant_column, key_columns, watched_columns)
-VALUES ({source}, {table_name}::regclass, {table_name}, {tenant_name}, {key_names}, {watched_names})
+INSERT INTO {schema}.adopted AS a (source, relation, name, tenant_column, key_columns, watched_columns, digest, column_kinds)
+VALUES ({source}, {table_name}::regclass, {table_name}, {tenant_name}, {key_names}, {watched_names}, {digest}, {kinds})
 ON CONFLICT (source) DO UPDATE
 SET relation = excluded.relation, name = excluded.name, tenant_column = excluded.tenant_column,
-    key_columns = excluded.key_columns, watched_columns = excluded.watched_columns,
+    key_columns = excluded.key_columns, watched_columns = excluded.watched_columns, digest = excluded.digest, column_kinds = excluded.column_kinds,
     version = DEFAULT, adopted_at = now(), ended_at = NULL,
     (backfill_after, backfilled, backfilled_at, from_now_on, again_below) = (
         SELECT CASE WHEN c.all_seen THEN a.backfill_after END,
@@ -228,16 +211,23 @@ SET relation = excluded.relation, name = excluded.name, tenant_column = excluded
             SELECT current_setting('transaction_isolation') = 'read committed'
             AND a.ended_at IS NULL AND a.relation = excluded.relation AND NOT EXISTS (
                 SELECT FROM unnest({row_triggers}) r (name)
-                CROSS JOIN (SELECT excluded.relation::oid UNION SELECT p.relid FROM pg_partition_tree(excluded.relation) p) p (relid)
-                LEFT JOIN pg_trigger t ON t.tgrelid = p.relid AND t.tgname = r.name
+                LEFT JOIN pg_trigger t ON t.tgrelid = excluded.relation AND t.tgname = r.name
                 WHERE t.tgenabled IS DISTINCT FROM 'A'
+            ) AND NOT EXISTS (
+                SELECT FROM pg_partition_tree(excluded.relation) p
+                JOIN pg_trigger t ON t.tgrelid = p.relid
+                WHERE t.tgparentid <> 0 AND t.tgname = ANY ({row_triggers}) AND t.tgenabled <> 'A'
             ) AND NOT EXISTS (
                 SELECT FROM unnest(
                     a.column_numbers[:{keys}], excluded.column_numbers[:{keys}], a.column_kinds, excluded.column_kinds
                 ) k (was_column, is_column, was_kind, is_kind)
                 WHERE a.numbered = excluded.relation::oid AND k.was_column IS DISTINCT FROM k.is_column
-                   OR {schema}.has_other_text(k.was_kind, k.is_kind)
-            ) AND NOT {schema}.has_missed({source}) AS all_seen
+                   OR k.was_kind <> k.is_kind AND (k.is_kind <> 'text' OR split_part(k.was_kind, '(', 1) IN ('date', 'timestamp', 'timestamptz'))
+            ) AND NOT EXISTS (
+                SELECT FROM {schema}.records r
+                WHERE r.source = {source} AND r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-'
+                  AND r.discarded_at IS NULL
+            ) AS all_seen
         ) c
     )
 
@@ -253,6 +243,11 @@ DO $rights$ BEGIN
            OR c.relkind = 'p' AND c.oid IN (SELECT p.relid FROM pg_partition_tree({table_name}::regclass) p)
     );
 END $rights$
+
+-- name: adopt_seen
+-- After a table was adopted: the records of `adopted_missed` have had their effect, which is that a backfill is due.
+UPDATE {schema}.records SET discarded_at = now()
+WHERE source = {source} AND tenant = '' AND key > 'columns changed, ' AND key < 'columns changed-' AND discarded_at IS NULL
 
 -- name: adopt_trigger
 -- A trigger of an adopted table.
@@ -272,25 +267,46 @@ concat_ws(' ', a.version, c.xmin, c.relnamespace::regnamespace, ARRAY(
 -- The sources that are adopted tables or were: of those that were, changes may be pending, and are still read from the table.
 SELECT source FROM {schema}.adopted
 
+-- name: columns_called
+-- A part of other queries: what the columns of an adoption `a` are called now: tenant, keys and watched ones. A column that is
+-- gone, and those of a table that was made anew, have the names under which they were adopted.
+ARRAY(
+    SELECT coalesce(t.attname::text, p.name)
+    FROM unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers)
+        WITH ORDINALITY p (name, number, place)
+    LEFT JOIN pg_attribute t
+        ON t.attrelid = a.relation AND a.numbered = a.relation::oid AND t.attnum = p.number AND NOT t.attisdropped
+    ORDER BY p.place
+)
+
 -- name: lacks
 -- A part of other queries: which rights the role `o.role` lacks that a trigger function of an adopted table uses with them.
 ARRAY(
     SELECT replace(l.what, '"', '')
-    FROM (
-        SELECT 'USAGE on the schema {schema}', has_schema_privilege(o.role, '{schema}'::regnamespace, 'USAGE')
-        UNION ALL
-        SELECT t.privilege || ' on {schema}.records', has_table_privilege(o.role, '{schema}.records', t.privilege)
-        FROM unnest('{SELECT,INSERT,UPDATE}'::text[]) t (privilege)
-        UNION ALL
-        SELECT 'EXECUTE on ' || p.oid::regprocedure, has_function_privilege(o.role, p.oid, 'EXECUTE')
-        FROM pg_proc p
-        WHERE p.pronamespace = '{schema}'::regnamespace AND p.proname = ANY (
-            '{adopted_stands,last_id,muted_tenant,next_id,next_revision,owns_records,shown,time_text,unfit}'::text[]
-        )
+    FROM (VALUES
+        ('USAGE on the schema {schema}', has_schema_privilege(o.role, '{schema}'::regnamespace, 'USAGE')),
+        ('SELECT on {schema}.adopted', has_table_privilege(o.role, '{schema}.adopted', 'SELECT')),
+        ('SELECT on {schema}.records', has_table_privilege(o.role, '{schema}.records', 'SELECT')),
+        ('INSERT on {schema}.records', has_table_privilege(o.role, '{schema}.records', 'INSERT')),
+        ('UPDATE on {schema}.records', has_table_privilege(o.role, '{schema}.records', 'UPDATE')),
+        ('EXECUTE on {schema}.last_id(text)', has_function_privilege(o.role, '{schema}.last_id(text)', 'EXECUTE')),
+        ('EXECUTE on {schema}.muted_tenant(text)', has_function_privilege(o.role, '{schema}.muted_tenant(text)', 'EXECUTE')),
+        ('EXECUTE on {schema}.next_id(text, bigint)', has_function_privilege(o.role, '{schema}.next_id(text,bigint)', 'EXECUTE')),
+        ('EXECUTE on {schema}.next_revision(bigint)', has_function_privilege(o.role, '{schema}.next_revision(bigint)', 'EXECUTE')),
+        ('EXECUTE on {schema}.owns_records()', has_function_privilege(o.role, '{schema}.owns_records()', 'EXECUTE')),
+        ('EXECUTE on {schema}.shown(text)', has_function_privilege(o.role, '{schema}.shown(text)', 'EXECUTE')),
+        ('EXECUTE on {schema}.unfit(text, text)', has_function_privilege(o.role, '{schema}.unfit(text,text)', 'EXECUTE'))
     ) l (what, has_it)
     WHERE NOT l.has_it
-    ORDER BY l.what
 )
+
+-- name: readable_records
+-- Whether this role may read the records.
+SELECT has_table_privilege('{schema}.records', 'SELECT')
+
+-- name: readable_table
+-- Whether this role may read a table.
+SELECT has_table_privilege(%(relation)s::oid, 'SELECT')
 
 -- name: unadopt_function
 -- A table is given up: the function that its triggers called goes.

@@ -1,48 +1,61 @@
 -- The trigger function of an adopted table, in parts.
 
 -- name: adopt_function
--- The trigger function of an adopted table. It is made for its table, because a query that is put together at each call is
--- planned at each call, which costs more than all else.
--- It runs with its owner's rights, so that who writes the table needs no others. So nothing here may call what others have made,
--- such as the cast of a type. Each column of the table is named with an alias, and no query on it uses a variable, so a column
--- may have any name. It has no percent sign but in names: drivers differ in whether they take one for a
--- placeholder, and where somebody doubles it for one that does not, it stays doubled.
+-- The trigger function of an adopted table. It runs with its owner's rights, so that who writes the table needs no others. So
+-- nothing here may call what others have made, such as the cast of a type. Each column of the table is named with an alias,
+-- and no query on it uses a variable, so a column may have any name. It has no percent sign but in names: drivers differ in
+-- whether they take one for a placeholder, and where somebody doubles it for one that does not, it stays doubled. A session
+-- keeps the types with which it has planned a query, so where these have changed the queries are planned anew.
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET row_security = off
-SET datestyle = 'ISO, YMD' SET timezone = 'UTC' AS $taskbridge$
+SET search_path = pg_catalog, pg_temp SET row_security = off{styles} AS $taskbridge$
 DECLARE
-    stands text := {schema}.adopted_stands({source}, TG_RELID, TG_OP);
-    tenants text[];
-    keys text[];
-    came boolean[];
-    gone boolean[];
+    ours oid;
+    named boolean;
+    typed boolean;
+    watched boolean;
+    watched_named boolean;
     -- Only a superuser could set it in the head of the function.
     keep_ids text := current_setting('taskbridge.keep_ids', true);
     ignored text := set_config('taskbridge.keep_ids', 'on', true);
 BEGIN
-    IF stands IS NULL THEN
-        NULL;
+    -- The usual case has a query of its own, since this runs for each row of a partitioned table.
+    SELECT a.relation, true, true, true, true INTO ours, named, watched_named, typed, watched
+    FROM {schema}.adopted a{unchanged}
+    WHERE a.source = {source};
+    IF NOT FOUND THEN
+        -- A transaction whose snapshot is older than the adoption does not see it, and goes on.
+        SELECT a.relation, c.named, c.watched_named, c.typed, c.watched
+        INTO ours, named, watched_named, typed, watched
+        FROM {schema}.adopted a
+        CROSS JOIN LATERAL (
+{columns}
+        ) c
+        WHERE a.source = {source};
+    END IF;
+    IF ours <> TG_RELID AND ours IS DISTINCT FROM pg_partition_root(TG_RELID) THEN
+        -- It may have become a part of another table; where it was dropped, this one was restored.
+        IF NOT EXISTS (SELECT FROM pg_partition_ancestors(TG_RELID) p WHERE p.relid = ours)
+            AND EXISTS (SELECT FROM pg_class c WHERE c.oid = ours)
+        THEN
+            -- A partition that was detached keeps its trigger of TRUNCATE, and none of the rows'.
+            IF TG_OP = 'TRUNCATE' THEN
+                ignored := set_config('taskbridge.keep_ids', keep_ids, true);
+                RETURN NULL;
+            END IF;
+            RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+                MESSAGE = concat(TG_RELID::regclass, ' is not the table that was adopted as the source ', {source});
+        END IF;
+    END IF;
+    IF NOT named OR TG_OP = 'UPDATE' AND NOT watched_named THEN
+{missed};
     ELSIF TG_OP = 'TRUNCATE' THEN
         -- Nothing says which rows a TRUNCATE takes, so it is asked before. A partition has a name of its own.
-        EXECUTE {emptied};
-    ELSIF TG_LEVEL = 'ROW' AND stands = 'retyped' THEN
-        -- A session keeps the types with which it has planned what it reads of a row, so that is planned anew.
-        IF TG_OP = 'INSERT' THEN
-            EXECUTE {row_moved} INTO tenants, keys, came, gone USING NEW, true;
-        ELSIF TG_OP = 'UPDATE' THEN
-            EXECUTE {row_changed} INTO tenants, keys, came, gone USING NEW, OLD;
-        ELSE
-            EXECUTE {row_moved} INTO tenants, keys, came, gone USING OLD, false;
-        END IF;
-        IF tenants IS NOT NULL THEN
-{row_retyped};
-        END IF;
-    ELSIF TG_LEVEL = 'ROW' AND TG_OP = 'INSERT' THEN
-{row_came};
-    ELSIF TG_LEVEL = 'ROW' AND TG_OP = 'UPDATE' THEN
-{row_updated};
-    ELSIF TG_LEVEL = 'ROW' THEN
-{row_went};
+        EXECUTE CASE WHEN typed IS FALSE THEN {emptied_untyped} ELSE {emptied} END;
+    ELSIF NOT typed THEN
+        EXECUTE CASE TG_OP WHEN 'INSERT' THEN {came_untyped} WHEN 'UPDATE' THEN {changed_untyped} ELSE {went_untyped} END
+            USING NEW, OLD;
+    ELSIF NOT watched AND TG_OP = 'UPDATE' AND TG_LEVEL = 'ROW' THEN
+        EXECUTE {changed_anew} USING NEW, OLD;
     ELSIF TG_OP = 'INSERT' THEN
 {came};
     ELSIF TG_OP = 'UPDATE' THEN
@@ -55,79 +68,153 @@ BEGIN
 END
 $taskbridge$
 
--- name: adopted_records
--- A part of the trigger function of an adopted table, and of a backfill: the thin records of changed rows, which `changes` gives as
--- tenant, key, and whether the row came or is gone. A row that came is recorded for whoever reads its tenant. One that
--- changed or is gone is not, where the tenant's own batch did it. A tenant or key that is not allowed makes the record
--- unmatched: a trigger must not break the program that writes the row. Records are written in one order, so that two
--- statements never wait for each other here. One statement may change a row twice, as cascading foreign keys do. What
--- `stamp_record` sets for others, this statement sets.
-INSERT INTO {schema}.records AS r (source, tenant, key, deleted, reason, discarded_at, id, revision, xid)
-SELECT {source}, CASE WHEN u.reason IS NULL THEN u.tenant ELSE '' END,
-       CASE WHEN u.reason IS NULL THEN u.key ELSE {schema}.shown(u.key) || ' ' || md5(quote_literal(u.tenant) || u.key) END,
-       u.gone, u.reason, CASE WHEN u.reason IS NOT NULL AND u.gone THEN now() END,
-       (SELECT {schema}.next_id({source}, 2147483648)) + u.at, (SELECT {schema}.next_revision(NULL)) + u.at, pg_current_xact_id()
+-- name: adopted_came
+-- A part of the trigger function of an adopted table: rows that are new. These are never muted: what a batch's own
+-- transaction adds is work that nobody has done.
+SELECT {new_tenant} AS tenant, {new_key} AS key, false AS gone
+FROM {new} n
+WHERE {new_counts}
+
+-- name: adopted_changed
+-- A part of the trigger function of an adopted table: rows that were updated. Old and new ones are brought together by tenant
+-- and key; where one is alone, the row came to this tenant or key, or left it. Images are compared, so that any type will do.
+SELECT coalesce(n.tenant, o.tenant) AS tenant, coalesce(n.key, o.key) AS key, n.key IS NULL AS gone
 FROM (
-    SELECT c.*, {schema}.unfit(c.tenant, c.key) AS reason, row_number() OVER (ORDER BY c.tenant, c.key) AS at
-    FROM (
-        SELECT c.tenant, c.key, bool_and(c.gone) AS gone
-        FROM (
+    SELECT {new_tenant} AS tenant, {new_key} AS key, {new_watched} AS watched
+    FROM {new} n
+    WHERE {new_counts}
+) n
+FULL JOIN (
+    SELECT {old_tenant} AS tenant, {old_key} AS key, {old_watched} AS watched
+    FROM {old} o
+    WHERE {old_counts}
+) o ON n.tenant = o.tenant AND n.key = o.key
+WHERE o.key IS NULL
+   OR (n.key IS NULL OR n.watched OPERATOR(pg_catalog.*<>) o.watched)
+      AND {muted} IS DISTINCT FROM o.tenant
+
+-- name: adopted_went
+-- A part of the trigger function of an adopted table: rows that were deleted, but not those that their tenant's own batch
+-- deletes.
+SELECT {old_tenant} AS tenant, {old_key} AS key, true AS gone
+FROM {old} o
+WHERE {old_counts} AND {muted} IS DISTINCT FROM {old_tenant}
+
+-- name: adopted_changes
+-- A part of the trigger function of an adopted table: the thin records of changed rows, which `changes` gives as tenant, key,
+-- whether the row is gone, and the numbers of its record. They are written in one order, so that two statements never wait
+-- for each other here. What `stamp_record` sets for others, this statement sets.
+INSERT INTO {schema}.records AS r (source, tenant, key, deleted, id, revision, xid)
+SELECT {source}, s.tenant, s.key, s.gone, s.id, s.revision, pg_current_xact_id()
+FROM (
 {changes}
-        ) c
-        GROUP BY c.tenant, c.key
-        HAVING bool_and(c.came) OR {muted} IS DISTINCT FROM c.tenant
-    ) c
-) u
-ON CONFLICT (source, tenant, key) DO UPDATE
+) s
+ON CONFLICT (source, tenant, key) {again}
+
+-- name: adopted_unfit
+-- As `adopted_changes`, with the reason of a record that is unmatched.
+INSERT INTO {schema}.records AS r (source, tenant, key, deleted, reason, discarded_at, id, revision, xid)
+SELECT {source}, s.tenant, s.key, s.gone, s.reason, CASE WHEN s.reason IS NOT NULL AND s.gone THEN now() END,
+       s.id, s.revision, pg_current_xact_id()
+FROM (
+{changes}
+) s
+ON CONFLICT (source, tenant, key) {again}
+
+-- name: adopted_again
+-- A part of the trigger function of an adopted table: the row has a record already. Where the same transaction wrote that,
+-- nobody can have read it, so it stays as it is.
+DO UPDATE
 SET document = NULL, deleted = excluded.deleted, id = excluded.id,
     revision = greatest(excluded.revision, r.revision + 1), xid = excluded.xid, changed_at = now(),
     reason = excluded.reason, discarded_at = excluded.discarded_at
-WHERE {outdated}
-
--- name: adopted_outdated
--- A part of the trigger function of an adopted table: whether the record that a row has is written again. Where the same
--- transaction wrote it, nobody can have read it.
-r.deleted <> excluded.deleted OR r.document IS NOT NULL OR r.xid <> pg_current_xact_id()
+WHERE r.deleted <> excluded.deleted OR r.document IS NOT NULL OR r.xid <> pg_current_xact_id()
 
 -- name: adopted_muted
 -- A part of the trigger function of an adopted table: the tenant whose batch this transaction handles, if its changes make no
 -- records. It is looked up once in a statement, and only where `announce` has set the parameter.
 (SELECT CASE WHEN current_setting('taskbridge.muted', true) <> '' THEN {schema}.muted_tenant({source}) END)
 
--- name: adopted_moved
--- A part of the trigger function of an adopted table: rows that are new (`came`), or were deleted.
-SELECT {tenant} AS tenant, {key} AS key, {came} AS came, NOT {came} AS gone FROM {rows} n WHERE {counts}
+-- name: adopted_row
+-- A part of a trigger function that is called for each row: one row without columns, in whose place NEW or OLD is named.
+-- Their columns are not listed (`NEW.*`): a session keeps the list that it has planned with, and would miss a column that
+-- comes later.
+(SELECT)
 
--- name: adopted_changed
--- A part of the trigger function of an adopted table: rows that were updated. Old and new ones are brought together by tenant
--- and key; where one is alone, the row came to this tenant or key, or left it. Images are compared, so that any type will do.
-SELECT coalesce(n.tenant, o.tenant) AS tenant, coalesce(n.key, o.key) AS key, o.key IS NULL AS came, n.key IS NULL AS gone
-FROM (SELECT {new_tenant} AS tenant, {new_key} AS key, {new_watched} AS watched FROM new_rows n WHERE {new_counts}) n
-FULL JOIN (SELECT {old_tenant} AS tenant, {old_key} AS key, {old_watched} AS watched FROM old_rows o WHERE {old_counts}) o
-    ON n.tenant = o.tenant AND n.key = o.key
-WHERE o.key IS NULL OR n.key IS NULL OR n.watched OPERATOR(pg_catalog.*<>) o.watched
+-- name: adopted_styles
+-- A part of the head of a trigger function: dates and times are written in one way, and can be read again.
+SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
 
--- name: adopted_row_retyped
--- A part of the trigger function of an adopted table: the changes that one row is, as the trigger has put them into arrays.
-SELECT w.tenant COLLATE "C" AS tenant, w.key COLLATE "C" AS key, w.came, w.gone
-FROM unnest(tenants, keys, came, gone) w (tenant, key, came, gone)
-WHERE w.tenant IS NOT NULL
+-- name: adopted_unchanged
+-- A part of the trigger function of an adopted table: a column of it has the name and the type that it was adopted with.
+-- After a restore of a dump its number is another one.
+JOIN pg_attribute t{place}
+    ON t{place}.attrelid = a.relation AND t{place}.attname = {name} AND NOT t{place}.attisdropped
+    AND t{place}.atttypid = a.column_types[{place}] AND (a.numbered <> a.relation OR t{place}.attnum = a.column_numbers[{place}])
 
--- name: adopted_row_moved
--- A part of the trigger function of an adopted table: one row that is new, or was deleted.
-SELECT ARRAY[{tenant}], ARRAY[{key}], ARRAY[$2], ARRAY[NOT $2] WHERE {counts}
-
--- name: adopted_row_changed
--- A part of the trigger function of an adopted table: one row that was updated, as if it came and went, which comes to the same.
-SELECT ARRAY[CASE WHEN {new_counts} THEN {new_tenant} END, CASE WHEN {old_counts} THEN {old_tenant} END], ARRAY[{new_key}, {old_key}],
-       ARRAY[true, false], ARRAY[false, true]
-WHERE {new_watched} OPERATOR(pg_catalog.*<>) {old_watched}
-
--- name: adopted_row_updated
--- As `adopted_row_changed`, where it is planned once.
-SELECT c.* FROM (
-    SELECT CASE WHEN {new_counts} THEN {new_tenant} END AS tenant, {new_key} AS key, true AS came, false AS gone
-    UNION ALL
-    SELECT CASE WHEN {old_counts} THEN {old_tenant} END, {old_key}, false, true
+-- name: adopted_single
+-- As `adopted_many`, of one row. It is called for each row, so it does no more than it must.
+SELECT c.*, {schema}.next_id({source}) AS id, {schema}.next_revision(NULL) AS revision
+FROM (
+{changes}
 ) c
-WHERE c.tenant IS NOT NULL AND {new_watched} OPERATOR(pg_catalog.*<>) {old_watched}
+ORDER BY c.tenant, c.key
+
+-- name: adopted_many
+-- A part of the trigger function of an adopted table: the changes of one statement, with the numbers of their records. It may
+-- change a row twice, as cascading foreign keys do.
+SELECT n.*, (SELECT {schema}.next_id({source}, 2147483648)) + n.at AS id, (SELECT {schema}.next_revision(NULL)) + n.at AS revision
+FROM (
+    SELECT o.*, row_number() OVER () AS at
+    FROM (
+        SELECT DISTINCT ON (c.tenant, c.key) c.* FROM (
+{changes}
+        ) c
+        ORDER BY c.tenant, c.key, c.gone
+    ) o
+) n
+
+-- name: adopted_checked
+-- A part of the trigger function of an adopted table, where tenant or key may be one that is not allowed. The record of such
+-- a row is unmatched, with the reason: a trigger must not break the program that writes the row.
+SELECT CASE WHEN w.reason IS NULL THEN w.tenant ELSE '' END AS tenant,
+       CASE WHEN w.reason IS NULL THEN w.key ELSE {schema}.shown(w.key) || ' ' || md5(quote_literal(w.tenant) || w.key) END
+           COLLATE "C" AS key,
+       w.gone, w.reason
+FROM (
+    SELECT c.*, {schema}.unfit(c.tenant, c.key) AS reason
+    FROM (
+{changes}
+    ) c
+    OFFSET 0
+) w
+
+-- name: adopted_missed
+-- A part of the trigger function of an adopted table: a column that it names is gone, or another has its name, so nothing says
+-- what the changed rows are. An unmatched record says so until the table is adopted again (see `adopt_seen`). There is one
+-- for each transaction that sees none: none waits for another.
+INSERT INTO {schema}.records (source, tenant, key, reason, id, revision, xid)
+SELECT {source}, '', 'columns changed, ' || pg_current_xact_id(),
+       'columns of the table are called otherwise since it was adopted, so changes were missed: taskbridge doctor says what to do',
+       {schema}.next_id({source}), {schema}.next_revision(NULL), pg_current_xact_id()
+WHERE NOT EXISTS (
+    SELECT FROM {schema}.records r
+    WHERE r.source = {source} AND r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-' AND r.discarded_at IS NULL
+)
+ON CONFLICT DO NOTHING
+
+-- name: adopted_columns
+-- A part of the trigger function of an adopted table: whether tenant and key (`named`) and the watched columns
+-- (`watched_named`) are called as they were when `a` was adopted, and are of the same types (`typed`, `watched`). After a
+-- restore of a dump the numbers are others. It asks about all of them, whatever the statement is: with a condition on that,
+-- Postgres would plan this anew for each call.
+SELECT count(t.attname) FILTER (WHERE p.place <= {keys}) = {keys} AS named,
+       count(t.attname) = count(*) AS watched_named,
+       bool_and(t.atttypid = p.type) FILTER (WHERE p.place <= {keys}) AS typed,
+       bool_and(t.atttypid = p.type) FILTER (WHERE p.place > {keys}) AS watched
+FROM (SELECT coalesce(pg_partition_root(TG_RELID), TG_RELID)::oid AS whole) one
+CROSS JOIN unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers, a.column_types)
+    WITH ORDINALITY p (name, number, type, place)
+LEFT JOIN pg_attribute t
+    ON t.attrelid = one.whole AND t.attname = p.name::name AND NOT t.attisdropped
+    AND (a.numbered <> one.whole OR t.attnum = p.number)
