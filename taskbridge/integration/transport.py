@@ -180,6 +180,9 @@ class QoS(redis.QoS):
 
     def _change(self, delivery_tag: str, change: Callable[[], object]) -> None:
         """Change a message in Redis, or later where that refuses; `change` can be called again after it failed."""
+        if self._is_given_up():
+            # The end of a task that outlasted the connection. Its message comes again like all that were lost with it.
+            return
         self._owed[delivery_tag] = change
         self._owed.move_to_end(delivery_tag)
         self.make_up()
