@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from benchmarks.everything import BENCHMARKS, all_of_them
-from benchmarks.report import Benchmark, Option, Report, shown
+from benchmarks.report import Benchmark, Option, Report, column
 from taskbridge.cli import console, interrupts
 from taskbridge.cli.errors import Group
 from taskbridge.cli.options import examples, json_option
@@ -56,10 +56,9 @@ def _option(option: Option) -> click.Option:
 
 def _print(terminal: Console, report: Report) -> None:
     for one in report.tables:
-        table = console.table(*one.columns, numbers=one.columns[1:], title=one.title)
-        for row in one.rows:
-            table.add_row(*(console.cell(shown(value)) for value in row))
-        terminal.print(table)
+        console.show(*([one.title] if one.title else []))
+        columns = {heading: column(at) for at, heading in enumerate(one.columns)}
+        console.show_rows(one.rows, columns)
         if one.note:
             terminal.print(one.note, soft_wrap=True)
     for target in report.targets:

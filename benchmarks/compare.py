@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import click
 
-from benchmarks.report import Report, shown
+from benchmarks.report import Report, column, shown
 from taskbridge.cli import console
 
 __all__ = ["main"]
@@ -53,13 +53,10 @@ def main(commit: str, name: str, options: tuple[str, ...], rounds: int, as_json:
     if as_json:
         console.emit_json({"benchmark": name, "commit": commit, "rounds": rounds, "figures": rows})
         return
-    terminal = console.stdout()
-    columns = ("what", commit[:12], "here", "here / there", "of each round")
-    table = console.table(*columns, numbers=columns[1:], title=f"{name}, {rounds} rounds of each side")
-    for row in rows:
-        cells = (row["what"], row["there"], row["here"], row["change"])
-        table.add_row(*(console.cell(shown(one)) for one in cells), ", ".join(shown(one) for one in row["rounds"]))
-    terminal.print(table)
+    columns = {"what": "what", commit[:12]: "there", "here": "here", "here / there": "change"}
+    shown_rows: dict[str, Any] = {heading: column(key) for heading, key in columns.items()}
+    console.show(f"{name}, {rounds} rounds of each side")
+    console.show_rows(rows, shown_rows | {"of each round": lambda row: ", ".join(map(shown, row["rounds"]))})
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-__all__ = ["Benchmark", "Cell", "Option", "Report", "Table", "Target", "shown"]
+__all__ = ["Benchmark", "Cell", "Option", "Report", "Table", "Target", "column", "shown"]
 
 Cell = str | float | None
 """A number whose unit is in the column's head, a text, or None if it was not measured."""
@@ -22,6 +22,11 @@ def shown(value: Cell) -> str:
     if abs(value) >= 1_000 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def column(key: Any) -> Callable[[Any], str]:
+    """Return the function that shows the value under `key` of a row."""
+    return lambda row: shown(row[key])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskbridge.cli import console, environment
-from taskbridge.cli.interrupts import Interrupted, uninterrupted
+from taskbridge.cli import console, environment, interrupts
+from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import data_dir_option, examples
 
 if TYPE_CHECKING:
@@ -158,18 +158,12 @@ def _backfill(engine: Engine, adopted: Adopted, *, anew: bool) -> None:
     `anew`: this process let it begin at the first row, so it was not done before, whoever did it since.
     """
     from taskbridge import store
-    from taskbridge.common.server_errors import translated_errors
 
-    pages, rows, told_at = store.backfill(engine, adopted), 0, time.monotonic()
-    again = before = False
+    rows, again, before, told_at = 0, False, False, time.monotonic()
     with console.progress() as progress:
         task = progress.add_task("backfill", total=adopted.table.rows or None)
         try:
-            while True:
-                with uninterrupted(), translated_errors():
-                    page = next(pages, None)
-                if page is None:
-                    break
+            for page in interrupts.steps(store.backfill(engine, adopted)):
                 rows, again, before = page.rows, page.again, page.before and not anew
                 # An estimate that rows have passed says nothing of how many there are.
                 total = adopted.table.rows if adopted.table.rows >= max(rows, 1) else None

@@ -8,23 +8,24 @@ no effect.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from taskbridge.common.texts import printable
+from taskbridge.common.times import ago
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
-    from rich.table import Table
     from rich.text import Text
 
 __all__ = [
     "SHOWN_PROBLEMS",
     "TYPED",
+    "answer",
     "cell",
     "clock",
     "complain",
@@ -33,11 +34,10 @@ __all__ = [
     "progress",
     "show",
     "show_counts",
+    "show_rows",
     "spoken",
-    "state",
     "stderr",
     "stdout",
-    "table",
     "tell",
 ]
 
@@ -119,22 +119,41 @@ def cell(text: str, style: str = "") -> Text:
     return Text(plain(text), style)
 
 
-def state(text: str) -> Text:
-    """Return a state as a cell of a table, in its colour."""
-    return cell(text, _COLOURS.get(text, ""))
+def show_rows(rows: Iterable[Any], columns: Mapping[str, str | Callable[[Any], Any]]) -> None:
+    """Write a table to stdout; nothing without rows.
 
-
-def table(*columns: str, numbers: Container[str] = (), title: str | None = None) -> Table:
-    """Return an empty table; columns in `numbers` are aligned to the right and never wrapped."""
+    `columns`: for each heading the attribute that it shows, or a function of the row. Times are shown as how long ago
+    they were, floats as seconds, and both are aligned to the right like other numbers.
+    """
     from rich.table import Table
 
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
-    for column in columns:
-        if column in numbers:
-            made.add_column(column, justify="right", no_wrap=True)
-        else:
-            made.add_column(column, overflow="fold")
-    return made
+    values = [
+        [getattr(row, shown) if isinstance(shown, str) else shown(row) for shown in columns.values()] for row in rows
+    ]
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, column in zip(columns, zip(*values, strict=True), strict=False):
+        is_number = any(isinstance(one, (int, float, datetime)) for one in column)
+        made.add_column(
+            heading,
+            justify="right" if is_number else "left",
+            no_wrap=is_number,
+            overflow="ellipsis" if is_number else "fold",
+        )
+    for row in values:
+        made.add_row(*map(_cell, row))
+    if values:
+        stdout().print(made)
+
+
+def _cell(value: Any) -> Text:
+    if value is None:
+        return cell("-")
+    if isinstance(value, float):
+        return cell(f"{value:,.1f} s" if value else "-")
+    if isinstance(value, datetime):
+        return cell(ago(value))
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return cell(text, _COLOURS.get(text, ""))
 
 
 def progress() -> Progress:
@@ -149,10 +168,7 @@ def progress() -> Progress:
 
 def show_counts(counts: Mapping[str, int]) -> None:
     """Write counts to stdout, each with its name."""
-    made = table("", "count", numbers=("count",))
-    for name, count in counts.items():
-        made.add_row(name.replace("_", " "), f"{count:,}")
-    stdout().print(made)
+    show_rows(counts.items(), {"": lambda one: one[0].replace("_", " "), "count": lambda one: one[1]})
 
 
 def clock(at: datetime | None) -> str:
@@ -168,6 +184,14 @@ def tell(text: str) -> None:
 def complain(text: str) -> None:
     """Write what is wrong to stderr."""
     tell(f"taskbridge: {text}")
+
+
+def answer(value: Mapping[str, Any], *lines: str, as_json: bool) -> None:
+    """Write an answer to stdout: one JSON object on one line, or lines for people."""
+    if as_json:
+        emit_json(value)
+    else:
+        show(*lines)
 
 
 def emit_json(value: Mapping[str, Any]) -> None:

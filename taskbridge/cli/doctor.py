@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option
+from taskbridge.errors import ConfigurationError, TaskBridgeError
 
 if TYPE_CHECKING:
-    from taskbridge.integration.checks import Finding
+    from celery import Celery
 
 __all__ = ["doctor"]
 
 _STYLES: Final = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
-@click.command(epilog=examples("taskbridge doctor"))
+@click.command(epilog=examples("taskbridge doctor", "taskbridge doctor -A shop"))
+@click.option("-A", "--app", "module", metavar="MODULE", help="The module of your own Celery app, as in `celery -A`.")
 @data_dir_option
 @click.option("--strict", is_flag=True, help="End with status 1 for a warning as well.")
 @json_option
-def doctor(data_dir: Path, strict: bool, as_json: bool) -> None:
+def doctor(module: str | None, data_dir: Path, strict: bool, as_json: bool) -> None:
     """Check the servers, the schema, the broker, the workers and the pipelines, with a remedy for each finding.
 
     A problem ends the command with status 1, and so does a warning with --strict.
@@ -30,24 +33,36 @@ def doctor(data_dir: Path, strict: bool, as_json: bool) -> None:
     from taskbridge.integration.checks import Level, examine, worst
 
     environment.existing(data_dir)
-    findings = examine(environment.runtime())
+    findings = examine(environment.runtime(None if module is None else _app(module)))
+    level = worst(findings)
     if as_json:
-        rows = [
-            {"level": one.level, "check": one.check, "text": one.text, "remedy": console.spoken(one.remedy)}
-            for one in findings
-        ]
-        console.emit_json({"level": worst(findings), "findings": rows})
+        rows: list[dict[str, Any]] = [asdict(one) | {"remedy": console.spoken(one.remedy)} for one in findings]
+        console.emit_json({"level": level, "findings": rows})
     else:
-        _show(findings)
-    if worst(findings) is Level.PROBLEM or (strict and worst(findings) is not Level.OK):
+        terminal = console.stdout()
+        for one in findings:
+            line = console.cell(f"{one.level:<8}", _STYLES[one.level])
+            line.append_text(console.cell(f" {one.check}: {one.text}", "default"))
+            terminal.print(line)
+            if one.remedy:
+                terminal.print(console.cell(f"         -> {console.spoken(one.remedy)}"))
+    if level is Level.PROBLEM or (strict and level is not Level.OK):
         raise click.exceptions.Exit(1)
 
 
-def _show(findings: list[Finding]) -> None:
-    terminal = console.stdout()
-    for one in findings:
-        line = console.cell(f"{one.level:<8}", _STYLES[one.level])
-        line.append_text(console.cell(f" {one.check}: {one.text}", "default"))
-        terminal.print(line)
-        if one.remedy:
-            terminal.print(console.cell(f"         -> {console.spoken(one.remedy)}"))
+def _app(module: str) -> Celery:
+    from celery.app.utils import find_app
+
+    from taskbridge.integration.installation import is_installed
+
+    try:
+        found: Celery = find_app(module)
+    except TaskBridgeError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"there is no Celery app {module!r} ({type(error).__name__}: {error})", "name its module, as in `celery -A`"
+        ) from error
+    if not is_installed(found):
+        raise ConfigurationError(f"TaskBridge is not installed on the app {module!r}", "call `taskbridge.install(app)`")
+    return found

@@ -1,8 +1,8 @@
 """Which servers a command works with.
 
-Those of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL; where neither is set, those that a `taskbridge up` serves in
-the data directory now. Where there are none either a command ends with an error: only `taskbridge up` makes a database,
-so nobody who forgot the variables works on another one than they think.
+Those of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL; if neither is set, those that a `taskbridge up` serves in the
+data directory now. If there are none either a command ends with an error: only `taskbridge up` makes a database, so
+nobody who forgot the variables works on another one than they think.
 
 The choice goes into the environment, so that `Settings.read`, Celery and child processes see it: make it before the
 first call of `taskbridge.process.runtime.runtime_of`.
@@ -11,74 +11,89 @@ first call of `taskbridge.process.runtime.runtime_of`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from taskbridge.cli import console
 from taskbridge.common.texts import storable
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.settings import Settings
 
 if TYPE_CHECKING:
+    from celery import Celery
+
     from taskbridge.embedded import Servers
     from taskbridge.observing.context import Context
     from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.process.runtime import Runtime
-    from taskbridge.store import Paused
 
 __all__ = [
     "POSTGRES",
     "REDIS",
-    "context_of",
+    "checked_runtime",
+    "context",
     "existing",
     "kept",
     "light_runtime",
     "note",
-    "ready",
-    "resume",
     "runtime",
     "served",
-    "session",
     "start",
     "system_user",
+    "tell_left_out",
 ]
-
-R = TypeVar("R", bound="LightRuntime")
 
 POSTGRES: Final = "TASKBRIDGE_POSTGRES_URL"
 REDIS: Final = "TASKBRIDGE_REDIS_URL"
 
 
-def runtime() -> Runtime:
-    """Return this process's runtime; the servers must be chosen by then."""
-    from taskbridge.integration.app import app
+def runtime(app: Celery | None = None) -> Runtime:
+    """Return this process's runtime, of TaskBridge's own app or of another; the servers must be chosen by then."""
+    from taskbridge.integration.app import app as own_app
     from taskbridge.process.runtime import runtime_of
 
-    found = runtime_of(app)
+    found = runtime_of(app or own_app)
     # A person waits, and no request.
     found.patient = True
     return found
 
 
-def light_runtime() -> LightRuntime:
-    """Return what a command needs that neither notifies nor runs."""
+def light_runtime(data_dir: Path) -> LightRuntime:
+    """Choose the servers and return what a command needs that neither notifies nor runs; raises as `existing`."""
     from taskbridge.process.light_runtime import LightRuntime
 
+    existing(data_dir)
     found = LightRuntime(Settings.read())
     # The process may outlive the command, as one of Django's tests does.
-    if context := click.get_current_context(silent=True):
-        context.call_on_close(found.close_sessions)
+    if command := click.get_current_context(silent=True):
+        command.call_on_close(found.close_sessions)
     return found
 
 
-def context_of(runtime: LightRuntime) -> Context:
-    """Return what the answers about the pipelines of a runtime are made from."""
+def context(data_dir: Path, *, redis: bool = True) -> Context:
+    """Choose the servers, see that they can be used, and return what answers are made from.
+
+    Without `redis` that is left alone: the answer is in Postgres.
+
+    Raises: as `existing`; TaskBridgeError: a server cannot be used.
+    """
     from taskbridge.observing.context import Context
 
-    return Context.of(runtime)
+    found = light_runtime(data_dir)
+    found.check(redis=redis)
+    return Context.of(found)
+
+
+def checked_runtime(data_dir: Path) -> Runtime:
+    """Choose the servers, see that they can be used, and return the runtime; raises as `context`."""
+    existing(data_dir)
+    found = runtime()
+    found.check()
+    return found
 
 
 def start(tenants: Iterable[str], pipeline: str) -> None:
@@ -95,19 +110,6 @@ def start(tenants: Iterable[str], pipeline: str) -> None:
         raise Unavailable(
             f"{error}. The change is stored: a worker finds it within TASKBRIDGE_BASE_INTERVAL"
         ) from error
-
-
-def resume(pending: Iterable[str], pipeline: str, tenant: str | None, left: Paused) -> None:
-    """Start the tenants with `pending` records, and release what the pause holds of others.
-
-    `tenant`: whose pause it was; None: the whole pipeline's. `left`: what is still paused.
-
-    Raises: as `start`.
-    """
-    start(pending, pipeline)
-    gate = runtime().gate
-    held = [one for one in gate.paused(pipeline) if tenant in (None, one) and left.holding(one) is None]
-    gate.expire(pipeline, held, early=True)
 
 
 def note(runtime: LightRuntime, action: str, **what: Any) -> None:
@@ -127,6 +129,15 @@ def system_user() -> str:
     except KeyError:
         # A container may have a user without a name.
         return f"uid {os.getuid()}"
+
+
+def tell_left_out(context: Context) -> None:
+    """Say on stderr which pipelines an answer about all leaves out, because they are not declared here."""
+    from taskbridge.observing.health import left_out
+
+    others = left_out(context)
+    if others is not None:
+        console.tell(f"{others.sentence}; {console.spoken(others.remedy)}")
 
 
 def existing(data_dir: Path) -> None:
@@ -149,7 +160,7 @@ def kept(data_dir: Path) -> Iterator[None]:
 
     For what has to be done before `taskbridge up` can start again.
 
-    Raises: as `existing`, also where the data directory holds nothing; as `taskbridge.embedded.serve`.
+    Raises: as `existing`, also if the data directory holds nothing; as `taskbridge.embedded.serve`.
     """
     if not (data_dir / "lock").exists() or _found(data_dir):
         existing(data_dir)
@@ -162,68 +173,23 @@ def kept(data_dir: Path) -> Iterator[None]:
         yield
 
 
-def session(data_dir: Path, opened: Callable[[], R], *, redis: bool = True) -> R:
-    """Choose the servers, see that they can be used, and return `opened()`.
-
-    `opened` is `runtime`, or `light_runtime` where the command neither notifies nor runs. Without `redis` that is left
-    alone: the command's answer is in Postgres.
-
-    Raises: as `existing` and `ready`.
-    """
-    existing(data_dir)
-    lent = opened()
-    ready(lent, migrate=False, redis=redis)
-    return lent
-
-
-def ready(runtime: LightRuntime, *, migrate: bool, redis: bool = True) -> None:
-    """See that everything can be used; with `migrate` the schema is brought up to date, else it must be.
-
-    Without `redis` that is left alone.
-
-    Raises:
-        TaskBridgeError: it cannot; the message says what to do.
-    """
-    if migrate:
-        from taskbridge import store
-
-        store.check_version(runtime.engine)
-        store.migrate(runtime.engine)
-    runtime.check(redis=redis)
-
-
 @contextmanager
 def served(data_dir: Path) -> Iterator[bool]:
     """Use the configured servers, or else serve the data directory for the `with` block; either way it is locked.
 
     Yields whether the servers are ours.
 
-    Raises: as `existing` and `taskbridge.embedded.serve`; AlreadyRunning where another process holds the directory.
+    Raises: as `existing` and `taskbridge.embedded.serve`; AlreadyRunning if another process holds the directory.
     """
-    if _configured():
-        with _held(data_dir):
-            yield False
-        return
     from taskbridge import embedded
 
+    if _configured():
+        with embedded.held(data_dir):
+            yield False
+        return
     with embedded.serve(data_dir) as servers:
         _choose(servers)
         yield True
-
-
-@contextmanager
-def _held(data_dir: Path) -> Iterator[None]:
-    """Hold the directory for the logs of workers that use other servers."""
-    from taskbridge.embedded import lock
-
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        stack = ExitStack()
-        stack.enter_context(lock.hold(data_dir / "lock", data_dir))
-    except OSError as error:
-        raise ConfigurationError(f"the data directory {data_dir} cannot be used ({error}): choose another") from error
-    with stack:
-        yield
 
 
 def _found(data_dir: Path) -> bool:

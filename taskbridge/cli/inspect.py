@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,6 @@ from taskbridge.common.times import ago, ahead, span
 if TYPE_CHECKING:
     from taskbridge.observing.context import Context
     from taskbridge.observing.types import Burst, RecordLine, Story, TenantAnswer
-    from taskbridge.process.light_runtime import LightRuntime
 
 __all__ = ["inspect"]
 
@@ -48,100 +47,79 @@ def inspect(
 
     With --record, show where a record is instead, and what became of it in each pipeline, step by step.
     """
-    if tenant is None and key is None:
-        raise click.UsageError("name a TENANT, or a record with --record KEY")
     if source is not None and key is None:
         raise click.UsageError("--source is the source of a record: add --record KEY, or leave it out")
     if tenant is not None:
         check_tenant(tenant)
-    runtime = environment.session(data_dir, environment.light_runtime, redis=key is None)
-    names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
+    elif key is None:
+        raise click.UsageError("name a TENANT, or a record with --record KEY")
+    context = environment.context(data_dir, redis=key is None)
+    names = context.names(pipeline)
     if key is not None:
-        _inspect_record(runtime, names, key, source, tenant, as_json=as_json)
+        _inspect_record(context, names, key, source, tenant, as_json=as_json)
     elif tenant is not None:
-        _inspect_tenant(runtime, names, tenant, as_json=as_json)
+        _inspect_tenant(context, names, tenant, as_json=as_json)
 
 
-def _inspect_tenant(runtime: LightRuntime, names: list[str], tenant: str, *, as_json: bool) -> None:
+def _inspect_tenant(context: Context, names: Sequence[str], tenant: str, *, as_json: bool) -> None:
+    from taskbridge.observing.health import left_out
     from taskbridge.observing.history import bursts as last_bursts
     from taskbridge.observing.inspect import tenant as inspected
 
-    context = environment.context_of(runtime)
     found = [one for one in (inspected(context, name, tenant) for name in names) if one.known]
     bursts = {one.pipeline: last_bursts(context, one.pipeline, tenant, SHOWN_BURSTS) for one in found}
-    delays = {one.pipeline: _delay(runtime, one) for one in found}
     if as_json:
-        pipelines = {
-            one.pipeline: asdict(one)
-            | {"bursts": [_burst_as_json(burst) for burst in bursts[one.pipeline]]}
-            | ({"delay": delay} if (delay := delays[one.pipeline]) else {})
-            for one in found
-        }
+        pipelines = {one.pipeline: _tenant_as_json(one, bursts[one.pipeline]) for one in found}
         console.emit_json({"tenant": tenant, "pipelines": pipelines})
     else:
         for one in found:
-            _show_tenant(one, bursts[one.pipeline], delays[one.pipeline])
+            _show_tenant(one, bursts[one.pipeline])
     if not found:
-        console.complain(_unknown(context, names, tenant))
+        others = left_out(context)
+        hint = f"; {others.sentence}: {others.remedy}" if others is not None else ""
+        console.complain(
+            f"no tenant of {', '.join(names)} is called {tenant!r}: it has no records, no runner and no pause{hint}"
+        )
         raise click.exceptions.Exit(1)
 
 
-def _unknown(context: Context, names: list[str], tenant: str) -> str:
-    from taskbridge.observing.health import left_out
-
-    others = left_out(context)
-    hint = f"; {others.sentence}: {others.remedy}" if others is not None else ""
-    return f"no tenant of {', '.join(names)} is called {tenant!r}: it has no records, no runner and no pause{hint}"
-
-
-def _delay(runtime: LightRuntime, one: TenantAnswer) -> dict[str, Any] | None:
-    """Return what waits for a delay since the tenant's last run, in a pipeline with criteria."""
-    policy = runtime.pipelines[one.pipeline].criteria
-    if policy is None or not one.pending:
-        return None
-    waiting = runtime.tenants_of(one.pipeline).waiting(one.pipeline, one.tenant, policy.smallest_ms)
-    if waiting is None:
-        return None
-    return {"records": waiting.waiting, "criterion": waiting.criterion, "due_at": one.due_at}
+def _tenant_as_json(one: TenantAnswer, bursts: Sequence[Burst]) -> dict[str, Any]:
+    values = asdict(one)
+    if one.delay is None:
+        del values["delay"]
+    return values | {"bursts": [asdict(burst) | {"runs_saved": burst.runs_saved} for burst in bursts]}
 
 
-def _burst_as_json(one: Burst) -> dict[str, Any]:
-    return asdict(one) | {"runs_saved": one.runs_saved}
-
-
-def _show_tenant(answer: TenantAnswer, bursts: list[Burst], delay: dict[str, Any] | None) -> None:
+def _show_tenant(answer: TenantAnswer, bursts: Sequence[Burst]) -> None:
     console.show(f"{answer.pipeline}, {answer.tenant}: {answer.sentence}")
-    console.show(*(f"  {line}" for line in _figures(answer, delay)))
-    if answer.runs_shown:
-        counts = ("events", "records", "rejected")
-        numbers = ("took", *counts)
-        made = console.table("run began", "took", "reason", "outcome", "worker", *counts, numbers=numbers)
-        for run in answer.runs_shown:
-            made.add_row(
-                console.clock(run.began_at),
-                f"{run.run_ms / 1000:,.1f} s",
-                run.reason,
-                console.state(run.outcome),
-                console.plain(run.worker or "-"),
-                *(f"{count:,}" for count in (run.events, run.records, run.rejected)),
-            )
-        console.stdout().print(made)
+    console.show(*(f"  {line}" for line in _counts(answer)))
+    columns: dict[str, Any] = {
+        "run began": lambda run: console.clock(run.began_at),
+        "took": lambda run: run.run_ms / 1000,
+        "reason": "reason",
+        "outcome": "outcome",
+        "worker": "worker",
+        "events": "events",
+        "records": "records",
+        "rejected": "rejected",
+    }
+    console.show_rows(answer.runs_shown, columns)
     for burst in bursts:
         first = "" if burst.first_event_ms is None else f"; the first event waited {burst.first_event_ms:,} ms"
         events, runs = counted(burst.events, "event"), counted(burst.runs, "run")
         console.show(f"burst at {console.clock(burst.began_at)}: {events} became {runs}{first}")
 
 
-def _figures(answer: TenantAnswer, delay: dict[str, Any] | None) -> Iterator[str]:
+def _counts(answer: TenantAnswer) -> Iterator[str]:
     oldest = f" (oldest for {span(answer.pending_since)})" if answer.pending_since else ""
     discarded = f", {answer.discarded:,} discarded" if answer.discarded else ""
     handled = "unknown" if answer.handled is None else f"{answer.handled:,}"
     kept = f"{answer.quarantined:,} in quarantine{discarded}"
     yield f"records: {answer.pending:,} pending{oldest}, {handled} handled, {kept}"
-    if delay is not None:
+    if answer.delay is not None:
         seconds = None if answer.due_at is None else (answer.due_at - datetime.now(UTC)).total_seconds()
         due = "" if seconds is None else f", due {ahead(seconds)}"
-        yield f"{delay['records']:,} of them wait for the delay of {delay['criterion']}{due}"
+        yield f"{answer.delay.records:,} of them wait for the delay of {answer.delay.criterion}{due}"
     lease = f", its lease ends in {answer.lease_seconds:.1f} s" if answer.lease_seconds else ""
     yield f"current burst: {counted(answer.burst_events, 'event')}, {counted(answer.burst_runs, 'run')}{lease}"
     totals = {"event": answer.events, "run": answer.runs, "record": answer.records}
@@ -158,42 +136,34 @@ def _figures(answer: TenantAnswer, delay: dict[str, Any] | None) -> Iterator[str
 
 
 def _inspect_record(
-    runtime: LightRuntime, names: list[str], key: str, source: str | None, tenant: str | None, *, as_json: bool
+    context: Context, names: Sequence[str], key: str, source: str | None, tenant: str | None, *, as_json: bool
 ) -> None:
-    from taskbridge.observing.record import records_everywhere
+    from taskbridge.observing.record import records_everywhere, story
 
-    context = environment.context_of(runtime)
-    found = [one for one in records_everywhere(context, key, source, tenant) if _is_asked(one, runtime, names)]
-    stories = [_story(context, one, names) if number < SHOWN_STORIES else None for number, one in enumerate(found)]
+    found = records_everywhere(context, key, source, tenant)
+    if len(names) < len(context.pipelines):
+        found = [one for one in found if one.pipeline in names]
+    stories = [
+        story(context, one.source, one.tenant, one.key, one.pipeline)
+        if one.pipeline is not None and one.pipeline in names and number < SHOWN_STORIES
+        else None
+        for number, one in enumerate(found)
+    ]
     if as_json:
-        rows = [asdict(one) | _story_as_json(story) for one, story in zip(found, stories, strict=True)]
+        parts = [{"steps": [], "note": None} if told is None else asdict(told) for told in stories]
+        rows = [
+            asdict(one) | {"steps": told["steps"], "note": told["note"]} for one, told in zip(found, parts, strict=True)
+        ]
         console.emit_json({"key": key, "records": rows})
     else:
-        for one, story in zip(found, stories, strict=True):
-            _show_record(one, story, is_declared=one.pipeline in runtime.pipelines.names())
+        for one, told in zip(found, stories, strict=True):
+            _show_record(one, told, is_declared=one.pipeline in context.pipelines)
     if not found:
         console.complain(
             f"no record has the key {key!r}: check the key, --source and TENANT, or it was pruned; "
             "`taskbridge inspect TENANT` is about a tenant"
         )
         raise click.exceptions.Exit(1)
-
-
-def _is_asked(one: RecordLine, runtime: LightRuntime, names: list[str]) -> bool:
-    """Whether a record's reader was asked about: all are, unless one pipeline was named."""
-    return one.pipeline in names or len(names) == len(runtime.pipelines.names())
-
-
-def _story(context: Context, one: RecordLine, names: list[str]) -> Story | None:
-    from taskbridge.observing.record import story
-
-    if one.pipeline is None or one.pipeline not in names:
-        return None
-    return story(context, one.source, one.tenant, one.key, one.pipeline)
-
-
-def _story_as_json(story: Story | None) -> dict[str, Any]:
-    return {"steps": [], "note": None} if story is None else {"steps": asdict(story)["steps"], "note": story.note}
 
 
 def _show_record(one: RecordLine, story: Story | None, *, is_declared: bool) -> None:

@@ -1,17 +1,20 @@
 """Ctrl-C, SIGTERM and SIGHUP end a command in order: what it started is stopped before the process ends.
 
 The first signal raises `Interrupted` where the program stands. Once a command is being stopped, by a signal or because
-it is done, another signal only tells what is slow to stop to hurry.
+it is done, another signal only says that what is slow to stop should hurry.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
 
-__all__ = ["Interrupted", "check", "hurrying", "install", "stopping", "uninterrupted"]
+__all__ = ["Interrupted", "check", "install", "is_hurried", "steps", "stopping", "uninterrupted"]
+
+T = TypeVar("T")
 
 
 class Interrupted(KeyboardInterrupt):
@@ -28,12 +31,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 class _State:
-    """Of this process: whether a step must not be cut, which signal waits for its end, and whom a later one hurries."""
+    """Of this process: whether a step must not be cut, which signal waits for its end, and whether another came."""
 
     steps = 0
     kept: int | None = None
     stopping = False
-    hurry: tuple[Callable[[], None], ...] = ()
+    hurried = False
 
 
 def install() -> None:
@@ -55,6 +58,18 @@ def uninterrupted() -> Iterator[None]:
         _raise(_State.kept)
 
 
+def steps(of: Iterator[T]) -> Iterator[T]:
+    """Yield what an iterator of short steps yields; a first signal raises between two of them."""
+    from taskbridge.common.server_errors import translated_errors
+
+    while True:
+        with uninterrupted(), translated_errors():
+            found = next(of, None)
+        if found is None:
+            return
+        yield found
+
+
 def check() -> None:
     """Raise for a signal that was caught and did not get here; for loops that would otherwise go on for ever.
 
@@ -69,21 +84,14 @@ def stopping() -> None:
     _State.stopping = True
 
 
-@contextmanager
-def hurrying(hurry: Callable[[], None]) -> Iterator[None]:
-    """Inside, `hurry` is called for each signal that comes when the command is being stopped already."""
-    before = _State.hurry
-    _State.hurry = (*before, hurry)
-    try:
-        yield
-    finally:
-        _State.hurry = before
+def is_hurried() -> bool:
+    """Whether a signal came while the command was being stopped already."""
+    return _State.hurried
 
 
 def _caught(number: int, _frame: FrameType | None) -> None:
     if _State.stopping:
-        for hurry in _State.hurry:
-            hurry()
+        _State.hurried = True
     elif _State.steps and _State.kept is None:
         _State.kept = number
     else:

@@ -23,8 +23,7 @@ def metrics(data_dir: Path) -> None:
     """
     from taskbridge.observing.metrics import Metrics
 
-    environment.existing(data_dir)
-    look = Metrics(environment.light_runtime())
+    look = Metrics(environment.light_runtime(data_dir))
     click.echo(look.text(), nl=False)
     for problem in look.problems:
         console.complain(problem)

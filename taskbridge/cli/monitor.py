@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from taskbridge.cli import console, environment, interrupts
+from taskbridge.cli import console, interrupts
 from taskbridge.cli.status import totals_line
-from taskbridge.common.server_errors import POSTGRES_AWAY, translated_errors
+from taskbridge.common.server_errors import is_away, translated_errors
 from taskbridge.errors import Unavailable
-from taskbridge.store import driver_error
+from taskbridge.observing.context import Context
 
 if TYPE_CHECKING:
     from taskbridge.process.runtime import Runtime
@@ -45,7 +45,7 @@ class Monitor:
         self._runtime = runtime
         self._workers = workers
         self._ours = ours
-        self._context = environment.context_of(runtime)
+        self._context = Context.of(runtime)
         self._next_look = 0.0
         self._shown: tuple[object, ...] = ()
         self._lost_since: float | None = None
@@ -78,14 +78,13 @@ class Monitor:
         return done
 
     def _note_lost(self, error: Unavailable) -> None:
-        now, cause = time.monotonic(), driver_error(error.__cause__)
         # A server that reports a lock time-out answers all the same.
-        answers = cause is not None and bool(cause.sqlstate) and not str(cause.sqlstate).startswith(POSTGRES_AWAY)
+        answers = error.__cause__ is not None and not is_away(error.__cause__)
         if self._lost_since is None:
             console.complain(f"{error}. Trying again")
         if self._lost_since is None or answers:
-            self._lost_since = now
-        elif self._ours and now - self._lost_since > LOST_SECONDS:
+            self._lost_since = time.monotonic()
+        elif self._ours and time.monotonic() - self._lost_since > LOST_SECONDS:
             raise Unavailable(
                 f"the embedded servers have not answered for {LOST_SECONDS:.0f} s ({error.what}): "
                 "start `taskbridge up` again; their logs are in the data directory"

@@ -46,7 +46,4 @@ def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
             raise Unavailable(
                 f"{error}. The event is counted all the same: workers publish the run when the broker is back"
             ) from error
-    if as_json:
-        console.emit_json({"pipeline": pipeline, "tenant": tenant, "answer": answer})
-    else:
-        click.echo(_WORDS[answer])
+    console.answer({"pipeline": pipeline, "tenant": tenant, "answer": answer}, _WORDS[answer], as_json=as_json)

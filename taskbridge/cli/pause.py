@@ -16,7 +16,6 @@ from taskbridge.common.texts import counted
 
 if TYPE_CHECKING:
     from taskbridge.process.runtime import Runtime
-    from taskbridge.store import Paused
 
 __all__ = ["drain", "pause", "resume"]
 
@@ -36,6 +35,13 @@ class _Scope:
     pipeline: str
     tenant: str | None
 
+    @classmethod
+    def of(cls, data_dir: Path, pipeline: str, tenant: str | None) -> _Scope:
+        if tenant is not None:
+            check_tenant(tenant)
+        runtime = environment.checked_runtime(data_dir)
+        return cls(runtime, runtime.pipelines[pipeline].name, tenant)
+
     @property
     def name(self) -> str:
         return self.pipeline if self.tenant is None else f"tenant {self.tenant!r} of {self.pipeline}"
@@ -51,7 +57,7 @@ class _Scope:
         counts = self.runtime.tenants_of(self.pipeline).counts(self.pipeline, [self.tenant], 1)
         return [row["tenant"] for row in counts if row["pending"]]
 
-    def pause(self, reason: str | None, action: str = "pause") -> dict[str, Any]:
+    def pause(self, reason: str | None, action: str) -> dict[str, Any]:
         """Pause it and return what `--json` prints; `action` is what the audit says."""
         environment.note(self.runtime, action, **self.key, detail=reason)
         pause, new = self.runtime.pauses.pause(self.pipeline, self.tenant, reason, by=environment.system_user())
@@ -60,11 +66,10 @@ class _Scope:
 
     def warn_if_unknown(self) -> None:
         """Say on stderr that nobody has seen this tenant yet."""
+        from taskbridge.observing.context import Context
         from taskbridge.observing.inspect import tenant
 
-        if self.tenant is None:
-            return
-        if not tenant(environment.context_of(self.runtime), self.pipeline, self.tenant).known:
+        if self.tenant is not None and not tenant(Context.of(self.runtime), self.pipeline, self.tenant).known:
             console.tell(f"{self.name} has neither records nor a runner yet: check its spelling.")
 
 
@@ -79,13 +84,10 @@ def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path,
 
     Events are accepted and records stay pending until `taskbridge resume`: nothing is lost.
     """
-    scope = _scope(data_dir, pipeline, tenant)
+    scope = _Scope.of(data_dir, pipeline, tenant)
     scope.warn_if_unknown()
-    done = scope.pause(reason)
-    if as_json:
-        console.emit_json(done)
-    else:
-        console.show(f"{scope.name}: {'paused' if done['new'] else 'was paused already'}")
+    done = scope.pause(reason, "pause")
+    console.answer(done, f"{scope.name}: {'paused' if done['new'] else 'was paused already'}", as_json=as_json)
 
 
 @click.command(epilog=examples("taskbridge resume France", "taskbridge resume --pipeline invoices"))
@@ -98,20 +100,25 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
 
     Tenants that were paused one by one are resumed one by one.
     """
-    scope = _scope(data_dir, pipeline, tenant)
-    before = scope.runtime.pauses.of(pipeline)
+    scope = _Scope.of(data_dir, pipeline, tenant)
+    pauses, gate = scope.runtime.pauses, scope.runtime.gate
+    before = pauses.of(pipeline)
     if before.whole is not None if tenant is None else tenant in before.tenants:
         environment.note(scope.runtime, "resume", **scope.key)
-    released = scope.runtime.pauses.release(pipeline, tenant)
-    left = scope.runtime.pauses.of(pipeline)
+    released = pauses.release(pipeline, tenant)
+    left = pauses.of(pipeline)
     started = [one for one in scope.pending() if left.holding(one) is None]
-    environment.resume(started, pipeline, tenant, left)
-    if as_json:
-        paused = (left.whole if tenant is None else left.holding(tenant)) is not None
-        console.emit_json(scope.key | {"paused": paused, "resumed": released, "started": len(started)})
-    else:
-        was = "resumed" if released else "was not paused"
-        console.show(f"{scope.name}: {was}; {counted(len(started), 'tenant')} with pending records started")
+    environment.start(started, pipeline)
+    # Of others the gate holds a runner until the pause is over.
+    held = [one for one in gate.paused(pipeline) if tenant in (None, one) and left.holding(one) is None]
+    gate.expire(pipeline, held, early=True)
+    paused = (left.whole if tenant is None else left.holding(tenant)) is not None
+    was = "resumed" if released else "was not paused"
+    console.answer(
+        scope.key | {"paused": paused, "resumed": released, "started": len(started)},
+        f"{scope.name}: {was}; {counted(len(started), 'tenant')} with pending records started",
+        as_json=as_json,
+    )
     if tenant is not None and left.whole is not None:
         console.tell(f"{pipeline} itself is still paused: `taskbridge resume --pipeline {pipeline}` ends that.")
     elif tenant is None and left.tenants:
@@ -133,27 +140,17 @@ def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None,
     If records are left after --timeout, nothing is paused and the exit status is 1.
     """
     started = time.monotonic()
-    scope = _scope(data_dir, pipeline, tenant)
+    scope = _Scope.of(data_dir, pipeline, tenant)
     scope.warn_if_unknown()
     left, paused = _wait(scope, timeout)
     found = scope.key | {"drained": not left, "paused": False, "left": left}
     if not left:
         found |= scope.pause(reason, "drain")
     found["seconds"] = round(time.monotonic() - started, 3)
-    if as_json:
-        console.emit_json(found)
-    elif not left:
-        console.show(f"{scope.name}: drained and paused")
+    console.answer(found, *([] if left else [f"{scope.name}: drained and paused"]), as_json=as_json)
     if left:
         _complain(scope, left, paused)
         raise click.exceptions.Exit(1)
-
-
-def _scope(data_dir: Path, pipeline: str, tenant: str | None) -> _Scope:
-    if tenant is not None:
-        check_tenant(tenant)
-    runtime = environment.session(data_dir, environment.runtime)
-    return _Scope(runtime, runtime.pipelines[pipeline].name, tenant)
 
 
 def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
@@ -166,7 +163,7 @@ def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
         interrupts.check()
         before = time.monotonic()
         left = tenants_of.pending_before(scope.pipeline, tenants, snapshot)
-        now: Paused = pauses.of(scope.pipeline)
+        now = pauses.of(scope.pipeline)
         paused = all(now.holding(tenant) for tenant in left)
         after = time.monotonic()
         if not left or paused or after >= deadline:
@@ -182,12 +179,8 @@ def _complain(scope: _Scope, left: dict[str, int], paused: bool) -> None:
         console.tell(f"{tenant}: {counted(records, 'record is', 'records are')} left")
     if len(left) > SHOWN_TENANTS:
         console.tell(f"... and {len(left) - SHOWN_TENANTS:,} more tenants (--json lists them)")
-    remedy = (
-        "paused tenants have pending records: `taskbridge resume` them first"
-        if paused
-        else "`taskbridge status` shows why; a longer --timeout waits longer"
-    )
-    console.complain(
-        f"{scope.name}: not drained and not paused, {counted(sum(left.values()), 'record is', 'records are')} pending: "
-        f"{remedy}"
-    )
+    remedy = "`taskbridge status` shows why; a longer --timeout waits longer"
+    if paused:
+        remedy = "paused tenants have pending records: `taskbridge resume` them first"
+    pending = counted(sum(left.values()), "record is", "records are")
+    console.complain(f"{scope.name}: not drained and not paused, {pending} pending: {remedy}")

@@ -34,7 +34,7 @@ def remove(name: str, yes: bool, data_dir: Path, as_json: bool) -> None:
     """
     from taskbridge.store import forget_pipeline, read_ages
 
-    runtime = environment.session(data_dir, environment.runtime)
+    runtime = environment.checked_runtime(data_dir)
     if name in runtime.pipelines.names():
         raise InvalidInput(f"the pipeline {name!r} is declared here: remove its declaration first")
     if not yes:
@@ -45,7 +45,5 @@ def remove(name: str, yes: bool, data_dir: Path, as_json: bool) -> None:
     found = forget_pipeline(runtime.engine, name)
     if found is None:
         raise InvalidInput(f"there is no pipeline {name!r}: `taskbridge doctor` names those that the database has")
-    if as_json:
-        console.emit_json({"pipeline": name, **found})
-    else:
-        console.show(f"{name} is removed: {found['cursors']:,} cursors, {found['quarantined']:,} rows of quarantine")
+    text = f"{name} is removed: {found['cursors']:,} cursors, {found['quarantined']:,} rows of quarantine"
+    console.answer({"pipeline": name, **found}, text, as_json=as_json)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskbridge.cli import console, environment
-from taskbridge.cli.interrupts import Interrupted, uninterrupted
+from taskbridge.cli import console, environment, interrupts
+from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import data_dir_option, duration, examples, json_option
 from taskbridge.common.texts import counted
 from taskbridge.errors import TaskBridgeError
@@ -22,31 +21,30 @@ if TYPE_CHECKING:
 
 __all__ = ["prune"]
 
-SHOWN_HOLDERS: Final = 5
-MOST_HOLDERS: Final = 10_000
-"""Only the holders with the most records are kept beyond this, so that memory is bounded."""
 _STATES: Final = {"pending": "pending", "quarantined": "in quarantine", "retrying": "about to be tried again"}
 
 
-@dataclass(slots=True)
-class _Holders:
-    """How many old records each tenant holds back. `is_cut`: those with the fewest were left out to save memory."""
+class _Held:
+    """The old records that stay: how many, and for each reason one of the tenants that have them."""
 
-    records: Counter[Holder] = field(default_factory=Counter)
-    pipelines: set[str] = field(default_factory=set)
-    is_cut: bool = False
+    def __init__(self) -> None:
+        self.records: Counter[tuple[str, str | None, str]] = Counter()
+        self.tenants: dict[tuple[str, str | None, str], str] = {}
 
     def add(self, held: Mapping[Holder, int]) -> None:
-        self.records.update(held)
-        self.pipelines.update(one.pipeline for one in held if one.pipeline is not None)
-        if len(self.records) > 2 * MOST_HOLDERS:
-            self.records = Counter(dict(self.records.most_common(MOST_HOLDERS)))
-            self.is_cut = True
+        """Count what a step has left."""
+        for one, records in held.items():
+            reason = (one.source, one.pipeline, one.state)
+            self.records[reason] += records
+            self.tenants.setdefault(reason, one.tenant)
 
-    def first(self) -> list[tuple[Holder, int]]:
-        """Return the few that hold back the most."""
-        order = sorted(self.records.items(), key=lambda one: (-one[1], one[0].pipeline or "", one[0]))
-        return order[:SHOWN_HOLDERS]
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the reasons, that of the most records first."""
+        return [
+            dict(zip(("source", "pipeline", "state"), reason, strict=True))
+            | {"records": records, "tenant": self.tenants[reason]}
+            for reason, records in self.records.most_common()
+        ]
 
 
 @click.command(epilog=examples("taskbridge prune --older-than 30d --dry-run"))
@@ -71,62 +69,48 @@ def prune(
     """
     from taskbridge import store
 
-    runtime = environment.session(data_dir, environment.runtime)
+    runtime = environment.checked_runtime(data_dir)
     if pipeline is not None:
         pipeline = runtime.pipelines[pipeline].name
     sources = {name: runtime.pipelines[name].source for name in runtime.pipelines.names()}
     what = store.Prune(older_than, sources, pipeline, deliveries=deliveries, dry_run=dry_run)
     counts = Counter[str](dict.fromkeys((*store.PRUNED, "kept"), 0))
-    holders = _Holders()
+    held = _Held()
     complete = False
     try:
-        _prune(store.prune(runtime.engine, what), counts, holders)
+        _prune(store.prune(runtime.engine, what), counts, held)
         complete = True
     except (TaskBridgeError, Interrupted):
         console.tell("Pruning was cut short; what is counted is done. Run it again for the rest.")
         raise
     finally:
         if as_json:
-            held_by = [{**holder._asdict(), "records": records} for holder, records in holders.first()]
-            more = {"holders": len(holders.records), "holders_cut": holders.is_cut, "held_by": held_by}
-            console.emit_json({"dry_run": dry_run, "complete": complete, **counts, **more})
+            console.emit_json({"dry_run": dry_run, "complete": complete, **counts, "held_by": held.rows()})
         else:
-            _show(counts, holders, {*sources}, dry_run=dry_run)
+            _show(counts, held.rows(), {*sources}, dry_run=dry_run)
 
 
-def _prune(steps: Iterator[Step], counts: Counter[str], holders: _Holders) -> None:
+def _prune(steps: Iterator[Step], counts: Counter[str], held: _Held) -> None:
     """Take step after step, with a progress bar. A signal ends it after a step."""
-    from taskbridge.common.server_errors import translated_errors
-
     with console.progress() as progress:
         tasks: dict[str, Any] = {}
-        while True:
-            with uninterrupted(), translated_errors():
-                step = next(steps, None)
-            if step is None:
-                return
+        for step in interrupts.steps(steps):
             counts.update({step.table: step.deleted, "quarantine": step.quarantine, "kept": step.kept})
-            holders.add(step.held)
+            held.add(step.held)
             if step.table not in tasks:
                 tasks[step.table] = progress.add_task(step.table, total=None)
             progress.update(tasks[step.table], advance=step.deleted + step.quarantine + step.kept)
 
 
-def _show(counts: Counter[str], holders: _Holders, declared: set[str], *, dry_run: bool) -> None:
+def _show(counts: Counter[str], held: Sequence[dict[str, Any]], declared: set[str], *, dry_run: bool) -> None:
     kept = counts.pop("kept")
     console.show("would be deleted:" if dry_run else "deleted:")
     console.show_counts(counts)
     if kept:
-        records = counted(kept, "old record stays", "old records stay")
-        console.show(f"{records}: pending, in quarantine, about to be tried again, or read by no pipeline")
-    for holder, number in holders.first():
-        whose = f"{counted(number, 'record')} of {holder.tenant}"
-        if holder.pipeline is None:
-            console.show(f"{holder.source}: {whose}: no pipeline reads this source")
-        else:
-            console.show(f"{holder.pipeline}: {whose}: {_STATES[holder.state]}")
-    if len(holders.records) > SHOWN_HOLDERS:
-        cut = " or" if holders.is_cut else ""
-        console.show(f"and {len(holders.records) - SHOWN_HOLDERS:,}{cut} more tenants")
-    for name in sorted(holders.pipelines - declared):
+        console.show(f"{counted(kept, 'old record stays', 'old records stay')}:")
+    for row in held:
+        records, pipeline = f"{counted(row['records'], 'record')}, such as of {row['tenant']!r}", row["pipeline"]
+        reason = "no pipeline reads this source" if pipeline is None else _STATES[row["state"]]
+        console.show(f"  {pipeline or row['source']}: {records}: {reason}")
+    for name in sorted({row["pipeline"] for row in held} - declared - {None}):
         console.show(f"{name} is not declared here: if it no longer exists, `taskbridge pipeline remove` forgets it")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,9 +26,9 @@ from taskbridge.cli.options import (
 )
 from taskbridge.common.names import check_tenant, key_spellings
 from taskbridge.common.texts import counted
-from taskbridge.common.times import ago
 
 if TYPE_CHECKING:
+    from taskbridge.observing.context import Context
     from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.store import QuarantinedRecord
 
@@ -38,27 +39,62 @@ SHOWN_CHARACTERS: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Which records a command is about."""
+    """Which records of a pipeline a command is about."""
 
+    pipeline: str
     ids: tuple[str, ...]
     tenant: str | None
     reason: str | None
-    every: bool = False
+    every: bool
+    unmatched: bool
 
-    def check(self, *, unmatched: bool) -> None:
+    def __post_init__(self) -> None:
         """Raise an error unless something is chosen, in one way."""
         if self.tenant is not None:
-            if unmatched:
+            if self.unmatched:
                 raise click.UsageError("unmatched records have no tenant: leave out --tenant")
             check_tenant(self.tenant)
         if self.every == bool(self.ids or self.tenant or self.reason):
             raise click.UsageError("choose records: give IDs, --tenant or --reason, or else --all for all of them")
 
-    def find(self, runtime: LightRuntime, pipeline: str) -> list[QuarantinedRecord]:
+    def find(self, runtime: LightRuntime) -> list[QuarantinedRecord]:
         """Return the chosen records in quarantine; a discarded one is chosen by its ID only."""
-        there = runtime.quarantine_of(pipeline)
+        there = runtime.quarantine_of(self.pipeline)
         filters: dict[str, Any] = {"external_ids": self.ids, "tenant": self.tenant, "reason": self.reason}
-        return there.find(pipeline, **filters, discarded=bool(self.ids))[0]
+        return there.find(self.pipeline, **filters, discarded=bool(self.ids))[0]
+
+    def note(self, runtime: LightRuntime, action: str, records: list[QuarantinedRecord]) -> None:
+        """Write into the audit what is about to be done with these records."""
+        tenants = {one.tenant for one in records}
+        keys = {one.external_id for one in records} if self.ids else set()
+        if records:
+            environment.note(
+                runtime,
+                action,
+                pipeline=self.pipeline,
+                tenant=tenants.pop() if len(tenants) == 1 else None,
+                key=keys.pop() if len(keys) == 1 else None,
+                detail=counted(len(records), "record"),
+            )
+
+    def end(
+        self, verb: str, records: list[QuarantinedRecord], changed: list[tuple[str, str]], *, as_json: bool
+    ) -> None:
+        """Print what was done, and end with status 1 if an ID is not in quarantine."""
+        found = {one.external_id for one in records}
+        missing = [one for one in dict.fromkeys(self.ids) if found.isdisjoint(key_spellings(one))]
+        tenants = Counter(tenant for tenant, _ in changed)
+        rows = [{"tenant": tenant, "external_id": external_id} for tenant, external_id in sorted(changed)]
+        console.answer(
+            {"pipeline": self.pipeline, verb: len(changed), "tenants": tenants, "records": rows, "not_found": missing},
+            f"{self.pipeline}: {counted(len(changed), 'record')} of {counted(len(tenants), 'tenant')} {verb}",
+            as_json=as_json,
+        )
+        for one in missing:
+            where = f"taskbridge quarantine list --all --pipeline {self.pipeline}"
+            console.complain(f"{one!r} is not in quarantine: see `{where}`")
+        if missing:
+            raise click.exceptions.Exit(1)
 
 
 def _choosing(command: Callable[..., None]) -> Callable[..., None]:
@@ -116,79 +152,74 @@ def list_them(
 
     An ID is a record's key or a message's id.
     """
-    runtime = environment.session(data_dir, environment.light_runtime, redis=False)
+    context = environment.context(data_dir, redis=False)
     if unmatched:
         if ids or tenant or reason or since or discarded:
             raise click.UsageError("--unmatched goes with --pipeline and --limit only: leave out the other options")
-        _list_unmatched(runtime, pipeline, limit, as_json=as_json)
+        _list_unmatched(context, pipeline, limit, as_json=as_json)
         return
     if tenant is not None:
         check_tenant(tenant)
-    names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
-    filters: dict[str, Any] = {"external_ids": ids, "tenant": tenant, "reason": reason}
-    records: list[tuple[str, QuarantinedRecord]] = []
-    count = 0
+    from taskbridge.store import Quarantine
+
+    names, records, count = context.names(pipeline), list[dict[str, Any]](), 0
     for name in names:
-        page, total = runtime.quarantine_of(name).find(name, **filters, since=since, discarded=discarded, limit=limit)
-        records += [(name, one) for one in page]
+        page, total = Quarantine(context.database, context.pipelines[name].source).find(
+            name, external_ids=ids, tenant=tenant, reason=reason, since=since, discarded=discarded, limit=limit
+        )
+        records += [{"pipeline": name, **one._asdict()} for one in page]
         count += total
-    records = sorted(records, key=lambda one: one[1].quarantined_at)[:limit]
+    records = sorted(records, key=lambda one: one["quarantined_at"])[:limit]
     if as_json:
-        rows = [{"pipeline": name, **one._asdict()} for name, one in records]
-        console.emit_json({"pipeline": names[0] if len(names) == 1 else None, "count": count, "records": rows})
-    else:
-        _show(names, records, count)
-    from taskbridge.observing.health import left_out
-
-    others = left_out(environment.context_of(runtime)) if pipeline is None else None
-    if others is not None:
-        console.tell(f"{others.sentence}; {console.spoken(others.remedy)}")
-
-
-def _show(names: list[str], records: list[tuple[str, QuarantinedRecord]], count: int) -> None:
-    if not records:
+        console.emit_json({"pipeline": names[0] if len(names) == 1 else None, "count": count, "records": records})
+    elif not records:
         console.show(f"{', '.join(names)}: nothing to show is in quarantine")
-        return
-    made = console.table(
-        "pipeline", "id", "tenant", "state", "attempts", "since", "reason", numbers=("attempts", "since")
-    )
-    for name, one in records:
-        attempts = "-" if one.cause == "rejected" else f"{one.attempts:,}"
-        texts = map(console.plain, (name, one.external_id, one.tenant))
-        made.add_row(*texts, console.state(one.state), attempts, ago(one.quarantined_at), console.plain(one.reason))
-    console.stdout().print(made)
-    if count > len(records):
-        console.show(f"and {count - len(records):,} more: see --limit")
+    else:
+        shown = {"id": "external_id", "since": "quarantined_at"}
+        names = ["pipeline", "id", "tenant", "state", "attempts", "since", "reason"]
+        _show_dicts(
+            (one | {"attempts": None if one["cause"] == "rejected" else one["attempts"]} for one in records),
+            {name: shown.get(name, name) for name in names},
+        )
+        console.show(*([f"and {count - len(records):,} more: see --limit"] if count > len(records) else ()))
+    if pipeline is None:
+        environment.tell_left_out(context)
 
 
-def _list_unmatched(runtime: LightRuntime, pipeline: str | None, limit: int, *, as_json: bool) -> None:
+def _show_dicts(rows: Iterable[dict[str, Any]], columns: dict[str, str]) -> None:
+    console.show_rows(rows, {heading: itemgetter(name) for heading, name in columns.items()})
+
+
+def _list_unmatched(context: Context, pipeline: str | None, limit: int, *, as_json: bool) -> None:
     from taskbridge.store import count_unmatched, read_unmatched, unmatched_sources
 
     # A message that can never be recorded is stored under the name that it gave, whether or not there is a pipeline.
     if pipeline is None:
-        counts = unmatched_sources(runtime.database)
+        counts = unmatched_sources(context.database)
     else:
-        source = runtime.source_of(pipeline)
-        counts = {source: count_unmatched(runtime.database, source)}
-    records = {name: list(islice(read_unmatched(runtime.database, name), limit)) for name in counts}
+        source = context.pipelines[pipeline].source if pipeline in context.pipelines else pipeline
+        counts = {source: count_unmatched(context.database, source)}
+    rows = [
+        {"source": name, **one._asdict()}
+        for name in counts
+        for one in islice(read_unmatched(context.database, name), limit)
+    ]
     if as_json:
-        rows = [{"source": name, **one._asdict()} for name, of_source in records.items() for one in of_source]
         console.emit_json({"unmatched": counts, "records": rows})
         return
     if not any(counts.values()):
         console.show("a criterion matched every record")
         return
-    made = console.table("source", "message id", "id", "recorded at", "reason", "payload", numbers=("id",))
-    for name, of_source in records.items():
-        for one in of_source:
-            payload = json.dumps(one.payload, ensure_ascii=False)
-            texts = (one.reason, payload if len(payload) <= SHOWN_CHARACTERS else f"{payload[:SHOWN_CHARACTERS]}...")
-            message = console.plain(one.message_id)
-            made.add_row(name, message, str(one.id), console.clock(one.recorded_at), *map(console.plain, texts))
-    console.stdout().print(made)
+    for row in rows:
+        payload = json.dumps(row["payload"], ensure_ascii=False)
+        row["payload"] = payload if len(payload) <= SHOWN_CHARACTERS else f"{payload[:SHOWN_CHARACTERS]}..."
+        row["recorded_at"] = console.clock(row["recorded_at"])
+        row["id"] = str(row["id"])
+    columns = ("source", "message_id", "id", "recorded_at", "reason", "payload")
+    _show_dicts(rows, {name.replace("_", " "): name for name in columns})
     for name, count in counts.items():
-        if count > len(records[name]):
-            console.show(f"{name}: and {count - len(records[name]):,} more: see --limit")
+        if count > limit:
+            console.show(f"{name}: and {count - limit:,} more: see --limit")
 
 
 @quarantine.command(
@@ -197,33 +228,32 @@ def _list_unmatched(runtime: LightRuntime, pipeline: str | None, limit: int, *, 
 @_choosing
 @data_dir_option
 @json_option
-def retry(pipeline: str, unmatched: bool, data_dir: Path, as_json: bool, **chosen: Any) -> None:
+def retry(data_dir: Path, as_json: bool, **chosen: Any) -> None:
     """Try records again: their tenants are notified and take them first.
 
     With --unmatched --all, match all unmatched records again, by the criteria as they are now.
     """
     choice = _Choice(**chosen)
-    choice.check(unmatched=unmatched)
-    if unmatched:
-        if not choice.every:
-            raise click.UsageError("unmatched records are matched again all together: add --all, without a choice")
-        _match_again(data_dir, pipeline, as_json=as_json)
+    if choice.unmatched and not choice.every:
+        raise click.UsageError("unmatched records are matched again all together: add --all, without a choice")
+    runtime, pipeline = environment.checked_runtime(data_dir), choice.pipeline
+    if choice.unmatched:
+        _match_again(pipeline, as_json=as_json)
         return
-    runtime = environment.session(data_dir, environment.runtime)
-    records = choice.find(runtime, pipeline)
-    _note(runtime, "retry", pipeline, choice, records)
+    records = choice.find(runtime)
+    choice.note(runtime, "retry", records)
     changed = runtime.quarantine_of(pipeline).retry(pipeline, records)
     environment.start({tenant for tenant, _ in changed}, pipeline)
-    _end(pipeline, "retried", choice, records, changed, as_json=as_json)
+    choice.end("retried", records, changed, as_json=as_json)
     paused = runtime.pauses.of(pipeline)
     if any(paused.holding(tenant) for tenant, _ in changed):
         console.tell("Paused tenants are tried after `taskbridge resume`; `taskbridge status` names them.")
 
 
-def _match_again(data_dir: Path, pipeline: str, *, as_json: bool) -> None:
+def _match_again(pipeline: str, *, as_json: bool) -> None:
     from taskbridge.producing.recording import criteria_of, match_again
 
-    runtime = environment.session(data_dir, environment.runtime)
+    runtime = environment.runtime()
     criteria_of(runtime, pipeline)
     tenants, reasons = Counter[str](), Counter[str]()
     for one in match_again(runtime.app, pipeline):
@@ -231,12 +261,13 @@ def _match_again(data_dir: Path, pipeline: str, *, as_json: bool) -> None:
             tenants[one.tenant] += 1
         else:
             reasons[str(one.reason)] += 1
-    if as_json:
-        counts = {"matched": tenants.total(), "unmatched": reasons.total()}
-        console.emit_json({"pipeline": pipeline, **counts, "tenants": tenants, "reasons": dict(reasons.most_common())})
-        return
-    console.show(f"{tenants.total():,} matched now, of {len(tenants):,} tenants; {reasons.total():,} stay unmatched")
-    console.show(*(f"  {count:,}: {reason}" for reason, count in reasons.most_common(console.SHOWN_PROBLEMS)))
+    counts = {"matched": tenants.total(), "unmatched": reasons.total()}
+    console.answer(
+        {"pipeline": pipeline, **counts, "tenants": tenants, "reasons": dict(reasons.most_common())},
+        f"{tenants.total():,} matched now, of {len(tenants):,} tenants; {reasons.total():,} stay unmatched",
+        *(f"  {count:,}: {reason}" for reason, count in reasons.most_common(console.SHOWN_PROBLEMS)),
+        as_json=as_json,
+    )
 
 
 @quarantine.command("discard", epilog=examples("taskbridge quarantine discard 536365 --tenant France --yes"))
@@ -244,70 +275,26 @@ def _match_again(data_dir: Path, pipeline: str, *, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @data_dir_option
 @json_option
-def discard(pipeline: str, unmatched: bool, yes: bool, data_dir: Path, as_json: bool, **chosen: Any) -> None:
-    """Give records up: they count as discarded, and `taskbridge prune` deletes them one day.
+def discard(yes: bool, data_dir: Path, as_json: bool, **chosen: Any) -> None:
+    """Discard records: they are handled no more, and `taskbridge prune` deletes them one day.
 
     `taskbridge quarantine list --all` shows them, and retry with the ID brings one back.
     """
     choice = _Choice(**chosen)
-    choice.check(unmatched=unmatched)
     if not yes and not sys.stdin.isatty():
         raise click.UsageError("nobody can be asked here: add --yes if you want to give these records up")
-    runtime = environment.session(data_dir, environment.runtime if unmatched else environment.light_runtime)
-    if unmatched:
-        if not yes:
-            click.confirm(f"Give up the chosen unmatched records of {pipeline}?", abort=True, err=True)
-        done = sorted(environment.runtime().records_of(pipeline).discard(list(choice.ids) or None, choice.reason))
-        if as_json:
-            console.emit_json({"pipeline": pipeline, "discarded": done})
-        else:
-            console.show(f"{pipeline}: {counted(len(done), 'unmatched record')} discarded")
-        return
-    records = choice.find(runtime, pipeline)
-    if records and not yes:
+    runtime, pipeline = environment.checked_runtime(data_dir), choice.pipeline
+    records = [] if choice.unmatched else choice.find(runtime)
+    if not yes and (records or choice.unmatched):
         tenants = counted(len({one.tenant for one in records}), "tenant")
-        click.confirm(f"Give up {counted(len(records), 'record')} of {tenants}?", abort=True, err=True)
-    _note(runtime, "discard", pipeline, choice, records)
-    changed = runtime.quarantine_of(pipeline).discard(pipeline, records)
-    _end(pipeline, "discarded", choice, records, changed, as_json=as_json)
-
-
-def _note(runtime: LightRuntime, action: str, pipeline: str, choice: _Choice, records: list[QuarantinedRecord]) -> None:
-    """Write into the audit what is about to be done with records."""
-    if not records:
+        what = f"{counted(len(records), 'record')} of {tenants}"
+        if choice.unmatched:
+            what = f"the chosen unmatched records of {pipeline}"
+        click.confirm(f"Give up {what}?", abort=True, err=True)
+    if choice.unmatched:
+        done = sorted(runtime.records_of(pipeline).discard(list(choice.ids) or None, choice.reason))
+        text = f"{pipeline}: {counted(len(done), 'unmatched record')} discarded"
+        console.answer({"pipeline": pipeline, "discarded": done}, text, as_json=as_json)
         return
-    tenants = {one.tenant for one in records}
-    keys = {one.external_id for one in records} if choice.ids else set()
-    environment.note(
-        runtime,
-        action,
-        pipeline=pipeline,
-        tenant=tenants.pop() if len(tenants) == 1 else None,
-        key=keys.pop() if len(keys) == 1 else None,
-        detail=counted(len(records), "record"),
-    )
-
-
-def _end(
-    pipeline: str,
-    verb: str,
-    choice: _Choice,
-    records: list[QuarantinedRecord],
-    changed: list[tuple[str, str]],
-    *,
-    as_json: bool,
-) -> None:
-    """Print what was done, and end with status 1 if an ID is not in quarantine."""
-    found = {one.external_id for one in records}
-    missing = [one for one in dict.fromkeys(choice.ids) if found.isdisjoint(key_spellings(one))]
-    tenants = Counter(tenant for tenant, _ in changed)
-    if as_json:
-        rows = [{"tenant": tenant, "external_id": external_id} for tenant, external_id in sorted(changed)]
-        counts = {verb: len(changed), "tenants": tenants}
-        console.emit_json({"pipeline": pipeline, **counts, "records": rows, "not_found": missing})
-    else:
-        console.show(f"{pipeline}: {counted(len(changed), 'record')} of {counted(len(tenants), 'tenant')} {verb}")
-    for one in missing:
-        console.complain(f"{one!r} is not in quarantine: see `taskbridge quarantine list --all --pipeline {pipeline}`")
-    if missing:
-        raise click.exceptions.Exit(1)
+    choice.note(runtime, "discard", records)
+    choice.end("discarded", records, runtime.quarantine_of(pipeline).discard(pipeline, records), as_json=as_json)

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,22 +25,18 @@ __all__ = ["record"]
 
 STDIN: Final = Path("-")
 LONGEST_LINE: Final = 16 * 1024 * 1024
+COUNTS: Final = ("lines", "new", "known_before", "matched", "unmatched", "problems")
 KEPT_PROBLEMS: Final = 10_000
 """Standard input may never end, so later ones are only counted."""
 
 
 @dataclass(slots=True)
 class _Recording:
-    """How far a file got. `matched` and `unmatched` count new messages, `tenants` has those of the matched ones."""
+    """How far a file got. Of `counts`, `matched` and `unmatched` are of new messages, whose `tenants` are kept."""
 
     pipeline: str
     id_field: str | None
-    lines: int = 0
-    new: int = 0
-    known_before: int = 0
-    matched: int = 0
-    unmatched: int = 0
-    problems: int = 0
+    counts: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTS, 0)))
     last_line: int = 0
     begun: int = 0
     tenants: set[str] = field(default_factory=set)
@@ -56,14 +53,14 @@ class _Recording:
         try:
             self._record(_parsed(raw))
         except InvalidInput as error:
-            self.problems += 1
+            self.counts["problems"] += 1
             # The line says which message it is.
             text = re.sub(rf"^pipeline {re.escape(repr(self.pipeline))}(, message .+?)?: ", "", str(error))
-            if self.problems <= console.SHOWN_PROBLEMS:
+            if self.counts["problems"] <= console.SHOWN_PROBLEMS:
                 console.tell(f"{name}:{number}: {text}")
-            if self.problems <= KEPT_PROBLEMS:
+            if self.counts["problems"] <= KEPT_PROBLEMS:
                 self.problem_lines.append({"line": number, "text": text})
-        self.lines += 1
+        self.counts["lines"] += 1
         self.last_line = number
 
     def _record(self, payload: Any) -> None:
@@ -71,13 +68,10 @@ class _Recording:
 
         recorded = record_event(self.pipeline, payload, message_id=self._message_id(payload))
         if not recorded.new:
-            self.known_before += 1
+            self.counts["known_before"] += 1
             return
-        self.new += 1
-        if recorded.tenant is None:
-            self.unmatched += 1
-        else:
-            self.matched += 1
+        self.counts.update(("new", "unmatched" if recorded.tenant is None else "matched"))
+        if recorded.tenant is not None:
             self.tenants.add(recorded.tenant)
 
     def _message_id(self, payload: Any) -> str:
@@ -88,10 +82,30 @@ class _Recording:
             raise InvalidInput(f"there is no string in the field {self.id_field!r}, which holds the message id")
         return found
 
-    def counts(self) -> dict[str, int]:
-        """Return the counts by their names."""
-        names = ("lines", "new", "known_before", "matched", "unmatched", "problems")
-        return {name: getattr(self, name) for name in names} | {"tenants": len(self.tenants)}
+    def show(self, *, as_json: bool) -> None:
+        """Print the counts."""
+        counts = {**self.counts, "tenants": len(self.tenants)}
+        if as_json:
+            console.emit_json({**counts, "problem_lines": self.problem_lines, "complete": self.complete})
+            return
+        if (more := counts["problems"] - console.SHOWN_PROBLEMS) > 0:
+            console.tell(f"... and {more:,} more (--json lists them)")
+        console.show_counts(counts)
+        if counts["unmatched"]:
+            where = f"taskbridge quarantine list --unmatched --pipeline {self.pipeline}"
+            console.tell(f"`{where}` shows why none matched.")
+
+    def how_far(self, file: Path) -> str:
+        """Return how far it got, and what records the rest."""
+        text = f"{self.counts['lines']} messages up to line {self.last_line} were read"
+        if self.id_field is not None:
+            return f"{text}. Record the file again for the rest: messages with a known id change nothing"
+        if self.begun > self.last_line:
+            text += f"; line {self.begun} may be recorded as well, and a worker finds it then"
+        if file == STDIN:
+            return f"{text}. The rest was not read"
+        rest = f"tail -n +{self.begun + 1} {shlex.quote(str(file))}"
+        return f"{text}. For the rest: {rest} | {console.spoken('taskbridge record')} {self.pipeline} -"
 
 
 @click.command(epilog=examples("taskbridge record log-alerts alerts.jsonl --id-field id"))
@@ -114,7 +128,7 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
 
     done = _Recording(pipeline, id_field)
     with _opened(file) as stream:
-        runtime = environment.session(data_dir, environment.runtime)
+        runtime = environment.checked_runtime(data_dir)
         criteria_of(runtime, pipeline)
         try:
             for number, raw in _lines(stream):
@@ -122,11 +136,11 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
                     done.take(number, raw, str(file))
             done.complete = True
         except (TaskBridgeError, Interrupted):
-            _show(done, as_json=as_json)
-            console.tell(_how_far(done, file))
+            done.show(as_json=as_json)
+            console.tell(done.how_far(file))
             raise
-    _show(done, as_json=as_json)
-    if done.problems:
+    done.show(as_json=as_json)
+    if done.counts["problems"]:
         raise click.exceptions.Exit(1)
 
 
@@ -178,27 +192,3 @@ def _parsed(raw: bytes) -> Any:
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(f"not JSON: {name} is no JSON number, write null or a string")
-
-
-def _how_far(done: _Recording, file: Path) -> str:
-    text = f"{done.lines} messages up to line {done.last_line} were read"
-    if done.id_field is not None:
-        return f"{text}. Record the file again for the rest: messages with a known id change nothing"
-    if done.begun > done.last_line:
-        text += f"; line {done.begun} may be recorded as well, and a worker finds it then"
-    if file == STDIN:
-        return f"{text}. The rest was not read"
-    rest = f"tail -n +{done.begun + 1} {shlex.quote(str(file))}"
-    return f"{text}. For the rest: {rest} | {console.spoken('taskbridge record')} {done.pipeline} -"
-
-
-def _show(done: _Recording, *, as_json: bool) -> None:
-    if as_json:
-        more = {"problem_lines": done.problem_lines, "complete": done.complete}
-        console.emit_json(done.counts() | more)
-        return
-    if done.problems > console.SHOWN_PROBLEMS:
-        console.tell(f"... and {done.problems - console.SHOWN_PROBLEMS:,} more (--json lists them)")
-    console.show_counts(done.counts())
-    if done.unmatched:
-        console.tell(f"`taskbridge quarantine list --unmatched --pipeline {done.pipeline}` shows why none matched.")

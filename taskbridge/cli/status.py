@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,8 +16,7 @@ from taskbridge.common.times import ago, moment, span
 
 if TYPE_CHECKING:
     from taskbridge.observing.context import Context
-    from taskbridge.observing.types import By, Health, PipelineLine, Sort, TenantLine
-    from taskbridge.process.light_runtime import LightRuntime
+    from taskbridge.observing.types import By, Finding, PipelineLine, Saved, Sort, TenantLine
     from taskbridge.store import Paused
 
 __all__ = ["status", "totals_line"]
@@ -76,159 +75,97 @@ def status(
     """
     if after and sort != "name":
         raise click.UsageError("--after continues by name: leave out --after or --sort")
-    if (recent_failures or sort in LATELY) and (failing or after):
-        raise click.UsageError("--failing and --after show tenants as they stand now: leave them out")
     uses_history = recent_failures or sort in LATELY
-    runtime = environment.session(data_dir, environment.light_runtime, redis=not uses_history)
-    names = runtime.pipelines.names() if pipeline is None else [runtime.pipelines[pipeline].name]
-    context = environment.context_of(runtime)
+    if uses_history and (failing or after):
+        raise click.UsageError("--failing and --after show tenants as they stand now: leave them out")
+    context = environment.context(data_dir, redis=not uses_history)
     if recent_failures:
         _show_failures(context, pipeline, hours, limit, as_json=as_json)
     elif sort in LATELY:
         _show_noisy(context, pipeline, LATELY[sort], hours, limit, as_json=as_json)
     else:
-        from taskbridge.observing.status import tenants
+        _show_tenants(context, pipeline, sort, limit, failing=failing, after=after, as_json=as_json)
 
-        pages = {
-            name: tenants(
-                context,
-                name,
-                failing=failing,
-                sort=NOW[sort],
-                after=after,
-                limit=limit + 1,
-                records=RECORDS_BY_NAME if sort == "name" else RECORDS_SORTED,
-            )
+
+def _show_tenants(
+    context: Context, pipeline: str | None, sort: str, limit: int, *, failing: bool, after: str, as_json: bool
+) -> None:
+    from taskbridge.observing import status as answers
+    from taskbridge.observing.health import health
+    from taskbridge.observing.history import saved
+    from taskbridge.store import Pauses, backfills_due
+
+    names, is_by_name = context.names(pipeline), sort == "name"
+    records = RECORDS_BY_NAME if is_by_name else RECORDS_SORTED
+    choice: dict[str, Any] = {"failing": failing, "sort": NOW[sort], "after": after, "records": records}
+    pages = {name: answers.tenants(context, name, **choice, limit=limit + 1) for name in names}
+    found = health(context)
+    findings = [one for one in found.findings if one.pipeline is None or one.pipeline in names]
+    lines = {one.pipeline: one for one in found.pipelines}
+    pauses = {name: Pauses(context.database).of(name) for name in names}
+    savings = {one.pipeline: one for one in saved(context, days=SAVED_DAYS)}
+    backfills = [*backfills_due(context.database)]
+    if as_json:
+        more = {"backfills_due": {one.source: one.what for one in backfills}} if backfills else {}
+        head = {"colour": found.colour, "sentence": found.sentence, "findings": [*map(_finding_as_json, findings)]}
+        pipelines = {
+            name: _pipeline_as_json(lines[name], pages[name], limit, pauses[name], savings[name], is_by_name=is_by_name)
             for name in names
         }
-        found = _Found(runtime, context, names, pages, limit, is_by_name=sort == "name")
-        if as_json:
-            console.emit_json(found.as_json())
-        else:
-            found.show(failing=failing)
+        console.emit_json({"health": head, "pipelines": pipelines, **more})
+        return
+    colour = {"red": "bold red"}.get(found.colour, found.colour)
+    console.stdout().print(console.cell(found.sentence, colour), soft_wrap=True)
+    for one in findings:
+        console.show(*([f"  {one.sentence}"] if one.sentence != found.sentence else ()))
+        console.show(*([f"  -> {console.spoken(one.remedy)}"] if one.remedy else ()))
+    console.show(*(f"{one.source}: {one.what}; {console.spoken(one.remedy)}" for one in backfills))
+    for name in names:
+        console.show(f"{totals_line(lines[name])}{_savings(savings[name])}")
+        _show_page(pages[name][:limit])
+        if not pages[name]:
+            console.show(f"{name}: no tenants{' fail' if failing else ''}")
+        if len(pages[name]) > limit:
+            console.show("more tenants: " + ("--after continues here" if is_by_name else "see --limit"))
+        console.show(*_pauses(name, pauses[name]))
+    console.show(*_errors(context, names))
 
 
-class _Found:
-    """A page of tenants of each pipeline, beside what is true of all of it."""
+def _finding_as_json(one: Finding) -> dict[str, Any]:
+    found = {name: getattr(one, name) for name in ("colour", "sentence", "remedy", "pipeline", "tenant")}
+    return found | {"remedy": console.spoken(one.remedy)}
 
-    def __init__(
-        self,
-        runtime: LightRuntime,
-        context: Context,
-        names: list[str],
-        pages: dict[str, list[TenantLine]],
-        limit: int,
-        *,
-        is_by_name: bool,
-    ) -> None:
-        from taskbridge.observing.health import health
-        from taskbridge.observing.history import saved
-        from taskbridge.observing.status import failing
-        from taskbridge.store import backfills_due
 
-        self.names, self.limit, self.is_by_name = names, limit, is_by_name
-        self.pages = pages
-        self.health: Health = health(context)
-        self.findings = [one for one in self.health.findings if one.pipeline is None or one.pipeline in names]
-        self.lines = {one.pipeline: one for one in self.health.pipelines if one.pipeline in names}
-        self.paused: dict[str, Paused] = {name: runtime.pauses.of(name) for name in names}
-        self.saved = {one.pipeline: one for one in saved(context, days=SAVED_DAYS)}
-        self.errors = [one for one in failing(context, limit=SHOWN_ERRORS) if one.pipeline in names]
-        self.backfills = [*backfills_due(runtime.database)]
+def _pipeline_as_json(
+    line: PipelineLine, page: Sequence[TenantLine], limit: int, paused: Paused, saved: Saved, *, is_by_name: bool
+) -> dict[str, Any]:
+    totals = asdict(line)
+    for key in ("pipeline", "survey", "paused", "active"):
+        del totals[key]
+    if line.unseen and not line.pending:
+        totals |= {"pending": None, "oldest_seconds": None}
+    circuit = line.survey.circuit
+    return {
+        "tenants": {one.tenant: _tenant_as_json(one) for one in page[:limit]},
+        "totals": totals,
+        "next": page[limit - 1].tenant if len(page) > limit and is_by_name else None,
+        "paused": paused.whole is not None,
+        "circuit": {
+            "open": circuit.open,
+            "opened": circuit.opened,
+            "opened_at": moment(circuit.opened_at_ms),
+            "closed_at": moment(circuit.closed_at_ms),
+            "failed_probes": circuit.probes,
+            "tenants_in_line": circuit.waiting,
+        },
+        "saved": {"days": SAVED_DAYS, "events": saved.events, "runs": saved.runs, "runs_saved": saved.runs_saved},
+    }
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the answer as JSON."""
-        health = {"colour": self.health.colour, "sentence": self.health.sentence}
-        findings: list[dict[str, str | None]] = [
-            {
-                "colour": one.colour,
-                "sentence": one.sentence,
-                "remedy": console.spoken(one.remedy),
-                "pipeline": one.pipeline,
-                "tenant": one.tenant,
-            }
-            for one in self.findings
-        ]
-        more = {"backfills_due": {one.source: one.what for one in self.backfills}} if self.backfills else {}
-        pipelines = {name: self._pipeline_as_json(name) for name in self.names}
-        return {"health": health | {"findings": findings}, "pipelines": pipelines, **more}
 
-    def _pipeline_as_json(self, name: str) -> dict[str, Any]:
-        page, line = self.pages[name], self.lines[name]
-        totals = asdict(line)
-        for key in ("pipeline", "survey", "paused", "active"):
-            del totals[key]
-        if line.unseen and not line.pending:
-            totals |= {"pending": None, "oldest_seconds": None}
-        circuit = line.survey.circuit
-        return {
-            "tenants": {one.tenant: _tenant_as_json(one) for one in page[: self.limit]},
-            "totals": totals,
-            "next": page[self.limit - 1].tenant if len(page) > self.limit and self.is_by_name else None,
-            "paused": self.paused[name].whole is not None,
-            "circuit": {
-                "open": circuit.open,
-                "opened": circuit.opened,
-                "opened_at": moment(circuit.opened_at_ms),
-                "closed_at": moment(circuit.closed_at_ms),
-                "failed_probes": circuit.probes,
-                "tenants_in_line": circuit.waiting,
-            },
-            "saved": self._saved(name),
-        }
-
-    def _saved(self, name: str) -> dict[str, int]:
-        found = self.saved[name]
-        return {"days": SAVED_DAYS, "events": found.events, "runs": found.runs, "runs_saved": found.runs_saved}
-
-    def show(self, *, failing: bool) -> None:
-        """Print the answer."""
-        terminal = console.stdout()
-        colour = {"red": "bold red"}.get(self.health.colour, self.health.colour)
-        terminal.print(console.cell(self.health.sentence, colour), soft_wrap=True)
-        for one in self.findings:
-            if one.sentence != self.health.sentence:
-                console.show(f"  {one.sentence}")
-            if one.remedy:
-                console.show(f"  -> {console.spoken(one.remedy)}")
-        console.show(*(f"{one.source}: {one.what}; {console.spoken(one.remedy)}" for one in self.backfills))
-        for name in self.names:
-            page = self.pages[name]
-            console.show(f"{totals_line(self.lines[name])}{self._savings(name)}")
-            if page:
-                terminal.print(_table(page[: self.limit]))
-            else:
-                console.show(f"{name}: no tenants{' fail' if failing else ''}")
-            if len(page) > self.limit:
-                console.show("more tenants: " + ("--after continues here" if self.is_by_name else "see --limit"))
-            console.show(*self._pauses(name))
-        console.show(*self._failing())
-
-    def _savings(self, name: str) -> str:
-        saved = self._saved(name)
-        if not saved["events"]:
-            return ""
-        share = f"{saved['runs_saved'] / saved['events']:.0%}"
-        events, runs = counted(saved["events"], "event"), counted(saved["runs"], "run")
-        return f"; in {SAVED_DAYS} days {events} became {runs}: {share} of the runs saved"
-
-    def _pauses(self, name: str) -> Iterator[str]:
-        paused = self.paused[name]
-        whole = [] if paused.whole is None else [(name, paused.whole)]
-        for what, pause in [*whole, *sorted(paused.tenants.items())][:SHOWN_PAUSES]:
-            by = f" by {pause.paused_by}" if pause.paused_by else ""
-            reason = f" ({pause.reason})" if pause.reason else ""
-            yield f"{what}: paused {ago(pause.paused_at)}{by}{reason}; `taskbridge resume` ends the pause"
-        if len(paused.tenants) > SHOWN_PAUSES:
-            yield f"{name}: {len(paused.tenants) - SHOWN_PAUSES:,} more tenants are paused"
-
-    def _failing(self) -> Iterator[str]:
-        for one in self.errors:
-            whose = ", ".join(map(repr, one.sample[:NAMED])) + (", ..." if one.tenants > NAMED else "")
-            kept = f"{counted(one.quarantined, 'record')} in quarantine" if one.quarantined else ""
-            who = f"{counted(one.tenants, 'tenant fails', 'tenants fail')} ({whose})" if one.tenants else ""
-            since = f", for {span(one.since)}" if one.since else ""
-            yield f"{one.pipeline}: {', '.join(filter(None, (who, kept)))}{since}: {one_line(one.error)}"
+def _tenant_as_json(one: TenantLine) -> dict[str, Any]:
+    values = asdict(one)
+    del values["pipeline"], values["tenant"]
+    return values | {"lease_seconds": round(one.lease_seconds, 3)}
 
 
 def totals_line(one: PipelineLine) -> str:
@@ -240,27 +177,45 @@ def totals_line(one: PipelineLine) -> str:
     return f"{one.pipeline}: {counts}"
 
 
-def _tenant_as_json(one: TenantLine) -> dict[str, Any]:
-    values = asdict(one)
-    del values["pipeline"], values["tenant"]
-    return values | {"lease_seconds": round(one.lease_seconds, 3)}
+def _savings(saved: Saved) -> str:
+    if not saved.events:
+        return ""
+    events, runs = counted(saved.events, "event"), counted(saved.runs, "run")
+    share = f"{saved.runs_saved / saved.events:.0%}"
+    return f"; in {SAVED_DAYS} days {events} became {runs}: {share} of the runs saved"
 
 
-def _table(tenants: list[TenantLine]) -> Any:
-    counts = ("pending", "handled", "quarantine", "failures", "events", "runs")
-    numbers = ("lease", "pending", "oldest", *counts, "last run")
-    made = console.table("tenant", "state", "lease", "oldest", *counts, "last run", numbers=numbers)
-    for one in tenants:
-        values = (one.pending, one.handled, one.quarantined, one.failures, one.burst_events, one.burst_runs)
-        made.add_row(
-            console.plain(one.tenant),
-            console.state(one.state),
-            f"{one.lease_seconds:.1f} s" if one.lease_seconds else "-",
-            ago(one.pending_since),
-            *("-" if value is None else f"{value:,}" for value in values),
-            ago(one.last_run_at),
-        )
-    return made
+def _show_page(tenants: Sequence[TenantLine]) -> None:
+    columns = {"tenant": "tenant", "state": "state", "lease": "lease_seconds", "oldest": "pending_since"}
+    columns |= {"pending": "pending", "handled": "handled", "quarantine": "quarantined", "failures": "failures"}
+    columns |= {"events": "burst_events", "runs": "burst_runs", "last run": "last_run_at"}
+    console.show_rows(tenants, columns)
+
+
+def _pauses(name: str, paused: Paused) -> Iterator[str]:
+    whole = [] if paused.whole is None else [(name, paused.whole)]
+    for what, pause in [*whole, *sorted(paused.tenants.items())][:SHOWN_PAUSES]:
+        by = f" by {pause.paused_by}" if pause.paused_by else ""
+        reason = f" ({pause.reason})" if pause.reason else ""
+        yield f"{what}: paused {ago(pause.paused_at)}{by}{reason}; `taskbridge resume` ends the pause"
+    if len(paused.tenants) > SHOWN_PAUSES:
+        yield f"{name}: {len(paused.tenants) - SHOWN_PAUSES:,} more tenants are paused"
+
+
+def _errors(context: Context, names: Sequence[str]) -> Iterator[str]:
+    from taskbridge.observing.status import failing
+
+    for one in failing(context, limit=SHOWN_ERRORS):
+        if one.pipeline in names:
+            kept = f"{counted(one.quarantined, 'record')} in quarantine" if one.quarantined else ""
+            who = f"{counted(one.tenants, 'tenant fails', 'tenants fail')} ({_whose(one)})" if one.tenants else ""
+            since = f", for {span(one.since)}" if one.since else ""
+            yield f"{one.pipeline}: {', '.join(filter(None, (who, kept)))}{since}: {one_line(one.error)}"
+
+
+def _whose(group: Any) -> str:
+    """Return the first tenants of a group of errors."""
+    return ", ".join(map(repr, group.sample[:NAMED])) + (", ..." if group.tenants > NAMED else "")
 
 
 def _show_noisy(context: Context, pipeline: str | None, by: By, hours: float, limit: int, *, as_json: bool) -> None:
@@ -270,12 +225,8 @@ def _show_noisy(context: Context, pipeline: str | None, by: By, hours: float, li
     if as_json:
         console.emit_json({"by": by, "hours": hours, **asdict(found)})
         return
-    columns = ("events", "runs", "records", "failures", "run time")
-    made = console.table("tenant", "pipeline", *columns, numbers=columns)
-    for one in found.tenants:
-        counts = [f"{value:,}" for value in (one.events, one.runs, one.records, one.failures)]
-        made.add_row(console.plain(one.tenant), one.pipeline, *counts, f"{one.run_ms / 1000:,.1f} s")
-    console.stdout().print(made)
+    names = ("tenant", "pipeline", "events", "runs", "records", "failures")
+    console.show_rows(found.tenants, {name: name for name in names} | {"run time": lambda one: one.run_ms / 1000})
     _show_basis(context, pipeline, found.basis)
 
 
@@ -288,11 +239,10 @@ def _show_failures(context: Context, pipeline: str | None, hours: float, limit: 
         console.emit_json({"hours": hours, "errors": values.pop("groups"), **values})
         return
     for one in found.groups:
-        whose = ", ".join(map(repr, one.sample[:NAMED])) + (", ..." if one.tenants > NAMED else "")
         runs, tenants = counted(one.runs, "run"), counted(one.tenants, "tenant")
         others = f"; {counted(one.texts - 1, 'other text')} of this kind" if one.texts > 1 else ""
         console.show(
-            f"{one.pipeline}: {runs} of {tenants} ({whose}): {one_line(one.error)}",
+            f"{one.pipeline}: {runs} of {tenants} ({_whose(one)}): {one_line(one.error)}",
             f"  first {console.clock(one.first)}, last {console.clock(one.last)}{others}",
         )
     if found.more:
@@ -305,8 +255,5 @@ def _show_failures(context: Context, pipeline: str | None, hours: float, limit: 
 
 def _show_basis(context: Context, pipeline: str | None, basis: str) -> None:
     console.show(basis)
-    from taskbridge.observing.health import left_out
-
-    others = left_out(context) if pipeline is None else None
-    if others is not None:
-        console.tell(f"{others.sentence}; {console.spoken(others.remedy)}")
+    if pipeline is None:
+        environment.tell_left_out(context)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -87,6 +88,7 @@ def up(file: Path | None, tenant_column: str, key_column: str, data_dir: Path, a
 
 def _run(request: _Request) -> tuple[dict[str, Any], bool] | None:
     """Start all, do what was asked, stop all. Return --exit-when-idle's report, and whether any record is pending."""
+    from taskbridge import store
     from taskbridge.cli.monitor import Monitor, has_pending, is_idle
     from taskbridge.cli.workers import Workers
     from taskbridge.declaring.pipeline import INVOICES
@@ -94,7 +96,9 @@ def _run(request: _Request) -> tuple[dict[str, Any], bool] | None:
     console.tell("taskbridge: starting")
     with environment.served(request.data_dir) as ours:
         runtime = environment.runtime()
-        environment.ready(runtime, migrate=True)
+        store.check_version(runtime.engine)
+        store.migrate(runtime.engine)
+        runtime.check()
         if request.invoices:
             # Nothing is imported that nobody handles.
             _ = runtime.pipelines[INVOICES]
@@ -178,13 +182,10 @@ def _report(runtime: Runtime, imported: int, unchanged: int, seconds: float) -> 
 
 
 def _show(report: dict[str, Any]) -> None:
-    columns = ("events", "runs", "sweeps", "records", "first event")
-    made = console.table("tenant", *columns, numbers=columns)
-    for tenant, row in report["tenants"].items():
-        first = "-" if row["first_event_ms"] is None else f"{row['first_event_ms']:,} ms"
-        made.add_row(console.plain(tenant), *(f"{row[name]:,}" for name in _COUNTERS[:-1]), first)
-    if report["tenants"]:
-        console.stdout().print(made)
+    rows = ({"tenant": tenant, **row} for tenant, row in report["tenants"].items())
+    columns: dict[str, Any] = {name: itemgetter(name) for name in ("tenant", *_COUNTERS[:-1])}
+    columns["first event"] = lambda row: None if row["first_event_ms"] is None else f"{row['first_event_ms']:,} ms"
+    console.show_rows(rows, columns)
     console.show(
         f"{report['imported']:,} invoices imported, {report['unchanged']:,} unchanged, in {report['seconds']:.1f} s; "
         f"{report['handled']:,} records handled, {report['pending']:,} pending, "

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from celery.utils.nodenames import host_format
 
-from taskbridge.cli.interrupts import check, hurrying, stopping
+from taskbridge.cli import interrupts
 from taskbridge.embedded import Guarded
 from taskbridge.embedded.files import open_log, tail
 from taskbridge.errors import Unavailable
@@ -70,7 +69,7 @@ class _Worker:
         return f"the end of its log, {self.log}:\n{tail(self.log, self._log_start)}"
 
 
-class Workers:
+class Workers(ExitStack):
     """Worker processes that live as long as the `with` block.
 
     Args:
@@ -81,29 +80,14 @@ class Workers:
     """
 
     def __init__(self, count: int, concurrency: int, data_dir: Path, announce: Callable[[str], None]) -> None:
-        self._count = count
-        self._concurrency = concurrency
-        self._data_dir = data_dir
+        super().__init__()
         self.announce = announce
         self._workers: list[_Worker] = []
-        self._hurried = False
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._stack.enter_context(hurrying(self._hurry))
-        self._stack.callback(self._stop)
-        try:
-            for number in range(1, self._count + 1):
-                self._workers.append(_Worker(number, self._concurrency, self._data_dir))
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+        with ExitStack() as stopping:
+            stopping.callback(self._stop)
+            for number in range(1, count + 1):
+                self._workers.append(_Worker(number, concurrency, data_dir))
+            self.push(stopping.pop_all())
 
     def wait_until_ready(self) -> None:
         """Wait until every worker answers.
@@ -114,7 +98,7 @@ class Workers:
         deadline = time.monotonic() + READY_SECONDS
         missing = {worker.node: worker for worker in self._workers}
         while missing:
-            check()
+            interrupts.check()
             for worker in missing.values():
                 status = worker.process.poll()
                 if status is not None:
@@ -158,16 +142,13 @@ class Workers:
         worker.start_at = now + pause
         self.announce(f"{text}; it is started again{f' in {pause:.0f} s' if pause else ''}; {worker.end_of_log()}")
 
-    def _hurry(self) -> None:
-        self._hurried = True
-
     def _stop(self) -> None:
         """Stop all at the same time. After a second signal each gets its next stop signal every `HURRY_SECONDS`."""
-        stopping()
+        interrupts.stopping()
         with ThreadPoolExecutor(max(1, len(self._workers))) as pool:
             left = {pool.submit(worker.process.stop) for worker in self._workers}
             while left:
                 left = wait(left, timeout=HURRY_SECONDS).not_done
-                if self._hurried:
+                if interrupts.is_hurried():
                     for worker in self._workers:
                         worker.process.hurry()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
@@ -64,67 +64,139 @@ POSTGRES_AWAY: Final = ("08", "53", "57P")
 _LOGIN_REFUSED: Final = ("28", "3D")
 """SQLSTATE classes of a login that is refused, and of a database that does not exist."""
 
-# The sentences, by a pattern of what a library says in English. The first that is found counts. What follows the first
-# colon of a sentence is the remedy. A text in another language matches none.
 
-_REDIS: Final = {
-    "AuthenticationError|NOAUTH|WRONGPASS": "refuses the password: correct it in TASKBRIDGE_REDIS_URL",
-    "TimeoutError": "does not answer in time: look at its load, and at TASKBRIDGE_REDIS_URL (rediss:// is for TLS)",
+class _Text(NamedTuple):
+    """What people are told if a library's text, in English, has the pattern."""
+
+    pattern: str
+    said: str
+    remedy: str
+
+
+_CORRECT: Final = "correct it in TASKBRIDGE_{}_URL"
+_CORRECTED: Final = "mend that, or correct TASKBRIDGE_POSTGRES_URL"
+_START: Final = "start it, or correct TASKBRIDGE_{}_URL (`taskbridge doctor` checks it)"
+
+# The first pattern that is found counts, so the special ones come first. A text in another language matches none.
+
+_REDIS: Final = (
+    _Text("AuthenticationError|NOAUTH|WRONGPASS", "refuses the password", _CORRECT.format("REDIS")),
+    _Text(
+        "TimeoutError",
+        "does not answer in time",
+        "look at its load, and at TASKBRIDGE_REDIS_URL (rediss:// is for TLS)",
+    ),
     # The resolver's error numbers are negative, the system's positive.
-    "Error -": "is at a host that is not known: correct it in TASKBRIDGE_REDIS_URL, or the name service",
-    "SSL|certificate": "and this process do not agree on TLS: correct rediss:// and its options in its URL",
-    "ConnectionError": "cannot be reached: start it, or correct TASKBRIDGE_REDIS_URL (`taskbridge doctor` checks it)",
-}
-_BROKER: Final = {
-    "password|authentication|access_refused|noauth": "refuses the password: correct it in TASKBRIDGE_BROKER_URL",
-    "operationalerror": "cannot be reached: start it, or correct TASKBRIDGE_BROKER_URL (`taskbridge doctor` checks it)",
-}
-_POSTGRES: Final = {
+    _Text("Error -", "is at a host that is not known", f"{_CORRECT.format('REDIS')}, or the name service"),
+    _Text("SSL|certificate", "and this process do not agree on TLS", "correct rediss:// and its options in its URL"),
+    _Text(
+        "closed by server|reset by peer",
+        "closed the connection",
+        "write rediss:// in TASKBRIDGE_REDIS_URL if the port is for TLS; else its log says why",
+    ),
+    _Text("ConnectionError", "cannot be reached", _START.format("REDIS")),
+)
+_BROKER: Final = (
+    _Text(
+        "password|authentication|access.?refused|noauth|not.?allowed",
+        "refuses the password",
+        "correct user, password and virtual host in TASKBRIDGE_BROKER_URL",
+    ),
+    _Text(
+        "closed by server|reset by peer|server unexpectedly closed",
+        "closed the connection",
+        "write rediss:// or amqps:// in TASKBRIDGE_BROKER_URL if the port is for TLS; else its log says why",
+    ),
+    _Text("operationalerror|amqperror", "cannot be reached", _START.format("BROKER")),
+)
+_POSTGRES: Final = (
     # psycopg 3.2.1 has the system's text alone.
-    "resolve host|Name or service not known|name resolution": (
-        "is at a host that is not known: correct it in TASKBRIDGE_POSTGRES_URL, or the name service"
+    _Text(
+        "resolve host|Name or service not known|name resolution",
+        "is at a host that is not known",
+        f"{_CORRECT.format('POSTGRES')}, or the name service",
     ),
-    "password authentication|no password": "refuses the password: correct it in TASKBRIDGE_POSTGRES_URL",
-    "does not exist": "has no such database or role: create it, or correct TASKBRIDGE_POSTGRES_URL",
-    "pg_hba.conf": "does not let this machine in: add it to pg_hba.conf",
-    "SSL|sslmode|certificate": "and this process do not agree on TLS: correct sslmode in TASKBRIDGE_POSTGRES_URL",
-    'for connection option|invalid port number|value: "': (
-        "cannot be asked, since libpq does not take a value in its URL: correct it in TASKBRIDGE_POSTGRES_URL"
+    _Text("password authentication|no password", "refuses the password", _CORRECT.format("POSTGRES")),
+    _Text(
+        "root certificate file|weak sslmode",
+        "has a certificate that cannot be checked, because no root certificate is known",
+        "name its file as sslrootcert in TASKBRIDGE_POSTGRES_URL, or sslrootcert=system for a public one",
     ),
-    "gave it no session|query_wait_timeout": (
-        "let this process in, and gave it no session: raise default_pool_size of PgBouncer, or run fewer processes"
+    # libpq has asked with TLS too where it says both.
+    _Text("pg_hba.conf.*(SSL encryption|SSL on)", "does not let this machine in", "add it to pg_hba.conf"),
+    _Text(
+        "pg_hba.conf.*(no encryption|SSL off)",
+        "does not let this machine in without TLS",
+        "set sslmode=require in TASKBRIDGE_POSTGRES_URL; if that is refused too, add the machine to pg_hba.conf",
     ),
-    "no more connections allowed": (
-        "is behind a pooler that takes no more clients: raise its limit (max_client_conn of PgBouncer)"
+    _Text("pg_hba.conf", "does not let this machine in", "add it to pg_hba.conf"),
+    _Text(
+        "SSL|sslmode|certificate|private key file",
+        "and this process do not agree on TLS",
+        "correct sslmode in TASKBRIDGE_POSTGRES_URL",
     ),
-    "statement pooling mode": "is behind a pooler that allows no transactions: set pool_mode = transaction",
-    "too many clients|connection slots": "has no connection left: raise max_connections, or run fewer processes",
-    "too many connections": (
-        "has no connection left for this role or database: raise its CONNECTION LIMIT, or run fewer processes"
+    _Text(
+        '(database|role) ".*" does not exist',
+        "has no such database or role",
+        "create it, or correct TASKBRIDGE_POSTGRES_URL",
     ),
-    "not permitted to log in": "does not let this role log in: run `ALTER ROLE ... LOGIN`, or take another role",
-    "not currently accepting connections|not accept connections": (
-        "lets nobody into this database: run `ALTER DATABASE ... ALLOW_CONNECTIONS true`, or name another"
+    _Text(
+        'for connection option|invalid port number|value: "',
+        "cannot be asked, since libpq does not take a value in its URL",
+        _CORRECT.format("POSTGRES"),
     ),
-    "starting up|shutting down|recovery": "is starting or stopping: try again in a moment",
-    "idle-session timeout|idle_timeout": "ended the session, which was idle for too long: try again",
-    "timeout": "does not answer in time: look at its load, and at TASKBRIDGE_POSTGRES_URL",
+    _Text(
+        "gave it no session|query_wait_timeout",
+        "let this process in, and gave it no session",
+        "raise default_pool_size of PgBouncer, or run fewer processes",
+    ),
+    _Text(
+        "no more connections allowed",
+        "is behind a pooler that takes no more clients",
+        "raise its limit (max_client_conn of PgBouncer)",
+    ),
+    _Text("statement pooling mode", "is behind a pooler that allows no transactions", "set pool_mode = transaction"),
+    _Text(
+        "too many clients|connection slots",
+        "has no connection left",
+        "raise max_connections, or run fewer processes",
+    ),
+    _Text(
+        "too many connections",
+        "has no connection left for this role or database",
+        "raise its CONNECTION LIMIT, or run fewer processes",
+    ),
+    _Text(
+        "not permitted to log in",
+        "does not let this role log in",
+        "run `ALTER ROLE ... LOGIN`, or take another role",
+    ),
+    _Text(
+        "not currently accepting connections|not accept connections",
+        "lets nobody into this database",
+        "run `ALTER DATABASE ... ALLOW_CONNECTIONS true`, or name another",
+    ),
+    _Text("starting up|shutting down|recovery", "is starting or stopping", "try again in a moment"),
+    _Text("idle-session timeout|idle_timeout", "ended the session, which was idle for too long", "try again"),
+    _Text("timeout", "does not answer in time", "look at its load, and at TASKBRIDGE_POSTGRES_URL"),
     # What libpq and psycopg say where nobody listens, or a session has ended; or nothing at all.
-    r"refused|No such file|closed|lost|unreachable|reset|No route|not receive data|not send data|Broken pipe"
-    r"|no connection|timed out|is down|EOF|terminating connection|crash of another|^\s*$": (
-        "cannot be reached: start it, or correct TASKBRIDGE_POSTGRES_URL (`taskbridge doctor` checks it)"
+    _Text(
+        r"refused|No such file|closed|lost|unreachable|reset|No route|not receive data|not send data|Broken pipe"
+        r"|no connection|timed out|is down|EOF|terminating connection|crash of another|^\s*$",
+        "cannot be reached",
+        _START.format("POSTGRES"),
     ),
-}
+)
 _POSTGRES_STATES: Final = {
-    "42P01": "the database has no schema of TaskBridge: run `taskbridge migrate`",
-    "42703": "the database has the schema of another version ({text}): run `taskbridge migrate`",
-    "25006": "Postgres refuses the statement: {text}",
-    "42501": "Postgres refuses the statement: {text}",
+    "42P01": ("the database has no schema of TaskBridge", "run `taskbridge migrate`"),
+    "42703": ("the database has the schema of another version ({text})", "run `taskbridge migrate`"),
+    "25006": ("Postgres takes no writes ({text})", "let TASKBRIDGE_POSTGRES_URL name the primary"),
+    "42501": ("Postgres refuses the statement", "{text}"),
 }
 
 
-def _sentence(server: str, table: Mapping[str, str], text: str) -> str | None:
-    return next((f"{server} {sentence}" for pattern, sentence in table.items() if re.search(pattern, text)), None)
+def _found(texts: Sequence[_Text], text: str) -> _Text | None:
+    return next((one for one in texts if re.search(one.pattern, text)), None)
 
 
 # Which errors say that a server is away.
@@ -245,23 +317,24 @@ class translated_errors:  # noqa: N801 - used as a function is
 def _meaning(error: BaseException) -> Unavailable | None:
     if isinstance(error, redis.RedisError):
         names = " ".join(kind.__name__ for kind in type(error).__mro__)
-        text = _sentence("Redis", _REDIS, f"{names} {error}") or f"Redis refuses the command: {error}"
-        return Unavailable(_at(text, _place_of_redis(error)))
-    if isinstance(error, loaded_class("kombu.exceptions", "KombuError")):
-        return Unavailable(_broker_text(error))
+        found = _found(_REDIS, f"{names} {error}")
+        if found is None:
+            return Unavailable("Redis refuses the command", str(error))
+        return _unavailable("Redis", found, _place_of_redis(error))
+    if isinstance(
+        error, (loaded_class("kombu.exceptions", "KombuError"), loaded_class("amqp.exceptions", "AMQPError"))
+    ):
+        return _of_broker(error)
     said = _said(error)
     if said is None:
         return None
     if said.state == FOREIGN_CLUSTER_STATE:
         return ForeignCluster(FOREIGN_CLUSTER)
-    meaning = _postgres_text(said)
-    return None if meaning is None else Unavailable(_at(meaning, said.place if said.away else ""))
+    return _of_postgres(said)
 
 
-def _at(text: str, place: str) -> str:
-    """Name the place at the end of what is wrong, before the remedy."""
-    what, colon, remedy = text.partition(": ")
-    return f"{what} ({place}){colon}{remedy}" if place else text
+def _unavailable(server: str, text: _Text, place: str = "") -> Unavailable:
+    return Unavailable(f"{server} {text.said}{f' ({place})' if place else ''}", text.remedy)
 
 
 def _place_of_redis(error: redis.RedisError) -> str:
@@ -271,17 +344,18 @@ def _place_of_redis(error: redis.RedisError) -> str:
     return named[1] if named else place_of("Redis")
 
 
-def _broker_text(error: BaseException) -> str:
+def _of_broker(error: BaseException) -> Unavailable:
     if isinstance(error, loaded_class("kombu.exceptions", "VersionMismatch")):
-        return (
-            f"kombu {version('kombu')} does not go with redis-py {redis.__version__}: "
-            "run `pip install 'kombu[redis]'`, which takes versions that do"
+        return Unavailable(
+            f"kombu {version('kombu')} does not go with redis-py {redis.__version__}",
+            "run `pip install 'kombu[redis]'`, which takes versions that do",
         )
-    if (text := _sentence("the broker", _BROKER, f"{type(error).__name__} {error}".lower())) is None:
-        # What follows the first colon is the remedy.
-        said = f"{type(error).__name__}, {one_line(str(error))}".replace(": ", ", ")
-        return f"kombu refuses a message ({said}): let both sides use the same serializer, such as json"
-    return _at(text, place_of("broker")) if "reached" in text else text
+    names = " ".join(kind.__name__ for kind in type(error).__mro__)
+    found = _found(_BROKER, f"{names} {error}".lower())
+    if found is None:
+        said = f"{type(error).__name__}, {one_line(str(error))}"
+        return Unavailable(f"kombu refuses a message ({said})", "let both sides use the same serializer, such as json")
+    return _unavailable("the broker", found, "" if "password" in found.said else place_of("broker"))
 
 
 class _Said(NamedTuple):
@@ -324,18 +398,18 @@ def _place_of_postgres(error: Any) -> str:
     return _place(host, port) if host else ""
 
 
-def _postgres_text(said: _Said) -> str | None:
+def _of_postgres(said: _Said) -> Unavailable | None:
     """Say what keeps Postgres from being used; None where it is something else."""
-    state, text, away, _ = said
+    state, text, away, place = said
     first_line = text.splitlines()[0] if text else ""
     if state in _POSTGRES_STATES:
-        return _POSTGRES_STATES[state].replace("{text}", first_line)
+        what, remedy = (part.replace("{text}", first_line) for part in _POSTGRES_STATES[state])
+        return Unavailable(what, remedy)
     if not away:
         return None
     if state and not state.startswith((*POSTGRES_AWAY, *_LOGIN_REFUSED)) and "statement pooling mode" not in text:
-        return f"Postgres ended the statement: {first_line}"
-    if sentence := _sentence("Postgres", _POSTGRES, text):
-        return sentence
-    # What follows the first colon is the remedy.
-    told = one_line(text.rpartition("FATAL:")[2]).replace(": ", ", ")
-    return f"Postgres cannot be used ({told}): mend that, or correct TASKBRIDGE_POSTGRES_URL"
+        return Unavailable("Postgres ended the statement", first_line)
+    if found := _found(_POSTGRES, text):
+        return _unavailable("Postgres", found, place)
+    told = one_line(text.rpartition("FATAL:")[2])
+    return _unavailable("Postgres", _Text("", f"cannot be used ({told})", _CORRECTED), place)

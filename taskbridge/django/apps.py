@@ -1,4 +1,4 @@
-"""Django's word for this room."""
+"""The Django app."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TaskBridge(AppConfig):
     verbose_name = "TaskBridge"
 
     def ready(self) -> None:
-        """Let TaskBridge know Django's settings, and let Django's ORM write in the transactions of batches."""
+        """Read Django's settings, and let the ORM write in the transactions of batches."""
         from taskbridge import settings  # noqa: PLC0415 - Django loads this module early
         from taskbridge.django import borrowing, checks, configuration, migrating, test_databases  # noqa: PLC0415
         from taskbridge.process.light_runtime import ALSO_CHECKED, CHECKED_FIRST  # noqa: PLC0415

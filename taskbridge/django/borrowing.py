@@ -1,14 +1,14 @@
-"""In a handler's call Django's connection is the batch's: what the ORM writes commits with the cursor, or not at all.
+"""During a handler's call the ORM uses the batch's connection: what it writes commits with the cursor, or not at all.
 
-For the length of the call the thread's wrapper of the alias is another one, which opens the batch's transaction when it
-is first used and stands as inside of an outermost `atomic` block. So nested blocks are savepoints, `commit`, `rollback`
-and durable blocks are refused by Django itself, and `on_commit` hooks are kept until the batch has committed. The
-project's own connection is not touched: it takes its place again when the call ends.
+For the length of the call, the thread's database wrapper for the alias is replaced by one that opens the batch's
+transaction when it is first used, and that behaves as if it were inside an outermost `atomic` block. Nested blocks are
+therefore savepoints, Django itself refuses `commit`, `rollback` and durable blocks, and `on_commit` hooks run after the
+batch has committed. The project's own connection is left alone and takes its place again when the call ends.
 
-What Django sets on a connection (adapters, class of cursors, prepared statements) it sets on a view of the session. So
-does a backend that prepares its connections in `get_new_connection`, as GeoDjango's for PostGIS does. What Django sets
-in the session ends with the transaction. Its time zone and role hold from the first use of the ORM on, and so does its
-search path unless the handler has set another one before.
+Django sets its adapters, its cursor class and its prepared statements on a view of the session, and so do backends that
+prepare their connections in `get_new_connection`, such as GeoDjango's for PostGIS. What Django sets in the session
+itself (time zone, role, and the search path unless the handler has set one) holds from the first use of the ORM until
+the transaction ends.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ REMEDY: Final = (
 
 
 class Borrowed:
-    """What a wrapper of Django's does otherwise while its connection is a batch's; `_wrapper_class` mixes it in."""
+    """What Django's wrapper does differently while its connection is a batch's; `_wrapper_class` mixes it in."""
 
     original: Any
-    """The project's own."""
+    """The project's own wrapper."""
 
     def connect(self: Any) -> None:
         """Take the batch's connection, which begins its transaction."""
@@ -97,15 +97,15 @@ class Borrowed:
         connection_created.send(sender=type(self), connection=self)
 
     def close(self) -> None:
-        """Do nothing: it is the runner's to close. Programs close connections by habit, as to have fresh ones."""
+        """Do nothing: the runner closes it. Programs close connections routinely, to get a fresh one."""
 
     def on_commit(self, func: Hook, robust: bool = False) -> None:
-        """Keep a hook, which belongs to a transaction: from now on the batch commits as a whole or not at all."""
+        """Keep a hook. It belongs to a transaction, so from now on the batch commits as a whole or not at all."""
         super().ensure_connection()  # type: ignore[misc]
         super().on_commit(func, robust)  # type: ignore[misc]
 
     def end_call(self: Any, *, failed: bool) -> None:
-        """Let nobody use it any more.
+        """Make the connection unusable.
 
         Raises:
             HandlerMistake: an error was caught, after which nothing can be committed.
@@ -116,18 +116,18 @@ class Borrowed:
 
 
 class Lent(DatabaseWrapper):
-    """Stands between a backend and Django's own, so that the backend prepares what it is lent."""
+    """Stands between a backend and Django's own wrapper, so that the backend prepares the batch's connection."""
 
     view: View
 
     def get_new_connection(self, _: Any) -> Any:
-        """Return the batch's in the place of a new one."""
+        """Return the batch's connection instead of a new one."""
         return self.view
 
 
 @cache
 def _wrapper_class(of: type) -> type[Any]:
-    """Return the class of the project's wrapper with a borrowed connection."""
+    """Return a subclass of the project's wrapper that uses a batch's connection."""
     if not issubclass(of, DatabaseWrapper):
         bases: tuple[type, ...] = (Borrowed, of)
     else:
@@ -141,8 +141,7 @@ _looked: Final[dict[tuple[str, ...], tuple[str, str]]] = {}
 def _search_paths(wrapper: Any, engine: Engine) -> tuple[str, str]:
     """Return the search path of Django's own sessions, and that of a batch's when it begins.
 
-    Both are looked up once in a process, in sessions that no handler has: what one of them has set decides nothing for
-    others.
+    Both are looked up once per process, in sessions of their own, so that nothing a handler has set affects others.
 
     Raises:
         ConfigurationError: Django's database is not that of the batch.
@@ -177,7 +176,7 @@ def _search_paths(wrapper: Any, engine: Engine) -> tuple[str, str]:
 
 @contextmanager
 def borrowing(batch: Batch, after_commit: Callable[[Hook], None]) -> Iterator[None]:
-    """Let Django's connection be the batch's in this thread, until the block ends."""
+    """Let the ORM use the batch's connection in this thread until the block ends."""
     alias = alias_of_handlers()
     if alias is None:
         yield

@@ -1,4 +1,4 @@
-"""Django's system checks of a project with TaskBridge. Those of the database are made by `check --database ALIAS`."""
+"""Django system checks. Those of the database run with `check --database ALIAS`."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ __all__ = ["connect_checks"]
 
 _CHECKS: Final[tuple[tuple[Callable[[Any], None], str], ...]] = (
     (store.check_version, "E003"),
-    # An error would keep `manage.py migrate`, which mends it, from running.
+    # An error would prevent `manage.py migrate`, which fixes it, from running.
     (store.check_schema, "W004"),
     (store.check_cluster, "E004"),
 )
 
 
 def _said(error: TaskBridgeError, number: str) -> CheckMessage:
-    """Return an error's text as Django has it: what is wrong, and the hint apart."""
+    """Return an error as a Django check message, with its remedy as the hint."""
     kind = Error if number.startswith("E") else Warning
     return kind(error.what, hint=typed(error.remedy), id=f"taskbridge.{number}")
 
 
 def connect_checks() -> None:
-    """Let Django know the checks."""
+    """Register the checks."""
     register(check_settings)
     register(check_database, Tags.database)
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """Look at the settings."""
+    """Check the settings."""
     found: list[CheckMessage] = []
     given = {name: "" for name in dir(settings) if name.startswith("TASKBRIDGE_") and name != ALIAS}
     for name, text in unknown_variables(given):
@@ -91,14 +91,14 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 
 def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Look at the database itself, if it is that of TaskBridge."""
+    """Check the database itself, if it is TaskBridge's."""
     alias = alias_of_handlers()
     if alias is None or alias not in (databases or ()) or connections[alias].vendor != "postgresql":
         return []
     try:
         configured = Settings.read()
     except TaskBridgeError:
-        # `check_settings` tells of it.
+        # `check_settings` reports it.
         return []
     try:
         engine = store.connect(configured.postgres_url or url_of(alias), configured.schema)
@@ -127,7 +127,7 @@ def _of_tables(engine: Any, alias: str) -> Iterator[CheckMessage]:
     for source, wrong in found.items():
         for fault in wrong:
             if fault.is_recorded and is_of_a_test(alias):
-                # Rows from before, which migrations have made: they need no backfill, and the next test run has none.
+                # Rows that migrations made before the adoption need no backfill in a test.
                 continue
             yield Warning(
                 f"the adopted table of {source}: {fault.what}", hint=typed(fault.remedy), id="taskbridge.W003"

@@ -1,6 +1,6 @@
-"""TaskBridge's settings in a Django project: those of Django that are called TASKBRIDGE_..., and what others imply.
+"""TaskBridge's settings in a Django project: Django settings named TASKBRIDGE_*, and what other settings imply.
 
-The environment wins over them.
+The environment takes precedence.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 ALIAS: Final = "TASKBRIDGE_DATABASE"
-"""Django's alias of the database in which handlers write; None: none, and their ORM has connections of its own."""
+"""The alias of the database in which handlers write; None: handlers use the ORM's own connections."""
 _NOT_LIBPQ: Final = ("context", "cursor_factory", "prepare_threshold", "row_factory", "autocommit", "client_encoding")
 _REDIS: Final = ("redis://", "rediss://")
 _NEEDS_BACKSLASH: Final = re.compile(r"[\s\\]")
@@ -43,30 +43,30 @@ _BACKSLASH: Final = r"\\\g<0>"
 _READ_COMMITTED: Final = psycopg.IsolationLevel.READ_COMMITTED
 _CONNECT_SECONDS: Final = 5
 NAMES: Final[dict[str, object]] = {}
-"""What the databases are called when the project is loaded: by then no test has given them other names."""
+"""The names of the databases when the project is loaded, before tests rename them."""
 POSTGRES: Final = "TASKBRIDGE_POSTGRES_URL"
 
 
 def alias_of_handlers() -> str | None:
-    """Return Django's alias of the database in which handlers write."""
+    """Return the alias of the database in which handlers write."""
     found: str | None = getattr(settings, ALIAS, DEFAULT_DB_ALIAS)
     return found
 
 
 def has_other_isolation(wrapper: Any) -> bool:
-    """Whether a database of Django's has another isolation level than the transaction of a batch."""
+    """Whether a Django database has another isolation level than the transaction of a batch."""
     given: object = wrapper.settings_dict["OPTIONS"].get("isolation_level", _READ_COMMITTED)
     return given != _READ_COMMITTED
 
 
 def note_names() -> None:
-    """Note what the databases are called."""
-    # A backend is not loaded for it: one of others may lack its driver.
+    """Note the names of the databases."""
+    # This loads no backend: the driver of one may be missing.
     NAMES.update({alias: one["NAME"] for alias, one in connections.settings.items()})
 
 
 def is_of_a_test(alias: str) -> bool:
-    """Whether a test has given the database another name than the project's."""
+    """Whether a test has renamed the database."""
     return bool(NAMES.get(alias) != connections[alias].settings_dict["NAME"])
 
 
@@ -78,7 +78,7 @@ def alias_of_postgres() -> str | None:
 
 
 def check_one_database(configured: Settings) -> None:
-    """See that records and what handlers write are in one database: TASKBRIDGE_POSTGRES_URL may name another.
+    """Check that records and what handlers write are in one database: TASKBRIDGE_POSTGRES_URL may name another.
 
     Raises:
         ConfigurationError: they are not, so nothing that Django writes would be seen.
@@ -88,7 +88,7 @@ def check_one_database(configured: Settings) -> None:
     if alias is None:
         return
     urls = configured.postgres_url, url_of(alias)
-    # Who gave an app settings of its own, as a test does, chose the database.
+    # An app with settings of its own, as in a test, has chosen its database.
     if not urls[0] or urls[0] == urls[1] or urls[0] != Settings.read().postgres_url:
         return
     records, own = map(_where, urls)
@@ -109,7 +109,7 @@ def _where(url: str) -> tuple[str, str]:
 
 
 def variables() -> dict[str, str]:
-    """Return what Django's settings say, as the variables of an environment.
+    """Return what Django's settings say as environment variables.
 
     Raises:
         ConfigurationError: the alias of handlers is none.

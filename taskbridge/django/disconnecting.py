@@ -1,4 +1,4 @@
-"""Sessions of Django's that TaskBridge has used, and that nobody may use after it."""
+"""Django's sessions that TaskBridge has used and that must not be used again."""
 
 from __future__ import annotations
 

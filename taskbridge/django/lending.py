@@ -1,4 +1,4 @@
-"""Django's session as a connection of SQLAlchemy's: for what has to be in a transaction of Django's."""
+"""A SQLAlchemy connection on Django's session, for what must happen in a transaction of Django's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["lent"]
 
 
 class _Lent(View):
-    """A second face of Django's session, which is in a transaction of Django's: nothing else begins or ends that."""
+    """A view of Django's session that neither begins nor ends Django's transaction."""
 
     def commit(self) -> None:
         """Do nothing."""
@@ -30,7 +30,7 @@ class _Lent(View):
 
 @contextmanager
 def lent(alias: str, schema: str) -> Iterator[Connection]:
-    """Lend SQLAlchemy's connection on the session of Django's, with our tables in `schema`."""
+    """Yield a SQLAlchemy connection on Django's session, with our tables in `schema`."""
     wrapper: Any = connections[alias]
     options = {SCHEMA_OPTION: schema}
     engine = create_engine(

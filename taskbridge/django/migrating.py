@@ -1,6 +1,6 @@
 """`manage.py migrate` brings TaskBridge's schema up to date before the project's own migrations.
 
-So a migration that adopts a table finds it, also in a test's database.
+A migration that adopts a table therefore finds it, also in a test database.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["bring_up_to_date"]
 
 
 def bring_up_to_date(using: str, verbosity: int = 1, **_: Any) -> None:
-    """Before the migrations of a database, if it is that of handlers.
+    """Migrate TaskBridge's schema before the migrations of a database, if it is that of handlers.
 
     Raises:
         CommandError: TaskBridge's schema cannot be made, or its records are to be in another database.
@@ -35,7 +35,7 @@ def bring_up_to_date(using: str, verbosity: int = 1, **_: Any) -> None:
             _bring_up_to_date(using, verbosity)
     except TaskBridgeError as error:
         raise CommandError(typed(str(error))) from error
-    # A role of the schema's own name would make the project's tables there. From its next session on it does not.
+    # A role named like the schema would create the project's tables in it, until it has a new session.
     wrapper = connections[using]
     with wrapper.cursor() as cursor:
         cursor.execute(query("own_schema_first"))

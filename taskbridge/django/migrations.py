@@ -1,4 +1,4 @@
-"""What a project's migrations say of TaskBridge."""
+"""The migration operation that adopts a table, and what a project's migrations say about adoptions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["AdoptTable", "adopting_migration", "unadopted"]
 
 
 class _AtTheEnd:
-    """What a schema editor does last, in the migration's transaction: it takes the text of each deferred statement."""
+    """Runs a function at the end of a migration: the schema editor asks each deferred statement for its text there."""
 
     def __init__(self, source: str, do: Callable[[], None]) -> None:
         self.source: Final = source
@@ -45,20 +45,20 @@ class _AtTheEnd:
 
 
 class AdoptTable(Operation):
-    """Makes a table of the project's a source, as `taskbridge adopt` does: each change of a row is a record.
+    """Makes one of the project's tables a source, as `taskbridge adopt` does: each change of a row is a record.
 
-    It waits for open writers of the table as that does, for up to a minute, and not in the way of others. Backwards it
-    gives the table up, or adopts it as the one before it of the same source has it. It does nothing on a database that
-    is not that of `TASKBRIDGE_DATABASE`.
+    Like the command it waits up to a minute for open writers of the table, without blocking others. Backwards it
+    unadopts the table, or adopts it as the previous operation of the same source does. It does nothing on databases
+    other than that of `TASKBRIDGE_DATABASE`.
 
     Args:
-        source: what the source is called.
-        model: the model, of the same app, whose table it is; its fields are named by their names in the model.
-        table: in the place of `model`, the table, as SQL has its name; its columns are named by theirs.
+        source: the name of the source.
+        model: the model, of the same app; tenant, key and columns are names of its fields.
+        table: instead of `model`, the table's name as in SQL; tenant, key and columns are names of its columns.
         tenant: the field or column whose value is the tenant.
         key: the field or column, or several, of the record's key.
-        columns: only changes of these, of the tenant and of the key count; none: all do.
-        from_now_on: rows that are there stay without records, and nobody is reminded of a backfill.
+        columns: only changes of these, of the tenant and of the key are recorded; none: all changes are.
+        from_now_on: skip existing rows, and do not remind anybody of a backfill.
 
     Raises:
         TypeError: neither `model` nor `table` is given, or both are.
@@ -124,23 +124,23 @@ class AdoptTable(Operation):
         from_state: ProjectState,  # noqa: ARG002 - Django's signature
         to_state: ProjectState,  # noqa: ARG002
     ) -> None:
-        """Adopt the table as the migrations before have it, or take the triggers away; records and cursors stay."""
+        """Adopt the table as the migrations before do, or remove the triggers; records and cursors stay."""
         with self._connection(app_label, schema_editor) as connection:
             if connection is None:
                 return
             before, deferred = self._before(schema_editor), schema_editor.deferred_sql
-            # One migration may adopt a source twice, and its first adoption counts.
+            # If one migration adopts a source twice, its first adoption decides.
             deferred[:] = [one for one in deferred if not (isinstance(one, _AtTheEnd) and one.source == self.source)]
             if before is None:
                 store.unadopt_within(connection, self.source)
                 return
-        # What follows in this migration may give columns back the names that the earlier one knows.
+        # Later operations of this migration may restore the column names that the earlier adoption uses.
         deferred.append(_AtTheEnd(self.source, lambda: self._restore(*before, schema_editor)))
 
     def _before(self, schema_editor: BaseDatabaseSchemaEditor) -> tuple[AdoptTable, str, ProjectState] | None:
         """Return what adopted the source before this, its app, and the models then; None: nothing did."""
         loader = MigrationLoader(schema_editor.connection)
-        # The modules of migrations are loaded once, so an operation is known by itself.
+        # Migration modules are loaded once, so an operation can be found by its identity.
         own = next((key for key, one in loader.graph.nodes.items() if self in adoptions(one)), None)
         found: tuple[tuple[str, str], AdoptTable] | None = None
         for key, one in _adoptions(loader, schema_editor.connection.alias, own and loader.graph.forwards_plan(own)):
@@ -189,7 +189,7 @@ class AdoptTable(Operation):
 
     @contextmanager
     def _connection(self, app_label: str, schema_editor: BaseDatabaseSchemaEditor) -> Iterator[Connection | None]:
-        """Lend a connection in the migration's transaction; None: there is nothing to do here.
+        """Yield a connection in the migration's transaction; None: there is nothing to do here.
 
         Raises:
             CommandError: it cannot be done; the message says why, and what to do.
@@ -227,18 +227,18 @@ class AdoptTable(Operation):
             return str(fields.pk.column if name == "pk" else fields.get_field(name).column)
 
         table = fields.db_table
-        # Django lets a name stand between quotation marks, as a way to write a schema.
+        # Django accepts quoted names, which is a way to name a schema.
         name = table if table.startswith('"') else quoted(table)
         return name, column(self.tenant), [*map(column, self.key)], [*map(column, self.columns)]
 
 
 def adoptions(migration: Migration) -> list[AdoptTable]:
-    """Return the operations of a migration that adopt a table."""
+    """Return the operations of a migration that adopt tables."""
     return [one for operation in migration.operations for one in _flat(operation) if isinstance(one, AdoptTable)]
 
 
 def _flat(operation: Operation) -> list[Operation]:
-    """Return an operation, or those that it consists of, as of a SeparateDatabaseAndState."""
+    """Return an operation, or its parts, as of a SeparateDatabaseAndState."""
     parts: list[Operation] = getattr(operation, "database_operations", [])
     return [one for part in parts for one in _flat(part)] or [operation]
 
@@ -254,7 +254,7 @@ def _state_after(loader: MigrationLoader, key: tuple[str, str], one: AdoptTable)
 
 
 def unadopted(connection: Any, there: Collection[str]) -> Iterator[tuple[str, str, str]]:
-    """Give migration, source and command of each adoption that is applied, and whose source is not there."""
+    """Yield migration, source and command of each applied adoption whose source is missing."""
     loader = MigrationLoader(connection)
     applied = loader.graph.nodes.keys() & loader.applied_migrations.keys()
     in_order = sorted(applied, key=lambda key: len(loader.graph.forwards_plan(key)))
@@ -267,11 +267,11 @@ def unadopted(connection: Any, there: Collection[str]) -> Iterator[tuple[str, st
 
 
 def adopting_migration(alias: str, source: str) -> str | None:
-    """Return a migration that adopts the source, applied or not; those that tests leave out are looked at too."""
+    """Return a migration that adopts the source, applied or not, including those that tests leave out."""
     from django.test.utils import override_settings  # noqa: PLC0415 - for tests alone
 
     given: Any = settings.MIGRATION_MODULES
-    # pytest-django's `--nomigrations` puts an object there that has None for each app.
+    # pytest-django's `--nomigrations` sets an object that returns None for each app.
     modules = {label: module for label, module in given.items() if module} if isinstance(given, dict) else {}
     with override_settings(MIGRATION_MODULES=modules):
         loader = MigrationLoader(None)
@@ -282,7 +282,7 @@ def adopting_migration(alias: str, source: str) -> str | None:
 def _adoptions(
     loader: MigrationLoader, alias: str, keys: Iterable[tuple[str, str]] | None
 ) -> Iterator[tuple[tuple[str, str], AdoptTable]]:
-    """Give the adoptions in these migrations that are for this database, each with its migration."""
+    """Yield the adoptions of these migrations that are for this database, each with its migration."""
     for key in keys or ():
         for one in adoptions(loader.graph.nodes[key]):
             if router.allow_migrate(alias, key[0], model_name=one.model and one.model.lower()):

@@ -1,7 +1,7 @@
-"""In Django's tests TaskBridge uses the test's database, and a key prefix of the test's own.
+"""In Django's tests TaskBridge uses the test database, under a key prefix of its own.
 
-Django renames a database while the process runs: it makes the test database, copies it for each process of `manage.py
-test --parallel`, and drops it. Postgres neither copies nor drops a database while somebody is connected to it.
+Django renames a database while the process runs: it creates the test database, copies it for each process of `manage.py
+test --parallel`, and drops it. Postgres neither copies nor drops a database that has open sessions.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["check_no_project_in_a_test", "follow", "variables_of_a_test"]
 log = logging.getLogger(__name__)
 
 SECONDS: Final = 5.0
-"""How long Redis may take to delete what tests left there."""
+"""How long deleting the keys of a test may take."""
 _PREFIX: Final = "TASKBRIDGE_KEY_PREFIX"
 _OF_THE_PROJECT: Final[dict[str, set[str]]] = {POSTGRES: set(), _PREFIX: set()}
-"""The values that the environment and Django's settings had when the project was loaded."""
+"""The values in the environment and in Django's settings when the project was loaded."""
 
 
 class _Current:
@@ -41,11 +41,11 @@ class _Current:
 
     name: object = None
     prefix = ""
-    """The key prefix of a test's database: a new one each time, so that nothing that is left in Redis matters."""
+    """The key prefix for a test database: always a new one, so that leftovers in Redis do not matter."""
 
 
 def follow() -> None:
-    """Go along with the database of handlers from now on."""
+    """Follow the database of handlers from now on."""
     for name, texts in _OF_THE_PROJECT.items():
         texts.update(str(text) for text in (os.environ.get(name), getattr(settings, name, None)) if text)
     alias = alias_of_postgres()
@@ -56,7 +56,7 @@ def follow() -> None:
 
 
 def _leave_databases(connection: Any, **_: Any) -> None:
-    """Close TaskBridge's sessions if Django connects to no database, as it does to make, copy or drop one."""
+    """Close TaskBridge's sessions when Django connects to no database, which it does to create, copy or drop one."""
     if connection.alias == NO_DB_ALIAS:
         _delete_keys()
         reread()
@@ -74,7 +74,7 @@ def _follow_name() -> None:
     from taskbridge.integration.installation import renew_all  # noqa: PLC0415 - imports Celery
 
     renew_all()
-    # Unlike `atexit`, this is called too where a process of `--parallel` ends.
+    # Unlike `atexit`, this also runs when a process of `--parallel` ends.
     Finalize(None, _delete_keys, exitpriority=1)
 
 
@@ -93,9 +93,9 @@ def _delete_keys() -> None:
 
 
 def variables_of_a_test() -> dict[str, str]:
-    """Return the URL of the database that Django has made for its tests, and a key prefix of its own; else nothing.
+    """Return the URL of Django's test database and a key prefix of its own; nothing outside of tests.
 
-    The project's own may be in the environment: they are not for tests. What a test has set stays.
+    They replace the project's own values in the environment, but not what a test has set.
     """
     _follow_name()
     alias = alias_of_postgres()
@@ -106,15 +106,15 @@ def variables_of_a_test() -> dict[str, str]:
 
 
 def _is_of_the_project(name: str) -> bool:
-    """Whether what a variable says now, if anything, is what it said when the project was loaded."""
+    """Whether a variable still has the project's value, if it has any."""
     given = os.environ.get(name) or getattr(settings, name, None)
     return not given or str(given) in _OF_THE_PROJECT[name]
 
 
 def check_no_project_in_a_test(configured: Settings) -> None:
-    """See that a test for which Django has made no database writes neither into the project's own nor into its Redis.
+    """Check that a test without a test database writes neither into the project's database nor into its Redis.
 
-    Django keeps its own connections from it in such a test.
+    Django itself blocks its own connections in such a test.
 
     Raises:
         ConfigurationError: it would.

@@ -40,35 +40,34 @@ from taskbridge.testing.inline import drain_all, notified
 __all__ = ["Delivered", "Deployed", "deliver", "deployed"]
 
 _KEPT: Final = ("adopted", "taskbridge_cluster", VERSION_TABLE)
-"""Our tables that `deployed` does not empty: which tables are adopted, in which cluster, and at which schema."""
+"""Our tables that `deployed` keeps: the adopted tables, the cluster, and the schema's version."""
 _OWNER: Final = "0"
 """Below the tokens of all runs."""
 
 
 class Delivered(Batch):
-    """A batch that the handler was given. `retry_after`: what it returned, if that was a `RetryAfter`."""
+    """A batch that the handler got. `retry_after`: the `RetryAfter` that it returned, if it did."""
 
     retry_after: RetryAfter | None = None
 
 
 def deliver(name: str) -> list[Delivered]:
-    """Call a pipeline's handler with the records of this test's transaction that it was not given yet.
+    """Call a pipeline's handler with the records that this test's transaction has written since the last call.
 
-    Batches are made as a worker makes them: of one tenant, oldest first. Returns them in their order; what the
-    handler rejected is in `batch.rejected`. It is called at once: there are no runs, delays, rate limits or tries.
+    Batches are made as a worker makes them: of one tenant, oldest first. They are returned in order; what the handler
+    rejected is in `batch.rejected`. The handler is called at once: there are no runs, delays, rate limits or retries.
 
-    Where the handler returns `RetryAfter`, `batch.retry_after` has it. As by a worker, what the handler marked with
-    `batch.handled` and what it wrote is kept, and where it marked nothing, what it wrote is rolled back. What is left
-    of its records comes with the next call. So do further batches of the tenant, or of all tenants where its scope is
-    "pipeline".
+    If the handler returns `RetryAfter`, it is in `batch.retry_after`. As in a worker, what the handler marked with
+    `batch.handled` and what it wrote is kept; if it marked nothing, what it wrote is rolled back. Its remaining records
+    come with the next call, and so do further batches of the tenant, or of all tenants if the scope is "pipeline".
 
     Raises:
-        Exception: what the handler raised, `RetryAfter` too; what was written in this call is rolled back, and the next
-            call gives it the same.
-        HandlerMistake: as in a run, such as for an iterator that it returned.
-        ConfigurationError: there is no transaction, as in a TransactionTestCase. Or there is no record, and a migration
-            that adopts the source's table was not run in the test's database.
-        UnknownPipeline: nobody declares it.
+        Exception: what the handler raised, including `RetryAfter`; what was written in this call is rolled back, and
+            the next call delivers the same records.
+        HandlerMistake: as in a run, for example if the handler returned an iterator.
+        ConfigurationError: there is no transaction, as in a TransactionTestCase; or there is no record, and a migration
+            that adopts the source's table has not run in the test's database.
+        UnknownPipeline: no loaded module declares the pipeline.
     """
     runtime = LightRuntime(Settings.read())
     pipeline, alias = runtime.pipelines[name], alias_of_handlers()
@@ -95,7 +94,7 @@ def deliver(name: str) -> list[Delivered]:
 
 
 def _waits(batch: Delivered, tenant: str) -> bool:
-    """Whether a tenant waits for what the handler of a batch asked for."""
+    """Whether a tenant has to wait because of the `RetryAfter` of a batch."""
     told = batch.retry_after
     return told is not None and (batch.tenant == tenant or told.scope == "pipeline")
 
@@ -108,7 +107,7 @@ def _handled(
     connection: Connection,
     muted: AbstractContextManager[None],
 ) -> tuple[Delivered, int]:
-    """Give the handler a batch; return it, and how many of its first records are done with."""
+    """Call the handler with a batch; return it, and how many of its first records are done."""
     used = False
 
     def note_use(what: Callable[..., Any], *given: Any) -> Any:
@@ -116,7 +115,7 @@ def _handled(
         used = True
         return what(*given)
 
-    # What asks to wait and keeps nothing is rolled back alone.
+    # A batch that asks to wait and keeps nothing is rolled back alone.
     with transaction.atomic(wrapper.alias):
         with muted, wrapper.execute_wrapper(note_use), _session(connection) as session:
             batch = Delivered(
@@ -141,7 +140,7 @@ def _handled(
 
 @contextmanager
 def _session(connection: Connection) -> Iterator[Callable[[], BatchSession]]:
-    """Lend what opens a batch's session; what that holds is written at the end, as a worker does."""
+    """Yield a function that opens the batch's session, which is flushed at the end, as in a worker."""
     opened: list[BatchSession] = []
 
     def open_session() -> BatchSession:
@@ -159,7 +158,7 @@ def _session(connection: Connection) -> Iterator[Callable[[], BatchSession]]:
 
 
 def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list[tuple[str, tuple[Record, ...]]]:
-    """Read what was written in this transaction since the last call, batch by batch, and note how far that is.
+    """Read what this transaction has written since the last call, batch by batch, and remember the position.
 
     Raises:
         ConfigurationError: there is nothing, and never will be.
@@ -168,7 +167,7 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
     with transaction.atomic(alias):
         if found := known(connection, pipeline.source):
             document = present(connection, found[0]).document
-        # With it goes the search path that the look has set.
+        # This also undoes the search path that was set to read it.
         transaction.set_rollback(True, alias)
     mark = _mark("delivered", pipeline)
     which = {"source": pipeline.source, "mark": mark, "left": _mark("left", pipeline)}
@@ -194,7 +193,7 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
 
 
 def _check_adopted(connection: Connection, source: str, alias: str) -> None:
-    """See that a source for which nothing was found has its table, if a migration adopts one.
+    """Check that a source without records has its adopted table, if a migration adopts one.
 
     Raises:
         ConfigurationError: it has none in the test's database.
@@ -209,7 +208,7 @@ def _check_adopted(connection: Connection, source: str, alias: str) -> None:
 
 
 def _mark(what: str, pipeline: Pipeline) -> str:
-    """Return the name of a parameter of the transaction, which says how far a pipeline is."""
+    """Return the name of the transaction's parameter that holds a pipeline's position."""
     return f"taskbridge.{what}_{pipeline.name.replace('-', '_')}"
 
 
@@ -220,7 +219,7 @@ def _set(connection: Connection, name: str, value: str) -> None:
 
 @contextmanager
 def _muted(connection: Connection, pipeline: Pipeline, tenant: str) -> Iterator[None]:
-    """Let what the handler writes back into its tenant's rows make no records, as in a batch's transaction."""
+    """Record nothing that the handler writes back into its tenant's rows, as in a batch's transaction."""
     owner = {"pipeline": pipeline.name, "tenant": tenant, "token": _OWNER}
     connection.exec_driver_sql(query("own_cursor", schema_of(connection)), owner)
     _set(connection, "taskbridge.batch", _OWNER)
@@ -230,7 +229,7 @@ def _muted(connection: Connection, pipeline: Pipeline, tenant: str) -> Iterator[
 
 
 def _called(pipeline: Pipeline, batch: Batch) -> Any:
-    """Call the handler; return what it returned."""
+    """Call the handler, await it if need be, and return its result."""
     handler: Any = pipeline.handler
     returned = handler(batch)
     if inspect.isawaitable(returned):
@@ -251,7 +250,7 @@ class Deployed:
         self.has_ended = False
 
     def run_all(self, *, through_failures: bool = False) -> int:
-        """Look for what was saved, notified or not, and do all runs in this process; return how many there were.
+        """Find what was saved, with or without an event, do all runs in this process, and return their number.
 
         Args, Raises: as `taskbridge.testing.drain`; ConfigurationError too in a transaction, as that of a TestCase; and
             where nothing was found, and a migration that adopts the table of a pipeline was not run in the test's
@@ -268,7 +267,7 @@ class Deployed:
         for name in runtime.pipelines.names():
             runtime.know(runtime.pipelines[name])
             tail_round(runtime, name)
-            # What was there before the first round of the tail.
+            # This finds what was there before the first poll.
             base_round(runtime, name)
         runs = drain_all(app=self.app, through_failures=through_failures)
         if not runs and alias is not None:
@@ -278,7 +277,7 @@ class Deployed:
         return runs
 
     def notified(self, pipeline: str) -> dict[str, int]:
-        """Return the tenants that were notified and not run since, each with the number of its events.
+        """Return the tenants that have events and no run since, each with the number of its events.
 
         Raises:
             ConfigurationError: the block of `deployed` has ended.
@@ -295,12 +294,12 @@ class Deployed:
 
 @contextmanager
 def deployed(app: Celery) -> Iterator[Deployed]:
-    """Let an app work on the test's database, which holds no record then, and under a key prefix of the test's own.
+    """Let an app use the test's database, emptied of records, under a key prefix of its own.
 
-    The gate's clock stands still, and only runs move it.
+    The gate's clock stands still; only runs advance it.
 
     Raises:
-        ConfigurationError: there is no database of Django's, or it is none of a test.
+        ConfigurationError: TASKBRIDGE_DATABASE is None, or the database is not one of a test.
     """
     alias = alias_of_handlers()
     if alias is None:
@@ -312,7 +311,7 @@ def deployed(app: Celery) -> Iterator[Deployed]:
             "use it in a TransactionTestCase, whose database Django makes",
         )
     with own_deployment(app, TASKBRIDGE_POSTGRES_URL=url_of(alias)) as runtime:
-        # In a TestCase nothing is committed, and its transaction would be waited for.
+        # In a TestCase nothing is committed, and this would wait for its transaction.
         if not connections[alias].in_atomic_block:
             _empty(runtime)
         here = Deployed(app)
@@ -323,13 +322,13 @@ def deployed(app: Celery) -> Iterator[Deployed]:
 
 
 def _is_of_a_test(alias: str) -> bool:
-    """Whether the database has a name that Django gives those of tests."""
+    """Whether the database has the name that Django gives to test databases."""
     named = connections[alias].settings_dict
     return str(named["NAME"]).startswith(named["TEST"]["NAME"] or TEST_DATABASE_PREFIX)
 
 
 def _empty(runtime: Runtime) -> None:
-    """Delete what our tables hold; see `_KEPT`."""
+    """Empty our tables, except those of `_KEPT`."""
     schema = runtime.settings.schema
     with runtime.engine.begin() as connection:
         which = {"schema": schema, "kept": [*_KEPT]}

@@ -10,6 +10,6 @@ from taskbridge.common.libraries import explained_imports
 
 with explained_imports():
     from taskbridge.embedded.guarded import Guarded
-    from taskbridge.embedded.servers import Servers, running, serve
+    from taskbridge.embedded.servers import Servers, held, running, serve
 
-__all__ = ["Guarded", "Servers", "running", "serve"]
+__all__ = ["Guarded", "Servers", "held", "running", "serve"]

@@ -28,36 +28,53 @@ class Servers:
 
 
 @contextmanager
-def serve(data_dir: Path, *, durable: bool = True) -> Iterator[Servers]:
-    """Run PostgreSQL and Redis for `data_dir` while the `with` block lasts, and stop both at its end.
-
-    The directory is made where it is missing. Postgres's data stay in it; those of Redis do not. Until the end,
-    `running(data_dir)` finds the servers from other processes. They also end when this process is killed.
-    `durable=False` trades safety after a power cut for speed: for tests.
+def held(data_dir: Path) -> Iterator[Path]:
+    """Make the directory if it is missing and hold it while the `with` block lasts; yield its whole path.
 
     Raises:
-        AlreadyRunning: another process serves the directory.
+        AlreadyRunning: another process holds the directory.
         ConfigurationError: the directory cannot be used.
-        Unavailable: a server is not installed or does not start.
     """
-    owner = os.getpid()
     with ExitStack() as stack:
-        try:
+        with _usable(data_dir):
             data_dir = data_dir.resolve()
             data_dir.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock.hold(data_dir / "lock", data_dir))
-            servers = _start(stack, data_dir, durable=durable)
-            document = json.dumps({"pid": owner, **asdict(servers)})
-            write_private(data_dir / "servers.json", document + "\n")
-        except OSError as error:
-            raise ConfigurationError(
-                f"the data directory {data_dir} cannot be used ({error}): choose one that is writable with --data-dir"
-            ) from error
+        yield data_dir
+
+
+@contextmanager
+def serve(data_dir: Path, *, durable: bool = True) -> Iterator[Servers]:
+    """Run PostgreSQL and Redis for `data_dir` while the `with` block lasts, and stop both at its end.
+
+    The directory is made if it is missing. Postgres's data stay in it; those of Redis do not. Until the end,
+    `running(data_dir)` finds the servers from other processes. They also end when this process is killed.
+    `durable=False` trades safety after a power cut for speed: for tests.
+
+    Raises: as `held`; Unavailable: a server is not installed or does not start.
+    """
+    owner = os.getpid()
+    with held(data_dir) as directory, ExitStack() as stack:
+        noted = directory / "servers.json"
+        with _usable(data_dir):
+            noted.unlink(missing_ok=True)
+            servers = _start(stack, directory, durable=durable)
+            write_private(noted, json.dumps({"pid": owner, **asdict(servers)}) + "\n")
         try:
             yield servers
         finally:
             if owner == os.getpid():
-                (data_dir / "servers.json").unlink(missing_ok=True)
+                noted.unlink(missing_ok=True)
+
+
+@contextmanager
+def _usable(data_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"the data directory {data_dir} cannot be used ({error}): choose one that is writable with --data-dir"
+        ) from error
 
 
 def running(data_dir: Path) -> Servers | None:
@@ -85,7 +102,6 @@ def running(data_dir: Path) -> Servers | None:
 
 
 def _start(stack: ExitStack, data_dir: Path, *, durable: bool) -> Servers:
-    (data_dir / "servers.json").unlink(missing_ok=True)
     account = server_account(noted_place(data_dir) / "postgres")
     place = choose_place(data_dir, account)
     if place != data_dir:  # a copied data directory points to the same place

@@ -34,7 +34,7 @@ from taskbridge.running.ticker import TickerStep
 from taskbridge.settings import Settings, unknown_variables
 from taskbridge.store import is_adopted
 
-__all__ = ["check_pool", "fit", "install", "installed_beside", "renew", "renew_all"]
+__all__ = ["check_pool", "fit", "install", "installed_beside", "is_installed", "renew", "renew_all"]
 
 REDIS: Final = frozenset({"redis", "rediss", "sentinel"})
 SILENT_SECONDS: Final = 3.0
@@ -78,6 +78,11 @@ def install(app: Celery, settings: Settings | None = None) -> Bridge:
     if app.configured:  # type: ignore[attr-defined]
         fit(app)
     return bridge
+
+
+def is_installed(app: Celery) -> bool:
+    """Whether TaskBridge was installed on the app."""
+    return app in _INSTALLED
 
 
 def installed_beside(app: Celery) -> str | None:

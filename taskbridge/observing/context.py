@@ -1,4 +1,4 @@
-"""What the answers are made from: the servers of a deployment, its pipelines and the settings of its workers."""
+"""The context of all answers: the servers of a deployment, its pipelines and the settings of its workers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = ["Context"]
 
 @dataclass(frozen=True)
 class Context:
-    """One deployment, as the answers read it. Any thread may use it.
+    """One deployment, as the answers read it; safe to use from any thread.
 
     Args:
         database: Postgres.
         inspector: the gate of the deployment.
         pipelines: the pipelines to report on, by name.
-        settings: the settings of the workers, whose bounds tell whether a run is alive.
+        settings: the settings of the workers, which decide whether a run counts as alive.
 
     Raises, in every call:
         psycopg.Error, redis.RedisError: a server does not answer; `taskbridge.common.server_errors.translated_errors`
@@ -114,7 +114,7 @@ class Context:
             return rows(driver, bucket_sums(queries(self.database)(query)), values)
 
     def rows_however_long(self, query: str, **values: Any) -> list[dict[str, Any]]:
-        """Return the rows of a named query that may take any time."""
+        """Return the rows of a named query, however long it takes."""
         with driving(self.database) as driver, within(driver, None):
             return rows(driver, queries(self.database)(query), values)
 

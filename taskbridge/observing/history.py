@@ -1,4 +1,4 @@
-"""What the run history says: runs, bursts, what they saved, who is noisy, and sums over time."""
+"""Answers from the run history: runs, bursts, savings, noisy tenants, and sums over time."""
 
 from __future__ import annotations
 

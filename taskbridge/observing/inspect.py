@@ -15,7 +15,7 @@ from taskbridge.observing.context import Context
 from taskbridge.observing.health import nobody_looks
 from taskbridge.observing.history import runs
 from taskbridge.observing.status import LATE_MS, is_alive, late_ms, quarantined, tenant_values
-from taskbridge.observing.types import Cause, Holder, PauseRow, TenantAnswer
+from taskbridge.observing.types import Cause, Delay, Holder, PauseRow, TenantAnswer
 from taskbridge.store import Pause, read_ages
 
 __all__ = ["Seen", "tenant", "why"]
@@ -30,7 +30,7 @@ ORDER_OF_TURNS: Final = "pipelines alternate, and tenants of one go in order of 
 
 
 class Seen(NamedTuple):
-    """Everything that the sentence is made from."""
+    """Everything that decides why a tenant is not running."""
 
     pipeline: str
     tenant: str
@@ -45,7 +45,7 @@ class Seen(NamedTuple):
     tail_interval: float
     most_runs: int
     used_up: Sequence[UsedUp] = ()
-    """The rate limits that are used up, if one holds the tenant."""
+    """The exhausted rate limits, if one of them holds the tenant."""
 
     @property
     def nobody_looks(self) -> bool:
@@ -59,24 +59,24 @@ class Seen(NamedTuple):
 
     @property
     def due(self) -> str:
-        """In how long the deadline comes."""
+        """How long until the deadline, in words."""
         return ahead(None if self.runner.deadline_ms is None else (self.runner.deadline_ms - self.now_ms) / 1000)
 
     @property
     def beat_ms(self) -> int | None:
-        """When the current run gave its last heartbeat, which moved its deadline on by the TTL."""
+        """When the current run gave its last heartbeat, which set its deadline one TTL later."""
         if self.runner.state is not State.RUNNING or self.runner.deadline_ms is None:
             return None
         return self.runner.deadline_ms - self.ttl_ms
 
     @property
     def is_alive(self) -> bool | None:
-        """Whether the current run is alive; None: none is on."""
+        """Whether the current run is alive; None: there is none."""
         return is_alive(self.runner, self.now_ms, self.ttl_ms)
 
     @property
     def nobody(self) -> str:
-        """Since when no worker has looked for records."""
+        """For how long no worker has looked for records, in words."""
         if math.isinf(self.tail_seconds):
             return f"no worker has ever looked for records of {self.pipeline}: start one that declares it"
         seconds = f"{self.tail_seconds:,.0f} s"
@@ -114,8 +114,13 @@ def tenant(context: Context, pipeline: str, name: str) -> TenantAnswer:
     )
     cause, sentence = why(seen)
     shown = runs(context, pipeline, name, limit=SHOWN_RUNS)
+    values = tenant_values(context, pipeline, counts, runner, seen.now_ms, paused=pause is not None)
+    delay = None
+    if declared.criteria is not None and counts["pending"]:
+        waiting = context.tenants_of(declared.source).waiting(pipeline, name, declared.criteria.smallest_ms)
+        delay = waiting and Delay(waiting.waiting, waiting.criterion, values["due_at"])
     return TenantAnswer(
-        **tenant_values(context, pipeline, counts, runner, seen.now_ms, paused=pause is not None),
+        **values,
         cause=cause,
         sentence=sentence,
         holder=_holder(seen),
@@ -123,14 +128,15 @@ def tenant(context: Context, pipeline: str, name: str) -> TenantAnswer:
         quarantine=quarantined(context, pipeline, name, limit=SHOWN_QUARANTINE),
         runs_shown=shown,
         history=bool(shown) or context.has_history,
+        delay=delay,
     )
 
 
 def _at_one_time(context: Context, pipeline: str, name: str) -> tuple[RunnerStatus, dict[str, Any], Pause | None]:
-    """Return its runner, its counts and its pause, read while the runner stayed as it is, if it ever does.
+    """Return a tenant's runner, counts and pause, read again while the runner changes in between.
 
-    The runner is in Redis and the rest in Postgres. A run stores its failure before it gives the runner up. So counts
-    that were read after the runner include the failure that holds it, and those that were read before need not.
+    The runner is in Redis, the rest in Postgres. A run stores its failure before it releases the runner, so counts that
+    are read after the runner include the failure that holds it; counts that are read before may not.
     """
     tenants = context.tenants_of(context.pipeline(pipeline).source)
     (after,) = context.inspector.look(pipeline, [name])
@@ -152,7 +158,7 @@ def _holder(seen: Seen) -> Holder | None:
 
 
 def why(seen: Seen) -> tuple[Cause, str]:
-    """Return the cause, and the sentence, which continues after the tenant's name and a colon."""
+    """Return the cause, and the sentence that follows the tenant's name and a colon."""
     runner, counts = seen.runner, seen.counts
     if runner.state is State.RUNNING:
         return _running(seen)
@@ -168,7 +174,7 @@ def why(seen: Seen) -> tuple[Cause, str]:
         return _late(seen)
     if not counts["pending"] and runner.lease_ends_ms is not None:
         return Cause.LINGERING, f"all is handled; its runner waits for more events until its lease ends, {seen.due}"
-    return Cause.TICK, f"its next run waits for its time since the run before, and comes {seen.due}"
+    return Cause.TICK, f"its next run comes {seen.due}: its runs are spaced by the tick, or by the delay of a criterion"
 
 
 def _running(seen: Seen) -> tuple[Cause, str]:
@@ -181,7 +187,7 @@ def _running(seen: Seen) -> tuple[Cause, str]:
         elif seen.late_ms > LATE_MS:
             next_run = "no worker replaces it: start one"
         else:
-            next_run = f"a worker that is up gives its place to another run {seen.due}"
+            next_run = f"a worker replaces it {seen.due}"
         sentence = f"{run} has it and gave its last heartbeat {beat} ago: it died or is frozen, and {next_run}"
         return Cause.FROZEN, sentence
     pause = "" if seen.pause is None else f"; {_paused(seen.pause)}, which holds it after the batch in hand"
@@ -210,7 +216,7 @@ def _created(token: str) -> datetime | None:
 def _idle(seen: Seen) -> tuple[Cause, str]:
     counts = seen.counts
     if not counts["known"]:
-        return Cause.UNKNOWN, f"no tenant of {seen.pipeline} is called so: it has neither records nor a runner"
+        return Cause.UNKNOWN, f"{seen.pipeline} has no such tenant: there are neither records nor a runner"
     if counts["pending"]:
         pending = counted(counts["pending"], "record is", "records are")
         records = f"{pending} pending, the oldest for {span(counts['pending_since'])}"
@@ -228,14 +234,14 @@ def _idle(seen: Seen) -> tuple[Cause, str]:
 
 def _held(seen: Seen) -> tuple[Cause, str]:
     runner, circuit, place = seen.runner, seen.circuit, seen.place
-    # What it waits for may be over, and then only a worker is missing.
+    # If what it waits for is over, only a worker is missing.
     if seen.late_ms > LATE_MS and (seen.nobody_looks or runner.hold is Hold.RATE):
         return _late(seen)
     if runner.hold is Hold.TURN:
         turn = "" if place.for_turn is None else f": it is number {place.for_turn:,} of {place.turns:,}"
         return Cause.TURN, f"it waits for its turn{turn}; {ORDER_OF_TURNS}"
     if runner.hold is Hold.RATE:
-        return Cause.RATE, f"{_limit(seen)} is used up; it may go on {seen.due}"
+        return Cause.RATE, f"{_limit(seen)} is used up; it resumes {seen.due}"
     if runner.hold is Hold.WAIT_QUEUE or (circuit.open and place.in_wait_queue is not None):
         return _in_wait_queue(seen)
     if seen.late_ms > LATE_MS:
@@ -250,7 +256,7 @@ def _until_a_time(seen: Seen) -> tuple[Cause, str]:
     if hold is Hold.PAUSED:
         return Cause.PAUSED, "its pause is over; a worker starts it within TASKBRIDGE_BASE_INTERVAL"
     if not counts["failures"]:
-        unknown = "its last run ended before it could store why; the log of a worker says more"
+        unknown = "why its last run failed was not stored; see the logs of the workers"
         return Cause.BACK_OFF, f"{unknown}; next try {seen.due}"
     times = counted(counts["failures"], "time")
     since = f", for {span(counts['failing_since'])}" if counts["failing_since"] else ""
@@ -282,10 +288,10 @@ def _in_wait_queue(seen: Seen) -> tuple[Cause, str]:
 
 
 def _limit(seen: Seen) -> str:
-    """Name the limit that the tenant waits for, as far as that is known.
+    """Name the limit that the tenant waits for, as far as it is known.
 
-    Its own limits are charged by its own runs alone, so the one that it waits for ends with its wait. Those of the
-    pipeline may have been charged by other tenants since.
+    Only its own runs charge its own limits, so the limit that it waits for ends when its wait does. Other tenants may
+    have charged those of the pipeline since.
     """
     due_ms = seen.runner.deadline_ms or 0
     own = [one for one in seen.used_up if one.is_own and one.until_ms > due_ms - LATE_MS]

@@ -11,8 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -28,11 +27,11 @@ from prometheus_client.registry import Collector
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.common.server_errors import translated_errors
-from taskbridge.errors import TaskBridgeError, Unavailable
-from taskbridge.gate.inspector import Queued, Survey
+from taskbridge.errors import TaskBridgeError
+from taskbridge.gate.inspector import Survey
 from taskbridge.observing.health import MOST_RUNNERS, nobody_looks
 from taskbridge.process.light_runtime import LightRuntime
-from taskbridge.store import Ages, Backlog, Counters, read_ages, read_backlogs, read_counters
+from taskbridge.store import Counters, read_ages, read_backlogs, read_counters
 
 if TYPE_CHECKING:
     from taskbridge.process.runtime import Runtime
@@ -43,8 +42,8 @@ log = logging.getLogger(__name__)
 
 MOST_TENANTS: Final = 1_000
 """Pending records are counted of so many tenants with a runner, those with the earliest deadlines."""
-ANSWER_TIMEOUT: Final = 4.0
-"""Seconds that a scrape waits for a server. Prometheus waits 10 for a scrape."""
+READ_SECONDS: Final = 4.0
+"""Seconds that `taskbridge metrics` waits for sums over all cursors."""
 SUMS_TIMEOUT: Final = 0.1
 """Seconds that a worker's scrape waits for sums over all cursors, before it gives those that it has."""
 
@@ -59,7 +58,7 @@ class Look(NamedTuple):
     scope: str
 
 
-class _Backlog(NamedTuple):
+class _Unknown(NamedTuple):
     """A backlog whose pending records are unknown."""
 
     quarantined: int
@@ -229,17 +228,17 @@ Found = dict[Look, Mapping[str, Any]]
 
 
 class Metrics(Collector):
-    """Collects all metrics when it is asked. Where one server does not answer, the metrics that need it are left out.
+    """Collects all metrics when it is asked. If one server does not answer, the metrics that need it are left out.
 
     `ticker`: the runtime, in a process that has a ticker. `problems` has a sentence for each server that did not answer
     the last time.
     """
 
     def __init__(self, runtime: LightRuntime, ticker: Runtime | None = None) -> None:
-        self._runtime = runtime
+        # A scrape waits for Redis no longer than a person does.
+        self._runtime = runtime if ticker is None else ticker.for_people
         self._ticker = ticker
-        self._redis, self._postgres = _Server("Redis"), _Server("Postgres")
-        self._sums = _Sums(runtime)
+        self._sums = _Sums(self._runtime)
         self._alone = threading.Lock()
         self.problems: list[str] = []
 
@@ -256,118 +255,77 @@ class Metrics(Collector):
         return generate_latest(registry(self)).decode()
 
     def _look(self) -> Found:
-        runtime, self.problems = self._runtime, []
-        names = runtime.pipelines.names()
-        of_redis = self._ask(self._redis, lambda: _surveys(runtime, names))
-        surveys, messages, refused = of_redis or (None, None, ())
-        for sentence in refused:
-            self._note(sentence)
-        sources = {name: runtime.pipelines[name].source for name in names}
-        tenants = {name: one.tenants for name, one in (surveys or {}).items()}
-        of_postgres = self._ask(
-            self._postgres,
-            lambda: (read_ages(runtime.database, names), read_backlogs(runtime.database, sources, tenants)),
-        )
-        found: Found = {_SERVERS: {"redis": surveys is not None, "postgres": of_postgres is not None}}
-        if surveys is not None:
-            found[_SURVEYS], found[_MESSAGES] = surveys, messages or {}
-        if of_postgres is not None:
-            found[_AGES], backlogs = of_postgres
-            if surveys is not None:
-                found[_BACKLOGS] = {name: self._known(found[_AGES][name], backlogs[name]) for name in surveys}
-            counters = self._sums.look(names, ANSWER_TIMEOUT if self._ticker is None else SUMS_TIMEOUT)
-            if counters is not None:
-                found[_COUNTERS] = counters
+        names, found = self._runtime.pipelines.names(), Found()
+        self.problems = []
+        with self._noted():
+            found |= self._in_redis(names)
+        with self._noted():
+            found |= self._in_postgres(names, found.get(_SURVEYS))
+        found[_SERVERS] = {"redis": _SURVEYS in found, "postgres": _AGES in found}
         if self._ticker is not None:
             found[_LATENESS] = {name: self._ticker.lateness[name] for name in names}
             found[_ORPHANED] = {name: self._ticker.orphaned[name] for name in names}
         return found
 
-    def _known(self, ages: Ages, backlog: Backlog) -> Backlog | _Backlog:
-        """Return what is known of a backlog: if nobody looks for records, tenants that have some have no runner."""
-        if backlog.pending or not nobody_looks(ages.tail, self._runtime.settings.tail_interval):
-            return backlog
-        return _Backlog(backlog.quarantined, backlog.failing)
-
-    def _ask(self, server: _Server, question: Callable[[], T]) -> T | None:
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Note a server that cannot be used, and go on without it."""
         try:
             with translated_errors():
-                return server.ask(question)
+                yield
         except Exception as error:
-            sentence = str(error) if isinstance(error, TaskBridgeError) else f"{type(error).__name__}: {error}"
-            self._note(sentence)
-            return None
+            self._note(str(error) if isinstance(error, TaskBridgeError) else f"{type(error).__name__}: {error}")
 
     def _note(self, sentence: str) -> None:
         self.problems.append(sentence)
         if self._ticker is not None:
             log.warning("metrics: %s", sentence)
 
+    def _in_redis(self, names: Sequence[str]) -> Found:
+        gate = self._runtime.gate
+        surveys = self._of_each(names, "what Redis has", lambda some: gate.survey(some, MOST_TENANTS))
+        most = min(MOST_RUNNERS, MOST_TENANTS // max(1, len(surveys)))
+        messages = self._of_each(
+            [*surveys],
+            "the oldest message",
+            lambda some: gate.longest_queued({name: surveys[name].tenants[:most] for name in some}),
+        )
+        return {_SURVEYS: surveys, _MESSAGES: messages}
 
-def _surveys(runtime: LightRuntime, names: Sequence[str]) -> tuple[dict[str, Survey], dict[str, Queued], Sequence[str]]:
-    """Return what Redis has of each pipeline, and a sentence for each part that it refuses."""
-    surveys, refused = _of_each(names, "what Redis has", lambda some: runtime.gate.survey(some, MOST_TENANTS))
-    most = min(MOST_RUNNERS, MOST_TENANTS // max(1, len(surveys)))
-    messages, more = _of_each(
-        [*surveys],
-        "the oldest message",
-        lambda some: runtime.gate.longest_queued({name: surveys[name].tenants[:most] for name in some}),
-    )
-    return surveys, messages, refused + more
+    def _of_each(self, names: Sequence[str], what: str, look: Callable[[Sequence[str]], dict[str, T]]) -> dict[str, T]:
+        """Return what a look finds of each pipeline, and note those of which Redis refuses it.
 
-
-def _of_each(
-    names: Sequence[str], what: str, look: Callable[[Sequence[str]], dict[str, T]]
-) -> tuple[dict[str, T], list[str]]:
-    """Return what a look finds of each pipeline, and a sentence for each of which Redis refuses it.
-
-    It does where somebody else has written to a key of ours, or where the user of Redis may not read one.
-    """
-    try:
-        return look(names), []
-    except redis.ResponseError:
-        found, refused = dict[str, T](), list[str]()
-    for name in names:
-        try:
-            found |= look([name])
-        except redis.ResponseError as error:
-            refused.append(
-                f"{what} of {name} is missing: Redis refuses a command, look at the key that it names: {error}"
-            )
-    return found, refused
-
-
-class _Server:
-    """Asks one server in a thread of its own, so that a server that hangs holds up neither a scrape nor the worker."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._thread: threading.Thread | None = None
-
-    def ask(self, question: Callable[[], T], seconds: float | None = None) -> T:
-        """Return the answer.
-
-        Raises:
-            Unavailable: there is none after so many seconds (None: `ANSWER_TIMEOUT`), or the question before has none
-                yet.
+        It does if somebody else has written to a key of ours, or if the user of Redis may not read one.
         """
-        silent = Unavailable(f"{self._name} does not answer in time: look at its load")
-        if self._thread is not None and self._thread.is_alive():
-            raise silent
-        answer: Future[T] = Future()
-
-        def work() -> None:
+        try:
+            return look(names)
+        except redis.ResponseError:
+            found = dict[str, T]()
+        for name in names:
             try:
-                answer.set_result(question())
-            except BaseException as error:
-                answer.set_exception(error)
+                found |= look([name])
+            except redis.ResponseError as error:
+                self._note(
+                    f"{what} of {name} is missing: Redis refuses a command, look at the key that it names: {error}"
+                )
+        return found
 
-        self._thread = threading.Thread(target=work, name=f"taskbridge-metrics-{self._name}", daemon=True)
-        self._thread.start()
-        self._thread.join(ANSWER_TIMEOUT if seconds is None else seconds)
-        if not answer.done():
-            raise silent
-        return answer.result()
+    def _in_postgres(self, names: Sequence[str], surveys: Mapping[str, Survey] | None) -> Found:
+        runtime, interval = self._runtime, self._runtime.settings.tail_interval
+        ages = read_ages(runtime.database, names)
+        found: Found = {_AGES: ages}
+        if surveys is not None:
+            sources = {name: runtime.pipelines[name].source for name in surveys}
+            tenants = {name: one.tenants for name, one in surveys.items()}
+            # If nobody looks for records, tenants that have some have no runner, so their number is unknown.
+            found[_BACKLOGS] = {
+                name: _Unknown(one.quarantined, one.failing)
+                if not one.pending and nobody_looks(ages[name].tail, interval)
+                else one
+                for name, one in read_backlogs(runtime.database, sources, tenants).items()
+            }
+        counters = self._sums.look(names, READ_SECONDS if self._ticker is None else SUMS_TIMEOUT)
+        return found if counters is None else found | {_COUNTERS: counters}
 
 
 class _Sums:
@@ -375,15 +333,18 @@ class _Sums:
 
     def __init__(self, runtime: LightRuntime) -> None:
         self._runtime = runtime
-        self._server = _Server("sums")
+        self._thread: threading.Thread | None = None
         self._found: dict[str, Counters] | None = None
         self._not_before = 0.0
 
     def look(self, names: Sequence[str], seconds: float) -> dict[str, Counters] | None:
         """Return the counters as they were read last, after waiting so many seconds for new ones; None: not yet."""
-        if time.monotonic() >= self._not_before:
-            with suppress(Unavailable):
-                self._server.ask(lambda: self._read(names), seconds)
+        if self._thread is None or not self._thread.is_alive():
+            if time.monotonic() < self._not_before:
+                return self._found
+            self._thread = threading.Thread(target=self._read, args=(names,), name="taskbridge-metrics", daemon=True)
+            self._thread.start()
+        self._thread.join(seconds)
         return self._found
 
     def _read(self, names: Sequence[str]) -> None:

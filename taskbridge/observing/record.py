@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from functools import cached_property
 from typing import Any, Final, Literal
 
 from taskbridge.common.names import check_tenant, key_spellings
@@ -14,7 +11,7 @@ from taskbridge.common.times import ago, moment
 from taskbridge.errors import InvalidName
 from taskbridge.gate import State
 from taskbridge.observing.context import Context
-from taskbridge.observing.history import MOST_OF_A_TENANT, NO_HISTORY, run_row
+from taskbridge.observing.history import NO_HISTORY, run_row
 from taskbridge.observing.types import Found, RecordLine, RunRow, Step, Story
 
 __all__ = ["document", "find", "records", "records_everywhere", "story"]
@@ -163,237 +160,172 @@ def story(context: Context, source: str, tenant: str, key: str, pipeline: str) -
     found = context.rows("look_story", pipeline=pipeline, source=source, tenant=tenant, key=key)
     if not found:
         return None
-    record = _Record(context, pipeline, tenant, key, found[0])
-    steps = [*record.written(), *record.event(), *record.failed(), *record.end(), *record.decided()]
+    row, state = found[0], _state(found[0])
+    runs, reader = _runs_since(context, pipeline, tenant, row, state)
+    decisions = list[dict[str, Any]]()
+    if row["cause"] is not None or any(run.rejected or run.outcome == "failed" for run in runs):
+        values = {"pipeline": pipeline, "tenant": tenant, "key": key, "since": row["changed_at"]}
+        decisions = context.rows("look_decisions", **values, size=MOST_ACTIONS)
+    is_retried = reader is not None and any(
+        one["action"] == "retry" and one["at"] > reader.began_at for one in decisions
+    )
+    steps = [*_written(row), *_event(row, runs), *_failed(runs), *_read(row, reader)]
+    if state == "pending":
+        steps.append(_pending(context, pipeline, tenant, row))
+    else:
+        steps.append(_ended(row, runs, reader, is_retried=is_retried))
+    steps += _decided(row, decisions)
     # Those of equal times, or without one, stay in this order.
-    steps.sort(key=lambda step: (step.at is None, step.at or record.row["changed_at"]))
-    row = record.row
-    return Story(source, tenant, key, pipeline, row["revision"], row["deleted"], record.state, steps, record.note)
+    steps.sort(key=lambda step: (step.at is None, step.at or row["changed_at"]))
+    note = None
+    if not runs and not context.has_history:
+        note = f"{NO_HISTORY}, so nothing tells which runs had it"
+    elif not runs and state != "pending":
+        note = "the run history does not go back to the run that read the record"
+    return Story(source, tenant, key, pipeline, row["revision"], row["deleted"], state, steps, note)
 
 
-@dataclass
-class _Record:
-    """A record in one pipeline, with the runs and the decisions that its story is made from."""
-
-    context: Context
-    pipeline: str
-    tenant: str
-    key: str
-    row: dict[str, Any]
-
-    @cached_property
-    def state(self) -> str:
-        row = self.row
-        if row["retry_at"] is not None:
-            return "pending"
-        if row["discarded_at"] is not None:
-            return "discarded"
-        if row["cause"] is not None:
-            return "quarantined"
-        return "handled" if row["handled"] else "pending"
-
-    @cached_property
-    def _since_written(self) -> list[dict[str, Any]]:
-        """The runs since it was written, up to the one that read it, which says `read`; empty if that run is lost."""
-        since = self.row["changed_at"].timestamp() - LONGEST_RUN_SECONDS
-        found = self.context.rows(
-            "past_reader",
-            pipeline=self.pipeline,
-            tenant=self.tenant,
-            xid=self.row["xid"],
-            id=self.row["id"],
-            changed_at=self.row["changed_at"],
-            since=moment(round(since * 1000)),
-            floor=f"{int(since * 1e6):016}",
-            size=MOST_READERS,
-            limit=MOST_READERS,
-        )
-        found = [*found[:-1][:MOST_FAILED], *found[-1:]]
-        is_known = any(one["read"] for one in found) or self.state == "pending"
-        return found if is_known or self.row["cause"] == "failed" else []
-
-    @property
-    def runs(self) -> list[RunRow]:
-        """The same without which of them read it."""
-        return [run_row(one) for one in self._since_written]
-
-    @property
-    def first_reader(self) -> RunRow | None:
-        """The run that read it first."""
-        return next((run_row(one) for one in self._since_written if one["read"]), None)
-
-    @cached_property
-    def note(self) -> str | None:
-        """What the history cannot tell."""
-        if self._since_written or (self.state == "pending" and self.context.has_history):
-            return None
-        if not self.context.has_history:
-            return f"{NO_HISTORY}, so nothing tells which runs had it"
-        return "the run history does not go back to the run that read the record"
-
-    @cached_property
-    def decisions(self) -> list[dict[str, Any]]:
-        """The retries and discards since it was written; none if it never was in quarantine."""
-        if self.row["cause"] is None and not any(run.rejected or run.outcome == "failed" for run in self.runs):
-            return []
-        values = {"pipeline": self.pipeline, "tenant": self.tenant, "key": self.key, "since": self.row["changed_at"]}
-        return self.context.rows("look_decisions", **values, size=MOST_ACTIONS)
-
-    def _tries(self) -> list[dict[str, Any]]:
-        """Return the retries since it was read first."""
-        first = self.first_reader
-        return [
-            one
-            for one in self.decisions
-            if first is not None and one["action"] == "retry" and one["at"] > first.began_at
-        ]
-
-    def _after(self, at: datetime) -> list[dict[str, Any]]:
-        values = {"pipeline": self.pipeline, "tenant": self.tenant, "at": at, "size": MOST_OF_A_TENANT}
-        return self.context.rows("past_after", **values)
-
-    def last_reader(self) -> RunRow | None:
-        """Return the run that had it last, if that is another than the one that read it first; None: it is not."""
-        first, row, tries = self.first_reader, self.row, self._tries()
-        if first is None or row["retry_at"] is not None:
-            return None
-        own, found = [one["at"] for one in tries if one["key"]], list[dict[str, Any]]()
-        if row["cause"] == "rejected" or (row["cause"] and tries):
-            values = {"pipeline": self.pipeline, "tenant": self.tenant, "before": row["quarantined_at"], "token": ""}
-            found = self.context.rows("past_of_tenant", **values, failed=False, size=1, limit=1)
-        elif row["cause"] is None and own:
-            found = self._after(max(own))
-        return next((run_row(one) for one in found if one["token"] > first.token), None)
-
-    def is_last_reader_unknown(self) -> bool:
-        """Whether somebody retried many records later, among which it may have been."""
-        first, tries = self.first_reader, self._tries()
-        if first is None or self.row["cause"] is not None:
-            return False
-        known = max((one["at"] for one in tries if one["key"]), default=first.began_at)
-        of_many = [one["at"] for one in tries if not one["key"] and one["at"] > known]
-        # If the run after that retry had not ended, the record would still be in quarantine.
-        return bool(of_many) and bool(self._after(min(of_many)))
-
-    def written(self) -> Iterator[Step]:
-        """Yield how it was received and recorded."""
-        row, at = self.row, self.row["changed_at"]
-        if row["deliveries"] == 1:
-            yield Step(at, "received", f"received as the webhook {row['delivery']!r}")
-        elif row["deliveries"]:
-            yield Step(at, "received", f"received in one of {row['deliveries']:,} webhooks that came together")
-        if row["recorded_at"] != at:
-            yield Step(row["recorded_at"], "recorded", "recorded for the first time")
-        what = "deleted in the adopted table" if row["deleted"] else "recorded"
-        matched = f" by the criterion {row['criterion']!r}" if row["criterion"] else ""
-        yield Step(at, "recorded", f"{what} as revision {row['revision']}{matched}")
-
-    def event(self) -> Iterator[Step]:
-        """Yield what its event did: it began a burst, or an existing runner absorbed it.
-
-        The time of the event is not stored. So the sentence is about what has the step's time: the run, or the record.
-        """
-        runs, at = self.runs, self.row["changed_at"]
-        if not runs or self.row["skipped"]:
-            return
-        values = {"pipeline": self.pipeline, "tenant": self.tenant, "token": runs[0].token, "size": MOST_OF_A_TENANT}
-        found = self.context.rows("past_first", **values)
-        if not found:
-            return
-        first = run_row(found[0])
-        if first.began_at >= at:
-            reasons = {"record": ": the record was found before an event, or without one", "retry": ""}
-            reason = reasons.get(first.reason, ", which its event had started")
-            yield Step(first.began_at, "started", f"run {first.token} began{reason}", first.token)
-        else:
-            absorbed = (
-                " and absorbed its event" if any(one.events for one in runs) else "; no event of its own is known"
-            )
-            sentence = f"written while there was a runner, which began with run {first.token}{absorbed}"
-            yield Step(at, "absorbed", sentence, first.token)
-
-    def failed(self) -> Iterator[Step]:
-        """Yield the runs that failed before one read it."""
-        # The successor of a run that died says so some time after its own beginning.
-        begins = [run.began_at for run in self.runs[1:]]
-        failed = [
-            (run, min([run.ended_at, *begins[at : at + 1]]))
-            for at, run in enumerate(self.runs)
-            if run.outcome == "failed"
-        ]
-        for run, at in failed[:SHOWN_FAILED]:
-            error = one_line(run.error or "no error was written down")
-            yield Step(at, "failed", f"run {run.token} of its tenant failed: {error}", run.token)
-        if len(failed) > SHOWN_FAILED:
-            last, at = failed[-1]
-            yield Step(at, "failed", f"{counted(len(failed) - SHOWN_FAILED, 'more run')} failed", last.token)
-
-    def end(self) -> Iterator[Step]:
-        """Yield which runs read it, and what came of it."""
-        row, reader, last = self.row, self.first_reader, self.last_reader()
-        is_read = reader is not None
-        if row["cause"] == "failed" and (reader is None or row["quarantined_at"] < reader.began_at):
-            # A run that failed quarantined it, and a later one moved the cursor past it.
-            reader = next((run for run in reversed(self.runs) if run.outcome == "failed"), None)
-        at, token = (None, None) if reader is None else (reader.ended_at, reader.token)
-        if reader is not None and is_read:
-            # If it was written during that run, it was read after that.
-            yield _read(max(reader.began_at, row["changed_at"]), reader, "read")
-        elif row["delivered_at"] is not None:
-            at, token = row["delivered_at"], row["delivered_by"]
-            yield Step(at, "read", f"read by run {token}, as the journal says", token)
-        if last is not None:
-            at, token = last.ended_at, last.token
-            yield _read(last.began_at, last, "read again")
-        if row["cause"] is not None:
-            is_rejected = row["cause"] == "rejected"
-            how = (
-                "rejected by the handler" if is_rejected else f"quarantined after {counted(row['attempts'], 'attempt')}"
-            )
-            what = "rejected" if is_rejected else "quarantined"
-            yield Step(row["quarantined_at"], what, f"{how}: {one_line(row['reason'])}", token)
-        elif self.state == "pending":
-            yield self._pending()
-        elif row["skipped"] and reader is None:
-            yield Step(None, "skipped", "it is older than the start of the pipeline, which passed it over")
-        elif self.is_last_reader_unknown():
-            sentence = f"handled: by run {token} or, if it was among those records, by a run after that try"
-            yield Step(None, "handled", sentence)
-        else:
-            yield Step(at, "handled", "handled", token)
-
-    def _pending(self) -> Step:
-        row, runner = self.row, self.context.runner(self.pipeline, self.tenant)
-        failures, sentence = row["failures"] or 0, "pending"
-        token = row["owner"] if failures else None
-        if failures:
-            last = one_line(row["last_error"] or "")
-            sentence += f": its tenant failed {counted(failures, 'time')} in a row, last: {last}"
-        if runner is not None and runner.state is State.RUNNING:
-            token, since = runner.token, ago(moment(runner.began_ms))
-            sentence += f"; run {token} of its tenant is on, begun {since}, and may have it in hand"
-        return Step(None, "pending", sentence, token)
-
-    def decided(self) -> Iterator[Step]:
-        """Yield who retried it and who discarded it; those who decided about many records at once may not have."""
-        row = self.row
-        tries = [(one["at"], _who(one)) for one in self.decisions if one["action"] == "retry"]
-        if row["retry_at"] is not None:
-            # The audit has it a moment before.
-            who = tries.pop()[1] if tries and tries[-1][0] <= row["retry_at"] else "somebody"
-            sentence = f"{who} asked for another try; the next run of its tenant takes it"
-            yield Step(row["retry_at"], "retrying", sentence)
-        for at, who in tries:
-            yield Step(at, "retrying", f"{who} asked for another try")
-        if row["discarded_at"] is not None:
-            last = self.decisions[-1] if self.decisions else None
-            who = _who(last) if last and last["action"] == "discard" else "somebody"
-            yield Step(row["discarded_at"], "discarded", f"{who} gave it up")
+def _state(row: Mapping[str, Any]) -> str:
+    if row["retry_at"] is not None:
+        return "pending"
+    if row["discarded_at"] is not None:
+        return "discarded"
+    if row["cause"] is not None:
+        return "quarantined"
+    return "handled" if row["handled"] else "pending"
 
 
-def _read(at: datetime, run: RunRow, how: str) -> Step:
-    where = f" on the worker {run.worker}" if run.worker else ""
-    return Step(at, "read", f"{how} by run {run.token}{where}", run.token)
+def _runs_since(
+    context: Context, pipeline: str, tenant: str, row: Mapping[str, Any], state: str
+) -> tuple[list[RunRow], RunRow | None]:
+    """Return the runs since a record was written, up to the first one that read it, and that one.
+
+    No runs, if the one that read it is lost.
+    """
+    since = row["changed_at"].timestamp() - LONGEST_RUN_SECONDS
+    found = context.rows(
+        "past_reader",
+        pipeline=pipeline,
+        tenant=tenant,
+        xid=row["xid"],
+        id=row["id"],
+        changed_at=row["changed_at"],
+        since=moment(round(since * 1000)),
+        floor=f"{int(since * 1e6):016}",
+        size=MOST_READERS,
+        limit=MOST_READERS,
+    )
+    found = [*found[:-1][:MOST_FAILED], *found[-1:]]
+    reader = next((run_row(one) for one in found if one["read"]), None)
+    is_known = reader is not None or state == "pending" or row["cause"] == "failed"
+    return [run_row(one) for one in found] if is_known else [], reader
+
+
+def _written(row: Mapping[str, Any]) -> Iterator[Step]:
+    """Yield how it was received and recorded."""
+    at = row["changed_at"]
+    if row["deliveries"] == 1:
+        yield Step(at, "received", f"received as the webhook {row['delivery']!r}")
+    elif row["deliveries"]:
+        yield Step(at, "received", f"received in one of {row['deliveries']:,} webhooks that came together")
+    if row["recorded_at"] != at:
+        yield Step(row["recorded_at"], "recorded", "recorded for the first time")
+    what = "deleted in the adopted table" if row["deleted"] else "recorded"
+    matched = f" by the criterion {row['criterion']!r}" if row["criterion"] else ""
+    yield Step(at, "recorded", f"{what} as revision {row['revision']}{matched}")
+
+
+def _event(row: Mapping[str, Any], runs: Sequence[RunRow]) -> Iterator[Step]:
+    """Yield what its event did: it began a burst, or an existing runner absorbed it.
+
+    The time of the event is not stored. So the sentence is about what has the step's time: the run, or the record.
+    """
+    if not runs or row["skipped"]:
+        return
+    first = runs[0]
+    if first.burst_run == 1 and first.began_at >= row["changed_at"]:
+        reasons = {"record": ": the record was found before an event, or without one", "retry": ""}
+        reason = reasons.get(first.reason, ", which its event had started")
+        yield Step(first.began_at, "started", f"run {first.token} began{reason}", first.token)
+    else:
+        has_event = any(one.events for one in runs)
+        absorbed = ", which absorbed its event" if has_event else "; no event of its own is known"
+        yield Step(row["changed_at"], "absorbed", f"written while its tenant had a runner{absorbed}")
+
+
+def _failed(runs: Sequence[RunRow]) -> Iterator[Step]:
+    """Yield the runs that failed before one read it."""
+    # The successor of a run that died says so some time after its own beginning.
+    begins = [run.began_at for run in runs[1:]]
+    failed = [
+        (run, min([run.ended_at, *begins[at : at + 1]])) for at, run in enumerate(runs) if run.outcome == "failed"
+    ]
+    for run, at in failed[:SHOWN_FAILED]:
+        error = one_line(run.error or "no error was written down")
+        yield Step(at, "failed", f"run {run.token} of its tenant failed: {error}", run.token)
+    if len(failed) > SHOWN_FAILED:
+        last, at = failed[-1]
+        yield Step(at, "failed", f"{counted(len(failed) - SHOWN_FAILED, 'more run')} failed", last.token)
+
+
+def _read(row: Mapping[str, Any], reader: RunRow | None) -> Iterator[Step]:
+    if reader is not None:
+        where = f" on the worker {reader.worker}" if reader.worker else ""
+        # If it was written during that run, it was read after that.
+        at = max(reader.began_at, row["changed_at"])
+        yield Step(at, "read", f"read by run {reader.token}{where}", reader.token)
+    elif row["delivered_at"] is not None:
+        sentence = f"read by run {row['delivered_by']}, as the journal says"
+        yield Step(row["delivered_at"], "read", sentence, row["delivered_by"])
+
+
+def _ended(row: Mapping[str, Any], runs: Sequence[RunRow], reader: RunRow | None, *, is_retried: bool) -> Step:
+    """Return what came of it. `is_retried`: somebody asked for another try since it was read, so by a later run."""
+    run = reader
+    if row["cause"] == "failed" and (run is None or row["quarantined_at"] < run.began_at):
+        # A run that failed quarantined it, and a later one moved the cursor past it.
+        run = next((one for one in reversed(runs) if one.outcome == "failed"), None)
+    at, token = (row["delivered_at"], row["delivered_by"]) if run is None else (run.ended_at, run.token)
+    if is_retried:
+        at, token = None, None
+    if row["cause"] is not None:
+        is_rejected = row["cause"] == "rejected"
+        how = f"quarantined after {counted(row['attempts'], 'attempt')}"
+        if is_rejected:
+            how = "rejected by the handler"
+        what = "rejected" if is_rejected else "quarantined"
+        return Step(row["quarantined_at"], what, f"{how}: {one_line(row['reason'])}", token)
+    if row["skipped"] and reader is None:
+        return Step(None, "skipped", "it is older than the start of the pipeline, which passed it over")
+    return Step(at, "handled", "handled after another try" if is_retried else "handled", token)
+
+
+def _pending(context: Context, pipeline: str, tenant: str, row: Mapping[str, Any]) -> Step:
+    runner, failures, sentence = context.runner(pipeline, tenant), row["failures"] or 0, "pending"
+    token = row["owner"] if failures else None
+    if failures:
+        last = one_line(row["last_error"] or "")
+        sentence += f": its tenant failed {counted(failures, 'time')} in a row, last: {last}"
+    if runner is not None and runner.state is State.RUNNING:
+        token, since = runner.token, ago(moment(runner.began_ms))
+        sentence += f"; run {token} of its tenant is on, begun {since}, and may have it in hand"
+    return Step(None, "pending", sentence, token)
+
+
+def _decided(row: Mapping[str, Any], decisions: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
+    """Yield who retried it and who discarded it; those who decided about many records at once may not have."""
+    tries = [(one["at"], _who(one)) for one in decisions if one["action"] == "retry"]
+    if row["retry_at"] is not None:
+        # The audit has it a moment before.
+        who = tries.pop()[1] if tries and tries[-1][0] <= row["retry_at"] else "somebody"
+        sentence = f"{who} asked for another try; the next run of its tenant takes it"
+        yield Step(row["retry_at"], "retrying", sentence)
+    for at, who in tries:
+        yield Step(at, "retrying", f"{who} asked for another try")
+    if row["discarded_at"] is not None:
+        last = decisions[-1] if decisions else None
+        who = _who(last) if last and last["action"] == "discard" else "somebody"
+        yield Step(row["discarded_at"], "discarded", f"{who} gave it up")
 
 
 def _who(decision: Mapping[str, Any]) -> str:

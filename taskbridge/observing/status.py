@@ -1,4 +1,4 @@
-"""Tenants now, and what fails now."""
+"""The tenants of a pipeline, and what fails at the moment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_OF_A_TENANT: Final = 100
 """How many records of each state are counted of a tenant in a list."""
 MOST_TROUBLED: Final = 2_000
 LATE_MS: Final = 1_000
-"""Workers act on a deadline within this time, unless they are busy or there are none."""
+"""Workers act on a deadline within this time, unless they are busy or missing."""
 
 HELD: Final[Mapping[Hold, Cause]] = {
     Hold.TURN: Cause.TURN,
@@ -43,7 +43,7 @@ HELD: Final[Mapping[Hold, Cause]] = {
     Hold.PAUSED: Cause.PAUSED,
 }
 UNTIL_A_TIME: Final = (Hold.RATE, Hold.RETRY, Hold.ASKED)
-"""These no longer hold a runner once its deadline has passed: from then on it only waits for a worker."""
+"""Once the deadline has passed, these no longer hold a runner: it only waits for a worker."""
 
 
 def late_ms(runner: RunnerStatus, now_ms: int) -> int:
@@ -52,16 +52,16 @@ def late_ms(runner: RunnerStatus, now_ms: int) -> int:
 
 
 def is_alive(runner: RunnerStatus, now_ms: int, ttl_ms: int) -> bool | None:
-    """Whether the last heartbeat of the current run is no older than the next one may be late; None: no run is on."""
+    """Whether the current run's last heartbeat is recent enough; None: no run is under way."""
     if runner.state is not State.RUNNING or runner.deadline_ms is None:
         return None
     return now_ms - (runner.deadline_ms - ttl_ms) <= 2 * ttl_ms / BEATS
 
 
 def state_of(runner: RunnerStatus, now_ms: int, ttl_ms: int, *, paused: bool, pending: bool = False) -> str:
-    """Return the runner's state in a few words, such as what holds it, a pause, or that its run is not alive.
+    """Return the runner's state in a few words, such as what holds it, a pause, or that its run is frozen.
 
-    `pending`: whether its tenant has records that nobody has handled.
+    `pending`: whether its tenant has pending records.
     """
     if paused and runner.state in (State.IDLE, State.WAITING):
         return "paused"

@@ -1,7 +1,7 @@
-"""What the answers return: plain values, without HTML and without a terminal.
+"""What the answers return: plain values that pages, commands and metrics format.
 
-Times are in UTC, and `None` where nothing is known. A sentence is one line of text for people. It contains names of
-tenants and keys as they are: whoever shows it escapes markup and characters that are not printable.
+Times are in UTC; None means unknown. A sentence is one line of text for people. It contains the names of tenants and
+keys as they are, so whatever shows it must escape markup and unprintable characters.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ __all__ = [
     "By",
     "Cause",
     "Colour",
+    "Delay",
     "ErrorGroup",
     "FailedGroup",
     "FailedRuns",
@@ -48,9 +49,9 @@ __all__ = [
 
 Colour = Literal["green", "yellow", "red"]
 By = Literal["events", "runs", "records", "failures", "run time"]
-"""What tenants are noisy by."""
+"""What makes a tenant noisy."""
 Sort = Literal["name", "failures", "oldest", "pending", "quarantined"]
-"""What tenants are sorted by as they stand now: in order of their names, otherwise the most first."""
+"""The order of tenants: by name, or the largest value first."""
 
 
 class Cause(StrEnum):
@@ -81,16 +82,16 @@ class Cause(StrEnum):
     """Its run message is in a queue."""
     RUNNING = "running"
     FROZEN = "no heartbeat"
-    """A run has it, and its last heartbeat is older than it may be."""
+    """It has a run whose last heartbeat is too old."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something that an operator may have to act on.
 
-    `remedy`: a command or what to do; empty: none. `grave`: work has stopped that nobody stopped on purpose. `tenant`:
-    the one that the sentence names. `fails`: the page about failures says more. `seconds`: for how long this has been
-    so; infinite if unknown.
+    `remedy`: a command or what to do; empty: none. `grave`: work has stopped, and nobody stopped it on purpose.
+    `tenant`: the one that the sentence names. `fails`: the page about failures has details. `seconds`: how long ago it
+    began; infinite if unknown.
     """
 
     sentence: str
@@ -109,7 +110,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ActiveTenant:
-    """A tenant that has a runner. `events` and `runs` are those of its burst; `since`: when its run began."""
+    """A tenant with a runner. `events` and `runs` are those of its burst; `since`: when its run began."""
 
     tenant: str
     state: str
@@ -144,12 +145,12 @@ class PipelineLine:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether the deployment is healthy, over all pipelines. Times are seconds.
+    """The health of all pipelines together. Times are seconds.
 
-    `tail_seconds`: since any worker last looked for records; infinite: never. `workers`: the names of those that are in
-    a run, as far as the runners that are due first tell. `queued`: run messages in the two queues; None: the broker is
-    another server. `overdue_seconds`: since the earliest deadline passed on which no worker has acted. Pending records
-    are those of the tenants whose runners are due first; `unseen`: there may be others, and older ones.
+    `tail_seconds`: since any worker last looked for records; infinite: never. `workers`: those that have a run, among
+    the runners that are due first. `queued`: run messages in the two queues; None: the broker is another server.
+    `overdue_seconds`: how long ago the earliest deadline passed on which no worker has acted. Pending records are those
+    of the tenants whose runners are due first; `unseen`: there may be others, and older ones.
     """
 
     colour: Colour
@@ -174,7 +175,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class RecordLine:
-    """A record in one pipeline that reads it. `pipeline` None: no pipeline does. `unmatched`: why no criterion matched.
+    """A record in one pipeline that reads it; `pipeline` None: none does. `unmatched`: why no criterion matched.
 
     `state`: `pending`, `handled`, `quarantined` or `discarded`; `reason` and `attempts` are those of its quarantine,
     `failures` (in a row) and `last_error` its tenant's.
@@ -197,7 +198,7 @@ class RecordLine:
 
     @property
     def sentence(self) -> str:
-        """Where it is."""
+        """Where the record is, in words."""
         if self.unmatched:
             return f"unmatched: {one_line(self.unmatched)}"
         if self.pipeline is None:
@@ -231,7 +232,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a record's story. `token`: the run that it is about.
+    """One step of a record's story. `token`: the run of this step.
 
     `what`: `received`, `recorded`, `started` (its event began a burst), `absorbed` (by the runner of a burst), `failed`
     (a run failed before one read it), `read`, `handled`, `rejected`, `quarantined`, `retrying`, `discarded`, `pending`
@@ -246,7 +247,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What became of a record in one pipeline, in order of time. `note`: what is unknown, and why."""
+    """What happened to a record in one pipeline, in order of time. `note`: what is unknown, and why."""
 
     source: str
     tenant: str
@@ -263,7 +264,7 @@ class Story:
 class Holder:
     """The run that has a tenant: its token, its worker, since when, and its last heartbeat by Redis's clock.
 
-    `alive`: whether the heartbeat is no older than it may be; None: unknown.
+    `alive`: whether the heartbeat is recent enough; None: unknown.
     """
 
     token: str
@@ -330,8 +331,7 @@ class TenantLine:
 
     `failures` are those in a row. `burst_events` and `burst_runs` are those of its current burst, or of its last one.
     `held`: a back-off, a limit or a pause keeps it from running; `next_try_at`: when it is tried again. `due_at`: when
-    its waiting runner is due. `handled` is None if it is unknown, because too many records are pending or in
-    quarantine to count them all.
+    its waiting runner is due. `handled` is None if too many records are pending or in quarantine to count them all.
     """
 
     pipeline: str
@@ -361,10 +361,20 @@ class TenantLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Delay:
+    """How many records wait for a criterion's delay since their tenant's last run, and until when."""
+
+    records: int
+    criterion: str
+    due_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class TenantAnswer(TenantLine):
     """One tenant in detail, and in one `sentence` why it does not run, or since when it does.
 
-    `history`: whether there is a run history; without one `runs_shown` is empty.
+    `history`: whether there is a run history; without one `runs_shown` is empty. `delay`: what waits in a pipeline with
+    criteria.
     """
 
     cause: Cause
@@ -376,16 +386,17 @@ class TenantAnswer(TenantLine):
     runs_shown: list[RunRow] = field(default_factory=list)
     """The last 20, the last one first."""
     history: bool = False
+    delay: Delay | None = None
 
     @property
     def known(self) -> bool:
-        """Whether there is such a tenant."""
+        """Whether the pipeline knows the tenant."""
         return self.cause is not Cause.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class Noisy:
-    """A tenant with what it caused."""
+    """A tenant and the load that it caused."""
 
     pipeline: str
     tenant: str
@@ -398,7 +409,7 @@ class Noisy:
 
 @dataclass(frozen=True, slots=True)
 class NoisyTenants:
-    """The noisiest first. `basis`: where the numbers come from, in one sentence."""
+    """The noisiest tenants first. `basis`: where the numbers come from, in one sentence."""
 
     tenants: list[Noisy]
     basis: str

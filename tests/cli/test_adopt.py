@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shlex
 import signal
@@ -14,20 +13,16 @@ import pytest
 from alembic import op
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import Connection, Engine
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import Engine
 
 from taskbridge.store import adoption, backfill, know
-from taskbridge.store.backfilling import PAGE
 from tests.cli.program import Program
 from tests.cli.test_doctor import findings
-from tests.cli.test_output import on_a_terminal
 from tests.deployment import ROOT
 from tests.store.adopting import ORDERS, Reader, rows, run
 from tests.waiting import wait_until
 
 ADOPT = ("adopt", "orders", "--tenant", "customer", "--key", "id")
-READS = 'The pipeline orders reads it; a pipeline of another name declares source="orders".\n'
 
 
 def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, engine: Engine) -> None:
@@ -101,27 +96,6 @@ def test_what_the_doctor_says_of_a_renamed_column_mends_it(
     assert Reader(engine).seen() == {"acme": ["1"]}
 
 
-@pytest.mark.parametrize(
-    ("old", "recorded"),
-    [("customer", []), ("id", []), ("note", [("2", True)])],
-)
-def test_after_a_rename_no_statement_fails_and_those_are_missed_that_the_doctor_names(
-    old: str, recorded: list[tuple[str, bool]], taskbridge: Program, engine: Engine
-) -> None:
-    run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
-    assert taskbridge(*ADOPT, "--columns", "note,total", "--from-now-on").status == 0
-    run(
-        engine,
-        f"ALTER TABLE orders RENAME {old} TO other",
-        "INSERT INTO orders VALUES (2, 'bolt', 1, 'b')",
-        "UPDATE orders SET total = 2",
-        "DELETE FROM orders WHERE ctid = (SELECT max(ctid) FROM orders)",
-    )
-    assert rows(engine, "SELECT key, deleted FROM taskbridge.records WHERE tenant <> '' ORDER BY key") == recorded
-    shown = taskbridge("quarantine", "list", "--unmatched", "--pipeline", "orders")
-    assert "changes were missed: taskbridge doctor says what to do" in shown.stdout
-
-
 def prune(taskbridge: Program, reader: Reader) -> int:
     """Handle and prune all records of acme; return how many were pruned."""
     reader.records("acme")
@@ -181,42 +155,6 @@ def test_a_backfill_that_was_forgotten_is_told_by_doctor_and_status_with_what_ma
     assert REMINDED not in taskbridge("doctor").stdout + taskbridge("status").stdout
 
 
-def test_who_chose_that_old_rows_get_no_record_is_not_reminded_until_changes_may_be_missed(
-    taskbridge: Program, engine: Engine
-) -> None:
-    run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
-    first = taskbridge(*ADOPT, "--from-now-on")
-    assert (first.status, first.stderr) == (0, READS)
-    assert REMINDED not in taskbridge("doctor").stdout + taskbridge("status").stdout
-    # another adoption while it is one changes nothing
-    taskbridge(*ADOPT, "--columns", "total")
-    assert "backfills_due" not in taskbridge("status", "--json").json
-    # while it was none, changes were missed
-    taskbridge("unadopt", "orders")
-    taskbridge(*ADOPT)
-    assert "orders: changes may have been missed, and no backfill has begun since" in taskbridge("status").stdout
-    refused = taskbridge(*ADOPT, "--from-now-on", "--backfill")
-    assert refused.status == 2
-    assert "leave out --print-sql and --from-now-on" in refused.stderr
-
-
-def test_a_table_that_was_empty_needs_no_backfill(taskbridge: Program, engine: Engine) -> None:
-    run(engine, ORDERS)
-    assert taskbridge(*ADOPT).stderr == READS
-    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
-    assert "backfills_due" not in taskbridge("status", "--json").json
-    assert Reader(engine).seen() == {"acme": ["1"]}
-
-
-def test_a_choice_that_is_printed_is_kept_where_it_is_run(taskbridge: Program, engine: Engine) -> None:
-    run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
-    printed = taskbridge(*ADOPT, "--from-now-on", "--print-sql").stdout
-    with engine.begin() as connection:
-        for statement in filter(None, printed.split(";\n\n")):
-            connection.exec_driver_sql(statement)
-    assert "backfills_due" not in taskbridge("status", "--json").json
-
-
 def test_a_backfill_that_stopped_is_told_with_what_ends_it(taskbridge: Program, engine: Engine) -> None:
     run(engine, ORDERS, "INSERT INTO orders SELECT n, 'acme', n, 'x' FROM generate_series(1, 4) n")
     assert taskbridge(*ADOPT).status == 0
@@ -235,34 +173,16 @@ def test_a_backfill_that_stopped_is_told_with_what_ends_it(taskbridge: Program, 
     ]
 
 
-def migrated_by_psycopg(engine: Engine, migrate: Callable[[], None]) -> None:
+def migrated(engine: Engine, migrate: Callable[[], None]) -> None:
     with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
         migrate()
 
 
-def migrated_by_asyncpg(engine: Engine, migrate: Callable[[], None]) -> None:
-    """As Alembic's template for coroutines does it."""
-
-    def within(connection: Connection) -> None:
-        with Operations.context(MigrationContext.configure(connection)):
-            migrate()
-
-    async def run_it() -> None:
-        own = create_async_engine(engine.url.set(drivername="postgresql+asyncpg", query={}))
-        async with own.begin() as connection:
-            await connection.run_sync(within)
-        await own.dispose()
-
-    asyncio.run(run_it())
-
-
-@pytest.mark.parametrize("migrated", [migrated_by_psycopg, pytest.param(migrated_by_asyncpg, marks=pytest.mark.slow)])
 def test_the_statements_of_the_page_s_migration_adopt_a_table_and_give_it_up(
     taskbridge: Program,
     engine: Engine,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    migrated: Callable[[Engine, Callable[[], None]], None],
 ) -> None:
     # given what the two commands have printed
     run(engine, ORDERS)
@@ -287,48 +207,6 @@ def test_the_statements_of_the_page_s_migration_adopt_a_table_and_give_it_up(
     assert "tables" not in findings(taskbridge("doctor", "--json"))
 
 
-DONE_BY_ANOTHER = """
-CREATE FUNCTION done() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    UPDATE taskbridge.adopted SET backfilled = 4000, backfilled_at = now();
-    RETURN NULL;
-END $$
-"""
-
-
-@pytest.mark.parametrize(
-    ("option", "when", "expected"),
-    [
-        ("--backfill", "backfill_after", "their records"),
-        (
-            "--again",
-            "again_below",
-            "another record each, with another idempotency key: changes may have been missed before",
-        ),
-    ],
-)
-def test_a_backfill_that_another_process_ends_meanwhile_was_not_done_before(
-    option: str, when: str, expected: str, taskbridge: Program, engine: Engine
-) -> None:
-    # given that another process does the rest after the first page, or all once it was asked for again
-    run(engine, ORDERS, "INSERT INTO orders SELECT n, 'acme', n, 'x' FROM generate_series(1, 4000) n")
-    assert taskbridge(*ADOPT).status == 0
-    run(
-        engine,
-        DONE_BY_ANOTHER,
-        f"CREATE TRIGGER done AFTER UPDATE OF {when} ON taskbridge.adopted FOR EACH ROW EXECUTE FUNCTION done()",
-    )
-    ended = taskbridge(*ADOPT, option)
-    assert ended.stdout.splitlines()[-1] == f"orders: 4,000 rows have {expected}"
-
-
-def test_what_cannot_be_is_refused_in_one_line(taskbridge: Program) -> None:
-    ended = taskbridge(*ADOPT)
-    assert (ended.status, ended.stderr.count("\n")) == (2, 1)
-    assert "there is no table orders: write its name as SQL has it" in ended.stderr
-    assert taskbridge(*ADOPT, "--print-sql", "--backfill").status == 2
-
-
 @pytest.mark.slow  # 100,000 rows; tests/store has the same, cut in the middle of a page
 def test_a_backfill_that_is_interrupted_goes_on_where_it_was(taskbridge: Program, engine: Engine) -> None:
     run(engine, ORDERS, "INSERT INTO orders SELECT n, 'c' || n % 50, n, 'x' FROM generate_series(1, 100000) n")
@@ -350,44 +228,3 @@ def test_a_backfill_that_is_interrupted_goes_on_where_it_was(taskbridge: Program
     found = rows(engine, "SELECT count(*), count(DISTINCT key), count(DISTINCT revision) FROM taskbridge.records")
     assert found == [(100_000, 100_000, 100_000)]
     assert rows(engine, place) == [(100_000,)]
-
-
-def rows_shown(sent: str) -> list[int]:
-    """Return the numbers of rows that a progress bar has shown."""
-    return [int(number) for number in re.findall(r"backfill .*?(\d+)/\d+ ", sent)]
-
-
-@pytest.mark.slow  # two minutes
-@pytest.mark.timeout(600)
-def test_each_of_a_million_rows_is_recorded_once_by_a_backfill_that_is_killed_twice(
-    taskbridge: Program, engine: Engine
-) -> None:
-    run(engine, ORDERS, "INSERT INTO orders SELECT n, 'c' || n % 50, n, 'x' FROM generate_series(1, 1000000) n")
-    run(engine, "ANALYZE orders")
-    done, backfill = 0, (*ADOPT, "--backfill")
-    for most in (300_000, 700_000):
-        sent = on_a_terminal(
-            taskbridge,
-            *backfill,
-            status=-signal.SIGKILL,
-            NO_COLOR="1",
-            kill_when=lambda sent, most=most: max(rows_shown(sent), default=0) >= most,  # type: ignore[misc]
-        )
-        ((at,),) = rows(engine, "SELECT backfilled FROM taskbridge.adopted")
-        shown = [number for number in rows_shown(sent) if number]
-        # It began where the one before was killed.
-        assert done < shown[0] < shown[-1] <= at < 1_000_000
-        assert len(set(shown)) > 5
-        done = at
-    sent = on_a_terminal(taskbridge, *backfill, NO_COLOR="1")
-    assert min(number for number in rows_shown(sent) if number) > done
-    assert "orders: 1,000,000 rows have their records" in sent
-    ((*counts, drawn),) = rows(
-        engine,
-        "SELECT count(*), count(DISTINCT key), count(DISTINCT revision), max(revision) - min(revision) "
-        "FROM taskbridge.records",
-    )
-    assert counts == [1_000_000] * 3
-    # Each row that is written takes two from the sequence, and only the two pages that were killed were written again.
-    assert drawn < 2 * (1_000_000 + 2 * PAGE)
-    assert rows(engine, "SELECT backfilled FROM taskbridge.adopted") == [(1_000_000,)]

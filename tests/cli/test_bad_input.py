@@ -128,15 +128,6 @@ def test_servers_that_cannot_be_used_are_told_apart(
     assert SECRET not in ended.stderr
 
 
-@pytest.mark.parametrize("command", [("up", "--exit-when-idle"), ("migrate",)])
-def test_commands_that_make_the_schema_speak_plainly_too(
-    command: tuple[str, ...], taskbridge: Program, configured: dict[str, str]
-) -> None:
-    url = make_url(configured["TASKBRIDGE_POSTGRES_URL"]).set(password=SECRET).render_as_string(hide_password=False)
-    ended = taskbridge(*command, TASKBRIDGE_POSTGRES_URL=url)
-    assert_one_clear_line(ended, "Postgres refuses the password", status=1)
-
-
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
@@ -175,17 +166,6 @@ def test_settings_that_cannot_work_are_named(variables: dict[str, str], expected
     ended = taskbridge("status", **variables)
     assert_one_clear_line(ended, expected, status=1)
     assert SECRET not in ended.stderr
-
-
-def test_a_pipeline_that_cannot_work_is_named_with_its_module(taskbridge: Program) -> None:
-    (taskbridge.directory / "handlers.py").write_text(
-        "from taskbridge import LatencyNeutral, pipeline\n"
-        "@pipeline('orders', policy=LatencyNeutral(lease=-1, tick=0.2))\n"
-        "def handle(batch): pass\n"
-    )
-    for command in ("inspect", "notify"):
-        ended = taskbridge(command, "France", TASKBRIDGE_PIPELINES="handlers")
-        assert_one_clear_line(ended, "the pipeline module 'handlers': the lease is -1 s: it must lie", status=1)
 
 
 def test_a_handler_module_with_an_error_in_it_is_named_with_the_error(taskbridge: Program) -> None:
@@ -304,18 +284,6 @@ def test_what_an_earlier_up_has_left_is_not_taken_for_the_database_that_was_mean
     for command in (("migrate",), ("status",), ("doctor",)):
         assert_one_clear_line(bare(*command), "TASKBRIDGE_POSTGRES_URL", "`taskbridge up`", status=1)
     assert [one.name for one in (bare.directory / ".taskbridge").iterdir()] == ["lock"]
-
-
-def test_a_wrong_option_is_a_matter_of_usage(bare: Program) -> None:
-    for arguments in (
-        ("up", "--workers", "65"),
-        ("up", "--json"),
-        ("nix",),
-        ("import",),
-        ("inspect",),
-        ("migrate", "--to", "base"),
-    ):
-        assert_one_clear_line(bare(*arguments), status=2)
 
 
 def test_an_error_that_nobody_foresaw_is_one_line_and_its_traceback_is_there_on_demand(taskbridge: Program) -> None:

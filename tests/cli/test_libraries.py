@@ -22,13 +22,10 @@ NEEDED = {
 }
 
 
-def wrong(name: str) -> str:
-    lowest = NEEDED[name].partition(">=")[2]
-    return f"{name.lower()} {OLD[name]} is too old (TaskBridge needs {lowest} or newer)"
-
-
 def text(name: str) -> str:
-    return f"{wrong(name)}: run `pip install --upgrade '{NEEDED[name]}'`"
+    lowest = NEEDED[name].partition(">=")[2]
+    wrong = f"{name.lower()} {OLD[name]} is too old (TaskBridge needs {lowest} or newer)"
+    return f"{wrong}: run `pip install --upgrade '{NEEDED[name]}'`"
 
 
 def install(directory: Path, name: str, version: str) -> None:
@@ -45,34 +42,6 @@ def test_a_command_names_the_library_that_is_too_old(name: str, command: str, ba
     with bare.started_afresh(command, PYTHONPATH=f"{bare.directory}:{ROOT}") as running:
         ended = running.end()
     assert (ended.status, ended.stdout, ended.stderr) == (1, "", f"taskbridge: {text(name)}\n")
-
-
-def test_several_are_named_in_one_sentence_and_one_line_for_pip(bare: Program) -> None:
-    for name in ("redis", "celery"):
-        install(bare.directory, name, OLD[name])
-    with bare.started_afresh("status", PYTHONPATH=f"{bare.directory}:{ROOT}") as running:
-        ended = running.end()
-    assert ended.stderr == (
-        f"taskbridge: {wrong('celery')} and {wrong('redis')}: "
-        "run `pip install --upgrade 'celery[redis]>=5.4' 'redis[hiredis]>=5.0.1'`\n"
-    )
-
-
-def test_a_worker_with_such_a_library_says_so_without_a_traceback(bare: Program) -> None:
-    install(bare.directory, "psycopg", "3.1.20")
-    (bare.directory / "shop.py").write_text(
-        "import celery, taskbridge\napp = celery.Celery('shop')\ntaskbridge.install(app)\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "shop", "worker", "-P", "solo"],
-        env={**bare.environment, "PYTHONPATH": f"{bare.directory}:{ROOT}"},
-        cwd=bare.directory,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (ended.returncode, ended.stderr) == (1, f"taskbridge: {text('psycopg')}\n")
 
 
 def test_a_producer_gets_the_same_sentence_as_an_error(bare: Program) -> None:

@@ -6,14 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from sqlalchemy import Engine
 
-from taskbridge.gate import Keys
-from tests.cli.alerts import alert, declare, write
 from tests.cli.counts import count
 from tests.cli.program import Program
-from tests.cli.test_bad_input import assert_one_clear_line
 from tests.cli.test_up import READY, wait_for
 from tests.waiting import TIME_FACTOR, wait_until
 
@@ -53,27 +49,3 @@ def test_a_service_s_first_alert_comes_at_once_and_the_next_after_its_delay(
         assert taskbridge("quarantine", "list", "--unmatched", "--json").json["unmatched"] == {"log-alerts": 6}
     log = (taskbridge.directory / ".taskbridge" / "worker-1.log").read_text(encoding="utf-8")
     assert "alert: billing has 3 errors and 1 warnings" in log
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_up_is_not_idle_while_a_tenant_waits_for_its_delay_and_says_so_in_the_end(
-    taskbridge: Program, keys: Keys, engine: Engine, gate_redis: redis.Redis
-) -> None:
-    taskbridge.environment |= declare(taskbridge)
-    seconds: Any = gate_redis.time()
-    gate_redis.set(keys.last("alerts", "billing"), int(seconds[0]) * 1000, px=600_000)
-    write(taskbridge.directory / "a.jsonl", [alert()])
-    assert taskbridge("record", "alerts", "a.jsonl").status == 0
-    with taskbridge.started_afresh("up", "--exit-when-idle", "--timeout", "0.5", "--json") as running:
-        ended = running.end()
-    assert ended.status == 1, ended.stderr
-    assert "not idle after 0.5 s" in ended.stderr
-    assert "alerts: 1 runner, 1 pending, 0 in quarantine, 0 failing" in ended.stderr
-    assert count(engine, "SELECT count(*) FROM taskbridge.deliveries") == 0
-
-
-@pytest.mark.parametrize("scale", ["0", "nan", "fast"])
-def test_a_scale_that_is_no_positive_number_is_named(scale: str, taskbridge: Program) -> None:
-    ended = taskbridge("status", LOG_ALERTS_SCALE=scale, **EXAMPLE)
-    assert_one_clear_line(ended, f"LOG_ALERTS_SCALE is '{scale}': give a positive number", status=1)

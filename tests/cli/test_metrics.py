@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from taskbridge.gate import Keys
 from taskbridge.observing.metrics import METRICS
 from taskbridge.store import Kind, Tails, record_invoice
-from tests.cli.alerts import alert, declare, write
+from tests.cli.alerts import declare
 from tests.cli.held import open_circuit
 from tests.cli.program import Program
 from tests.cli.rounds import stood
@@ -85,15 +85,6 @@ def test_what_waits_is_counted_and_no_tenant_is_named(taskbridge: Program, engin
     assert (found["taskbridge_runners"], found["taskbridge_pending_records"]) == (2, 3)
     assert 0 < found["taskbridge_oldest_pending_seconds"] < 60
     assert not any(tenant in ended.stdout for tenant in ("France", "Malta", "Peru"))
-
-
-def test_what_waits_for_its_delay_is_told_apart_by_pipeline(taskbridge: Program) -> None:
-    declared = declare(taskbridge)
-    file = write(taskbridge.directory / "alerts.jsonl", [alert(), alert("WARNING")])
-    assert taskbridge("record", "alerts", file, **declared).status == 0
-    text = taskbridge("metrics", **declared).stdout
-    assert samples(text, "alerts")["taskbridge_pending_records"] == 2
-    assert not NOT_KNOWN & names(samples(text))
 
 
 def test_quarantine_and_the_circuit(taskbridge: Program, engine: Engine, gate_redis: redis.Redis, keys: Keys) -> None:

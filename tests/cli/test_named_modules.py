@@ -37,9 +37,3 @@ def test_an_event_for_invoices_is_refused(exporting: Program) -> None:
 def test_an_import_is_refused_before_it_writes(exporting: Program, a_day: Path, engine: Engine) -> None:
     assert_one_clear_line(exporting("up", "--exit-when-idle", "--import", a_day), NO_INVOICES, status=2)
     assert count(engine) == 0
-
-
-def test_a_module_that_declares_nothing_is_named(exporting: Program) -> None:
-    (exporting.directory / "empty.py").touch()
-    ended = exporting("notify", "France", TASKBRIDGE_PIPELINES="empty")
-    assert_one_clear_line(ended, "TASKBRIDGE_PIPELINES names empty, where no pipeline is declared", status=1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import redis
@@ -14,7 +13,6 @@ from sqlalchemy import Connection, Engine
 from taskbridge.common.run_key import RunKey
 from taskbridge.gate import Keys, Queue, State
 from taskbridge.store import Claim, Cursors, Pauses, record_invoice
-from tests.cli.alerts import alert, declare, write
 from tests.cli.counts import events
 from tests.cli.held import hold_back
 from tests.cli.program import Program
@@ -65,11 +63,6 @@ def wait_until_it_looks(engine: Engine) -> None:
         wait_until(lambda: connection.exec_driver_sql(looks, (now,)).scalar_one(), "another look")
 
 
-def standing(program: Program, pipeline: str = "invoices") -> dict[str, Any]:
-    found: dict[str, Any] = program("status", "--json").json["pipelines"][pipeline]
-    return found
-
-
 def test_a_tenant_is_paused_and_resumed_once(invoices: Program, engine: Engine) -> None:
     first = invoices("pause", "France", "--reason", "wrong prices", "--json")
     assert first.status == 0
@@ -92,17 +85,6 @@ def test_a_tenant_is_paused_and_resumed_once(invoices: Program, engine: Engine) 
     assert invoices("resume", "France", "--json").json["resumed"] is False
     assert "was not paused" in invoices("resume", "France").stdout
     assert paused(engine) == set()
-
-
-def test_a_tenant_without_records_can_be_paused_ahead_and_is_shown(taskbridge: Program, engine: Engine) -> None:
-    ended = taskbridge("pause", "Müller & Söhne")
-    assert ended.status == 0
-    assert "check its spelling" in ended.stderr
-    assert paused(engine) == {"Müller & Söhne"}
-    assert taskbridge("pause", "Müller & Söhne").stderr == ""
-    assert "Müller & Söhne: paused" in taskbridge("status").stdout
-    assert taskbridge("inspect", "Müller & Söhne").status == 0
-    assert taskbridge("inspect", "Müller").status == 1
 
 
 def test_resume_starts_what_is_pending_and_nobody_else(
@@ -237,48 +219,3 @@ def test_drain_that_is_interrupted_pauses_nothing(invoices: Program, engine: Eng
     assert ended.status == 128 + 15
     assert ended.stderr.splitlines()[1:] == ["taskbridge: interrupted"]
     assert paused(engine) == set()
-
-
-def test_pipelines_with_criteria_are_paused_and_drained_too(taskbridge: Program, engine: Engine) -> None:
-    taskbridge.environment |= declare(taskbridge)
-    assert taskbridge("record", "alerts", write(taskbridge.directory / "a.jsonl", [alert(), alert()])).status == 0
-    assert taskbridge("drain", "--pipeline", "alerts", "--timeout", "0", "--json").json["left"] == {"billing": 2}
-    assert taskbridge("pause", "--pipeline", "alerts").stdout == "alerts: paused\n"
-    found = standing(taskbridge, "alerts")
-    assert (found["paused"], found["tenants"]["billing"]["paused"]) == (True, True)
-    assert standing(taskbridge)["paused"] is False
-    assert "alerts: paused" in taskbridge("status").stdout
-    assert taskbridge("resume", "--pipeline", "alerts", "--json").json["started"] == 1
-    assert paused(engine, "alerts") == set()
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "expected"),
-    [
-        ("pause", [""], "the tenant is empty"),
-        ("resume", ["a\x1b[2Jb"], "U+001B"),
-        ("drain", ["\udcff"], "U+DCFF"),
-        ("pause", ["--pipeline", "nix"], "no pipeline is called 'nix'; there are: invoices"),
-        ("drain", ["--pipeline", "nix"], "no pipeline is called 'nix'; there are: invoices"),
-    ],
-)
-def test_what_cannot_be_meant_pauses_nothing(
-    command: str, options: list[str], expected: str, invoices: Program, engine: Engine
-) -> None:
-    assert_one_clear_line(invoices(command, *options), expected, status=2)
-    assert paused(engine) == set()
-
-
-@pytest.mark.slow
-def test_it_works_on_the_servers_that_up_serves_in_the_data_directory(bare: Program) -> None:
-    with bare.started_afresh("up") as up:
-        wait_until(lambda: "in another shell" in up.stderr, "`taskbridge up` is ready", 60)
-        assert bare("pause", "France").stdout == "tenant 'France' of invoices: paused\n"
-        assert bare("notify", "France").status == 0
-        assert bare("status", "--json").json["pipelines"]["invoices"]["tenants"]["France"]["paused"] is True
-        assert bare("resume", "France").status == 0
-        up.process.terminate()
-        assert up.end().status == 0
-    assert_one_clear_line(bare("status"), "TASKBRIDGE_POSTGRES_URL", "`taskbridge up`", status=1)
-    # It may be what keeps `up` from starting.
-    assert bare("migrate", "--rebase").stdout == "the database is in its own cluster: nothing to do\n"

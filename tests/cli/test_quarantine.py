@@ -17,7 +17,7 @@ from tests.cli.held import hold_back
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
 from tests.cli.test_output import on_a_terminal
-from tests.quarantined import put_in_quarantine, revision_of, states
+from tests.quarantined import put_in_quarantine, states
 
 HARMFUL = "ValueError: \x1b[2J [red]no customer 17[/red]\u202e"
 
@@ -39,50 +39,6 @@ def bad(taskbridge: Program, engine: Engine) -> Program:
 
 def quarantined(engine: Engine) -> list[str]:
     return sorted(f"{tenant} {number}" for (tenant, number), state in states(engine).items() if state == "quarantined")
-
-
-def test_all_that_is_known_of_them_is_in_the_json(bad: Program, engine: Engine) -> None:
-    found = bad("quarantine", "list", "--json").json
-    records = found.pop("records")
-    assert found == {"pipeline": "invoices", "count": 3}
-    at = datetime.fromisoformat(records[0].pop("quarantined_at"))
-    assert abs((datetime.now(UTC) - at).total_seconds()) < 60
-    assert records[0] == {
-        "pipeline": "invoices",
-        "tenant": "France",
-        "external_id": "1",
-        "revision": revision_of(engine, "France", "1"),
-        "state": "quarantined",
-        "cause": "failed",
-        "reason": HARMFUL,
-        "attempts": 5,
-        "failing_since": None,
-        "retry_at": None,
-        "discarded_at": None,
-    }
-    assert [(one["tenant"], one["external_id"]) for one in records[1:]] == [("France", "2"), ("Malta", "1")]
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["1"], ["France 1", "Malta 1"]),
-        (["1", "2", "--tenant", "France"], ["France 1", "France 2"]),
-        (["--reason", "no price"], ["France 2", "Malta 1"]),
-        (["--reason", "customer 17"], ["France 1"]),
-        (["fine"], []),
-        (["--tenant", "Fra"], []),
-    ],
-)
-def test_the_list_can_be_narrowed(options: list[str], expected: list[str], bad: Program) -> None:
-    records = bad("quarantine", "list", "--json", *options).json["records"]
-    assert [f"{one['tenant']} {one['external_id']}" for one in records] == expected
-
-
-def test_no_more_than_the_limit_are_shown_and_the_rest_is_counted(bad: Program) -> None:
-    shown = bad("quarantine", "list", "--limit", "1").stdout
-    assert shown.splitlines()[-1] == "and 2 more: see --limit"
-    assert bad("quarantine", "list", "--limit", "0").status == 2
 
 
 def test_another_try_makes_them_pending_and_notifies_their_tenants(
@@ -145,29 +101,6 @@ def test_an_id_that_is_not_there_is_named_and_the_others_are_done(bad: Program, 
     assert quarantined(engine) == ["France 1"]
 
 
-def test_a_record_that_changed_since_is_not_there(bad: Program, engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE taskbridge.records SET document = '{\"total\": 1}' WHERE tenant = 'France'")
-    assert bad("quarantine", "list", "--json").json["count"] == 1
-    assert bad("quarantine", "retry", "2").status == 1
-    assert states(engine)["France", "2"] == "pending"
-
-
-def test_discarded_ones_leave_a_trace_and_come_back_by_their_id_only(bad: Program, engine: Engine) -> None:
-    assert bad("quarantine", "discard", "--tenant", "France", "--yes").status == 0
-    assert states(engine)["France", "1"] == "discarded"
-    assert bad("quarantine", "list", "--json").json["count"] == 1
-    everything = bad("quarantine", "list", "--all", "--json").json["records"]
-    assert [one["state"] for one in everything] == ["discarded", "discarded", "quarantined"]
-    assert all(one["discarded_at"] for one in everything[:2])
-    status = bad("status", "--json").json["pipelines"]["invoices"]["tenants"]["France"]
-    assert (status["discarded"], status["quarantined"], status["pending"]) == (2, 0, 0)
-    assert bad("quarantine", "retry", "--all", "--json").json["tenants"] == {"Malta": 1}
-    assert bad("quarantine", "discard", "2", "--yes").status == 0
-    assert bad("quarantine", "retry", "2", "--json").json["tenants"] == {"France": 1}
-    assert states(engine)["France", "2"] == "pending"
-
-
 def test_on_a_terminal_it_asks_before_it_gives_up(bad: Program, engine: Engine) -> None:
     before = quarantined(engine)
     asked = on_a_terminal(bad, "quarantine", "discard", "1", typed="n\n", status=1)
@@ -216,26 +149,6 @@ def test_where_nobody_can_be_notified_the_decision_is_kept_and_the_error_says_so
     ended = bad("quarantine", "retry", "1", TASKBRIDGE_REDIS_URL=refusable)
     assert_one_clear_line(ended, "Redis refuses", "The change is stored", status=1)
     assert quarantined(engine) == ["France 2"]
-
-
-def test_what_is_paused_is_said_to_wait(bad: Program) -> None:
-    assert bad("pause", "France").status == 0
-    assert "`taskbridge resume`" in bad("quarantine", "retry", "2").stderr
-    assert bad("quarantine", "retry", "1", "--tenant", "Malta").stderr == ""
-
-
-def test_pipelines_with_criteria_have_a_quarantine(taskbridge: Program, engine: Engine) -> None:
-    taskbridge.environment |= declare(taskbridge)
-    file = write(taskbridge.directory / "a.jsonl", [alert(id="m1"), alert("WARNING", id="m2")])
-    assert taskbridge("record", "alerts", file, "--id-field", "id").status == 0
-    put_in_quarantine(engine, "billing", "m1", pipeline="alerts")
-    assert taskbridge("quarantine", "list", "--pipeline", "invoices", "--json").json["count"] == 0
-    (alike,) = taskbridge("quarantine", "list", "--json").json["records"]
-    assert alike["pipeline"] == "alerts"
-    (record,) = taskbridge("quarantine", "list", "--pipeline", "alerts", "--json").json["records"]
-    assert (record["tenant"], record["external_id"]) == ("billing", "m1")
-    assert taskbridge("quarantine", "discard", "m1", "--pipeline", "alerts", "--yes").status == 0
-    assert states(engine, "alerts") == {("billing", "m1"): "discarded", ("billing", "m2"): "pending"}
 
 
 def days_ago(days: float) -> datetime:

@@ -93,23 +93,6 @@ def test_a_producer_is_refused_with_an_error_that_it_catches_already(foreign: Pr
     assert "new" not in states(engine)
 
 
-def test_the_doctor_names_the_remedy(foreign: Program) -> None:
-    ended = foreign("doctor", "--json")
-    assert ended.status == 1
-    (finding,) = (one for one in ended.json["findings"] if one["check"] == "cluster")
-    assert finding == {
-        "level": "problem",
-        "check": "cluster",
-        "text": "the database was restored into another cluster, where its transaction ids mean nothing",
-        "remedy": "stop all workers and run `taskbridge migrate --rebase`",
-    }
-
-
-def test_in_its_own_cluster_nothing_comes_next_and_nothing_is_done(taskbridge: Program) -> None:
-    assert taskbridge("migrate").stderr == ""
-    assert taskbridge("migrate", "--rebase").stdout == "the database is in its own cluster: nothing to do\n"
-
-
 def test_it_is_done_once_and_all_is_as_it_was(foreign: Program, engine: Engine) -> None:
     before = states(engine)
     assert f"what comes next: the database was {REFUSED}" in foreign("migrate").stderr
@@ -126,18 +109,8 @@ def test_it_is_done_once_and_all_is_as_it_was(foreign: Program, engine: Engine) 
     assert (counts["handled"], counts["pending"]) == (1, 1)
 
 
-def test_without_yes_nothing_is_done(foreign: Program, engine: Engine) -> None:
-    assert_one_clear_line(foreign("migrate", "--rebase"), "add --yes once workers and producers have stopped", status=2)
-    assert rows(engine, "SELECT system_identifier FROM taskbridge.taskbridge_cluster") == [(1,)]
-
-
 def test_a_process_that_is_connected_is_named(foreign: Program, engine: Engine) -> None:
     with engine.connect() as connection:
         pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
         assert_one_clear_line(foreign("migrate", "--rebase", "--yes"), f"their pids: {pid})", "stop workers", status=1)
     assert rows(engine, "SELECT system_identifier FROM taskbridge.taskbridge_cluster") == [(1,)]
-
-
-def test_an_older_schema_comes_first(foreign: Program) -> None:
-    assert foreign("migrate", "--to", "base", "--yes").status == 0
-    assert_one_clear_line(foreign("migrate", "--rebase", "--yes"), "run `taskbridge migrate`", status=1)

@@ -145,17 +145,6 @@ def test_a_file_that_cannot_be_read_ends_it_before_any_server_is_started(
     assert not (bare.directory / ".taskbridge").exists()
 
 
-def test_a_pipeline_of_invoices_and_an_unknown_one_take_no_messages(alerts: Program, engine: Engine) -> None:
-    file = write(alerts.directory / "a.jsonl", [alert()])
-    for name, expected in (("invoices", "has no criteria"), ("nix", "no pipeline is called 'nix'")):
-        assert_one_clear_line(alerts("record", name, file), expected, "alerts", status=2)
-        again = ("quarantine", "retry", "--unmatched", "--all", "--pipeline", name)
-        assert_one_clear_line(alerts(*again), expected, status=2)
-    plain = alerts("record", "invoices", file, TASKBRIDGE_PIPELINES="")
-    assert_one_clear_line(plain, "DelaySinceLastRun", "TASKBRIDGE_PIPELINES", status=2)
-    assert count(engine, RECORDS) == 0
-
-
 def test_a_service_that_pipes_has_each_line_recorded_as_it_comes(alerts: Program, engine: Engine) -> None:
     def recorded(number: int) -> bool:
         return count(engine, RECORDS) == number
@@ -174,12 +163,6 @@ def test_a_service_that_pipes_has_each_line_recorded_as_it_comes(alerts: Program
         ended = running.end()
     assert ended.status == 1
     assert ended.json | {"lines": 4, "new": 3, "problems": 1, "complete": True} == ended.json
-
-
-def test_nothing_from_standard_input_is_nothing_wrong(alerts: Program) -> None:
-    ended = alerts("record", "alerts", "-", "--json")
-    assert ended.status == 0, ended.stderr
-    assert ended.json["lines"] == 0
 
 
 @pytest.mark.parametrize(

@@ -138,18 +138,6 @@ def test_without_a_token_no_events_are_served(hooks: Program) -> None:
         client.close()
 
 
-def test_a_webhook_at_the_path_of_events_is_refused(hooks: Program) -> None:
-    why = "a webhook has the path /events"
-    assert_one_clear_line(hooks("serve", "hooks:taken", TASKBRIDGE_EVENTS_TOKENS=TOKEN), why, status=1)
-
-
-def test_where_there_is_nothing_to_serve_that_is_said(hooks: Program) -> None:
-    assert_one_clear_line(hooks("serve"), "there is nothing to serve", status=2)
-    ended = hooks("serve", TASKBRIDGE_EVENTS_TOKENS="t00-short")
-    assert_one_clear_line(ended, "a token of TASKBRIDGE_EVENTS_TOKENS is not allowed", status=1)
-    assert "t00-short" not in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("target", "why", "status"),
     [

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
 from typing import Any
 
 import pytest
@@ -14,7 +11,7 @@ from sqlalchemy import Engine
 from taskbridge.gate import Keys
 from taskbridge.store import record
 from tests.cli.alerts import alert, declare, write
-from tests.cli.held import hold_back, open_circuit
+from tests.cli.held import hold_back
 from tests.cli.program import Program
 from tests.quarantined import put_in_quarantine
 from tests.store.adopting import run
@@ -83,22 +80,6 @@ def test_what_waits_is_not_denied_if_redis_is_empty_and_no_worker_looks(troubles
     assert totals()[-1], "what is paused has no runner"
 
 
-def test_many_tenants_with_one_error_do_not_hide_the_others(taskbridge: Program, engine: Engine) -> None:
-    fail = (
-        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error, failing_since) "
-        "SELECT 'invoices', {name} || n, n, {error}, now() - n * interval '1 hour' "
-        "FROM generate_series(1, {count}) n"
-    )
-    run(
-        engine,
-        fail.format(name="'t'", error="'Undelivered: 502'", count=50),
-        fail.format(name="'own'", error="'KeyError: no'", count=1),
-    )
-    lines = [line for line in taskbridge("status").stdout.splitlines() if re.search("tenants? fails? .*:", line)]
-    assert "invoices: 50 tenants fail ('t1', 't10', 't11', ...), for 2d: Undelivered: 502" in lines
-    assert "invoices: 1 tenant fails ('own1'), for 1h: KeyError: no" in lines
-
-
 @pytest.mark.parametrize(
     ("fields", "circuit", "says"),
     [
@@ -150,33 +131,3 @@ def test_a_record_that_waits_for_a_delay_says_which(taskbridge: Program, keys: K
     assert "due in 1" in taskbridge("inspect", "billing").stdout
     status = taskbridge("status", "--json").json["pipelines"]["alerts"]["tenants"]["billing"]
     assert status["due_at"] == delay["due_at"]
-
-
-def test_an_open_circuit_is_shown(taskbridge: Program, gate_redis: redis.Redis, keys: Keys) -> None:
-    open_circuit(gate_redis, keys, "France", "Spain")
-    assert "invoices: the circuit is open" in taskbridge("status").stdout
-    circuit = invoices(taskbridge)["circuit"]
-    assert (circuit["open"], circuit["opened"], circuit["failed_probes"]) == (True, 1, 0)
-    assert circuit["opened_at"] is not None
-
-
-@pytest.mark.parametrize("use", ["export $(cat urls)", 'set -a; eval "$(cat urls)"'])
-def test_the_urls_reach_another_shell_as_they_are(use: str, taskbridge: Program) -> None:
-    url = taskbridge.environment["TASKBRIDGE_POSTGRES_URL"]
-    if "eval" in use:
-        url += "?application_name=a%20b&connect_timeout=3"
-    printed = taskbridge("env", TASKBRIDGE_POSTGRES_URL=url).stdout
-    (taskbridge.directory / "urls").write_text(printed, encoding="utf-8")
-    shell = f"{use}; exec python3 -c 'import json, os; print(json.dumps(dict(os.environ)))'"
-    found = subprocess.run(
-        ["/bin/sh", "-c", shell], cwd=taskbridge.directory, check=True, capture_output=True, text=True
-    ).stdout
-    variables = json.loads(found)
-    assert variables["TASKBRIDGE_POSTGRES_URL"] == url
-    assert variables["TASKBRIDGE_BROKER_URL"] == taskbridge.environment["TASKBRIDGE_REDIS_URL"]
-
-
-def test_migrate_goes_there_and_back(taskbridge: Program) -> None:
-    dropped = taskbridge("migrate", "--to", "base", "--yes").stdout
-    assert dropped.endswith(" -> none\n")
-    assert taskbridge("migrate").stdout == f"schema none -> {dropped.split()[1]}\n"

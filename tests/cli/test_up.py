@@ -169,18 +169,6 @@ def test_ctrl_c_ends_servers_and_workers_in_order(bare: Program) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_ends_the_workers_of_configured_servers_and_a_second_up_would_have_been_refused(
-    taskbridge: Program,
-) -> None:
-    with taskbridge.started_afresh("up") as running:
-        wait_for(running, READY)
-        second = taskbridge("up")
-        assert second.status == 1
-        assert f"pid {running.process.pid}" in second.stderr
-        assert_all_ends(running, signal.SIGTERM, 0)
-
-
-@pytest.mark.slow
 def test_servers_alone_serve_workers_of_ones_own(bare: Program) -> None:
     with bare.started_afresh("up", "--workers", "0") as running:
         wait_for(running, READY)
@@ -194,12 +182,6 @@ def test_servers_alone_serve_workers_of_ones_own(bare: Program) -> None:
         assert workers(running) == []
         running.process.send_signal(signal.SIGTERM)
         assert running.end().status == 0
-
-
-def test_who_waits_for_the_end_needs_a_worker(bare: Program) -> None:
-    ended = bare("up", "--workers", "0", "--exit-when-idle")
-    assert ended.status == 2
-    assert "leave out --workers 0" in ended.stderr
 
 
 @pytest.mark.slow

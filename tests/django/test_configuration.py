@@ -212,58 +212,6 @@ def test_checks_tell_what_is_wrong_with_the_settings() -> None:
         assert words in text
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("TASKBRIDGE_RUN_BUDGET", "abc"),
-        ("TASKBRIDGE_REDIS_URL", "http://x"),
-        ("TASKBRIDGE_POSTGRES_URL", "nonsense"),
-        ("TASKBRIDGE_POSTGRES_URL", "postgresql://host:port/name"),
-    ],
-)
-def test_a_setting_that_cannot_be_read_is_told_once_and_without_a_traceback(name: str, text: str) -> None:
-    with override_settings(**{"TASKBRIDGE_REDIS_URL": "redis://localhost", name: text}):
-        (found,) = run_checks(databases=["default"])
-        assert found.id == "taskbridge.E002"
-        with pytest.raises(CommandError):
-            call_command("migrate", run_syncdb=True, verbosity=0)
-
-
-def test_remedies_name_commands_of_manage_py(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(console, "TYPED", {})
-    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE taskbridge.taskbridge_schema")
-    for command in (["doctor"], ["doctor", "--json"], ["prune", "--older-than", "1d"]):
-        with afresh(), pytest.raises(CommandError):
-            call_command("taskbridge", *command)
-        said = "".join(capfd.readouterr())
-        assert "`manage.py " in said
-        assert "`taskbridge" not in said
-
-
-def test_text_of_users_that_reads_as_a_command_stays_as_it_is(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(console, "TYPED", {})
-    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures) VALUES ('orders', 'taskbridge doctor', 1)"
-        )
-    with afresh(), pytest.raises(CommandError):
-        call_command("taskbridge", "doctor")
-    said = capfd.readouterr().out
-    assert "1 tenant fails, such as 'taskbridge doctor'" in said
-    assert "-> manage.py taskbridge status --failing --pipeline orders" in said
-    console.tell("shop: failed, last: a `tick, then taskbridge pause ended; `taskbridge inspect shop` says more")
-    assert capfd.readouterr().err == (
-        "shop: failed, last: a `tick, then taskbridge pause ended; `manage.py taskbridge inspect shop` says more\n"
-    )
-
-
 def test_checks_tell_whose_orm_is_not_in_the_transaction() -> None:
     @pipeline("sent")
     async def send(_: Batch) -> None:

@@ -67,7 +67,7 @@ def test_the_journal_takes_nothing_of_an_adopted_table_whenever_that_was_adopted
     command = [sys.executable, "-c", "from taskbridge.cli.main import main; main()", "doctor", "--json"]
     said = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     (told,) = [
-        one for one in json.loads(said.stdout)["findings"] if one["check"] == "pipelines" and one["level"] == "warning"
+        one for one in json.loads(said.stdout)["findings"] if one["check"] == "journal" and one["level"] == "warning"
     ]
     assert told["text"].startswith("a table is or was adopted as 'invoices', and without a handler")
     assert "TASKBRIDGE_PIPELINES" in told["remedy"]

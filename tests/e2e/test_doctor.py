@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
+import subprocess
+import sys
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,7 +19,7 @@ from taskbridge.integration import checks
 from taskbridge.integration.checks import Finding, examine
 from taskbridge.observing import health
 from taskbridge.process.runtime import runtime_of
-from tests.deployment import Deployment
+from tests.deployment import ROOT, Deployment
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -86,6 +89,27 @@ def test_workers_on_another_broker_are_told_apart_from_none(deployment: Deployme
             # Modules that other tests import declare pipelines that this worker lacks.
             serving = [one.level for one in told(deployment, "workers") if "does not declare" not in one.text]
             assert serving == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(("app", "level"), [("tests.host.prefixed", "ok"), ("tests.host.silent", "warning")])
+def test_workers_of_another_app_are_examined_with_the_broker_options_of_that_app(
+    deployment: Deployment, app: str, level: str
+) -> None:
+    def doctor(*arguments: str) -> dict[str, list[dict[str, str]]]:
+        command = [sys.executable, "-c", "from taskbridge.cli.main import main; main()", "doctor", "--json", *arguments]
+        ended = subprocess.run(
+            command, env=deployment.environment(), cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        )
+        found: dict[str, list[dict[str, str]]] = {}
+        for one in json.loads(ended.stdout)["findings"]:
+            found.setdefault(one["check"], []).append(one)
+        return found
+
+    with deployment.worker(app=app):
+        wait_until(lambda: "doctor -A MODULE" in doctor()["workers"][0]["remedy"], "the worker was seen elsewhere")
+        found = doctor("-A", app)
+    assert {one["level"] for one in found["workers"] if "does not declare" not in one["text"]} == {level}
+    assert [one["level"] for one in found["probe"]] == ["ok"]
 
 
 @pytest.mark.slow

@@ -210,7 +210,7 @@ def test_the_rights_of_the_page_keep_workers_alive_that_are_started_without_opti
             app = make_app(settings).app
             findings = examine(runtime_of(app, settings))
             # Other tests of this process declare pipelines that no worker looks at.
-            assert [one for one in findings if one.level == "problem" and one.check != "tail"] == []
+            assert [one for one in findings if one.level == "problem" and one.check != "work"] == []
             (redis_itself,) = (one for one in findings if one.check == "Redis")
             assert redis_itself.level == told, redis_itself
             assert [one.level for one in findings if one.check == "probe"] == ["ok"]

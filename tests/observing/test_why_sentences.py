@@ -1,9 +1,8 @@
-"""Why a tenant does not run: a row for each cause, with the sentence that people read."""
+"""Why a tenant does not run: the cause is the right one in each case; `test_commands.py` has sentences."""
 
 from __future__ import annotations
 
 import math
-import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -76,116 +75,57 @@ QUEUED: Final = runner(State.QUEUED, TTL_MS)
 AGO: Final = timedelta(days=3, hours=1)
 """So long that it is told in the same words when the tests have taken minutes."""
 
-CASES: Final[dict[str, tuple[Seen, Cause, str]]] = {
-    "nobody": (
-        seen(IDLE, counts={"known": False}),
-        Cause.UNKNOWN,
-        "no tenant of orders is called so: it has neither records nor a runner",
-    ),
-    "idle": (seen(IDLE), Cause.NOTHING, "idle: nothing is pending"),
-    "idle with quarantine": (
-        seen(IDLE, counts={"quarantined": 2}),
-        Cause.NOTHING,
-        "idle: nothing is pending; 2 records are in quarantine",
-    ),
+CASES: Final[dict[str, tuple[Seen, Cause]]] = {
+    "nobody": (seen(IDLE, counts={"known": False}), Cause.UNKNOWN),
+    "idle": (seen(IDLE), Cause.NOTHING),
+    "idle with quarantine": (seen(IDLE, counts={"quarantined": 2}), Cause.NOTHING),
     "pending, and workers look": (
         seen(IDLE, counts={"pending": 1, "pending_since": datetime.now(UTC) - AGO}),
         Cause.FOUND_SOON,
-        "1 record is pending, .*, and it has no runner yet: a worker looks for such records every 0.2 s",
     ),
     "pending, and nobody ever looked": (
         seen(IDLE, counts={"pending": 2, "pending_since": datetime.now(UTC) - AGO}, tail_seconds=math.inf),
         Cause.NO_WORKER,
-        "2 records are pending, .*, and no worker has ever looked for records of orders: start one that declares it",
     ),
-    "a message, and workers look": (
-        seen(QUEUED),
-        Cause.QUEUED,
-        "its run message has been in the queue for .*: a worker begins it when one comes free",
-    ),
-    "a message, and nobody looks": (
-        seen(QUEUED, tail_seconds=15.3),
-        Cause.NO_WORKER,
-        "its run message has been in the queue for .*, and no worker has looked for records of orders for 15 s: .*",
-    ),
-    "paused": (
-        seen(waiting(), pause=Pause("acme", "wrong prices", datetime.now(UTC) - AGO, "alice")),
-        Cause.PAUSED,
-        r"paused by alice, 3d ago \(wrong prices\)",
-    ),
+    "a message, and workers look": (seen(QUEUED), Cause.QUEUED),
+    "a message, and nobody looks": (seen(QUEUED, tail_seconds=15.3), Cause.NO_WORKER),
+    "paused": (seen(waiting(), pause=Pause("acme", "wrong prices", datetime.now(UTC) - AGO, "alice")), Cause.PAUSED),
     "the whole pipeline is paused": (
         seen(IDLE, counts={"pending": 1}, pause=Pause(None, None, datetime.now(UTC) - AGO)),
         Cause.PAUSED,
-        "its whole pipeline is paused, 3d ago",
     ),
-    "running": (
-        seen(runner(State.RUNNING, TTL_MS - 1_000, worker="a@x")),
-        Cause.RUNNING,
-        f"it is running: run {TOKEN} on the worker a@x, begun .* ago, last heartbeat 1.0 s ago",
-    ),
+    "running": (seen(runner(State.RUNNING, TTL_MS - 1_000, worker="a@x")), Cause.RUNNING),
     "running, with a heartbeat that is as late as one may be": (
         seen(runner(State.RUNNING, TTL_MS - 4_000)),
         Cause.RUNNING,
-        "it is running: .* last heartbeat 4.0 s ago",
     ),
     "running and paused": (
         seen(runner(State.RUNNING, TTL_MS), pause=Pause("acme", None, datetime.now(UTC) - AGO)),
         Cause.RUNNING,
-        "it is running: .*; paused, 3d ago, which holds it after the batch in hand",
     ),
-    "no heartbeat, and it is replaced soon": (
-        seen(runner(State.RUNNING, TTL_MS - 4_001, worker="a@x")),
-        Cause.FROZEN,
-        f"run {TOKEN} on the worker a@x has it and gave its last heartbeat 4.0 s ago: .* a worker that is up .* in 2s",
-    ),
-    "no heartbeat, and nobody replaces it": (
-        seen(runner(State.RUNNING, -1_001)),
-        Cause.FROZEN,
-        ".* gave its last heartbeat 7.0 s ago: it died or is frozen, and no worker replaces it: start one",
-    ),
-    "no heartbeat, and nobody looks": (
-        seen(runner(State.RUNNING, -20_000), tail_seconds=20.0),
-        Cause.FROZEN,
-        ".*: it died or is frozen, and no worker has looked for records of orders for 20 s: start one that declares it",
-    ),
-    "its turn": (
-        seen(waiting(Hold.TURN), place=Place(None, 0, 3, 7)),
-        Cause.TURN,
-        "it waits for its turn: it is number 3 of 7; pipelines alternate, and tenants of one go in order of arrival",
-    ),
-    "its rate limit": (
-        seen(waiting(Hold.RATE)),
-        Cause.RATE,
-        "its rate limit is used up; it may go on in 3s",
-    ),
+    "no heartbeat, and it is replaced soon": (seen(runner(State.RUNNING, TTL_MS - 4_001, worker="a@x")), Cause.FROZEN),
+    "no heartbeat, and nobody replaces it": (seen(runner(State.RUNNING, -1_001)), Cause.FROZEN),
+    "no heartbeat, and nobody looks": (seen(runner(State.RUNNING, -20_000), tail_seconds=20.0), Cause.FROZEN),
+    "its turn": (seen(waiting(Hold.TURN), place=Place(None, 0, 3, 7)), Cause.TURN),
+    "its rate limit": (seen(waiting(Hold.RATE)), Cause.RATE),
     "its own rate limit, though others have charged that of the pipeline since": (
         seen(waiting(Hold.RATE), used_up=[WHOLE_LATER, OWN_NOW]),
         Cause.RATE,
-        "its own rate limit of 60 records/m is used up; it may go on in 3s",
     ),
     "the rate limit of its pipeline, where its own ends before": (
         seen(waiting(Hold.RATE), used_up=[WHOLE_LATER, OWN_NOW._replace(until_ms=NOW_MS + 500)]),
         Cause.RATE,
-        "the rate limit of orders, 10 calls/s, is used up; it may go on in 3s",
     ),
-    "its rate limit is over, and no worker acts on it": (
-        seen(waiting(Hold.RATE, -2_000)),
-        Cause.QUEUED,
-        "its run was due 2 s ago: the workers are busy with runs that were due before",
-    ),
+    "its rate limit is over, and no worker acts on it": (seen(waiting(Hold.RATE, -2_000)), Cause.QUEUED),
     "the circuit": (
         seen(waiting(Hold.WAIT_QUEUE), circuit=OPEN, place=Place(1, 2, None, 0), counts=FAILED),
         Cause.CIRCUIT,
-        "the circuit of orders has been open .*; it is number 1 of 2 .*, and the next probe may begin in 4s; .*rency",
     ),
     "the whole pipeline was asked to wait": (
         seen(
-            waiting(Hold.WAIT_QUEUE),
-            circuit=CLOSED._replace(rests_until_ms=NOW_MS + 9_000),
-            place=Place(2, 2, None, 0),
+            waiting(Hold.WAIT_QUEUE), circuit=CLOSED._replace(rests_until_ms=NOW_MS + 9_000), place=Place(2, 2, None, 0)
         ),
         Cause.ASKED_TO_WAIT,
-        r"its handler asked the whole pipeline to wait \(RetryAfter\), which is over in 9s; it is number 2 of 2 in .*",
     ),
     "the wait queue": (
         seen(
@@ -195,7 +135,6 @@ CASES: Final[dict[str, tuple[Seen, Cause, str]]] = {
             most_runs=4,
         ),
         Cause.WAIT_QUEUE,
-        "it is number 2 of 2 in the wait queue for a free run slot of orders, of which there are 4",
     ),
     "the few runs after a wait of the whole pipeline": (
         seen(
@@ -205,60 +144,27 @@ CASES: Final[dict[str, tuple[Seen, Cause, str]]] = {
             most_runs=4,
         ),
         Cause.WAIT_QUEUE,
-        r"it is number 2 of 2 in the wait queue: its handler had asked .*, .* begins with 1 run at a time, and .*",
     ),
-    "back-off": (
-        seen(waiting(Hold.RETRY), counts=FAILED),
-        Cause.BACK_OFF,
-        "back-off: it failed 3 times in a row; next try in 3s; last error: ValueError: no currency",
-    ),
-    "back-off of which nothing was stored": (
-        seen(waiting(Hold.RETRY), counts={"pending": 1}),
-        Cause.BACK_OFF,
-        "its last run ended before it could store why; the log of a worker says more; next try in 3s",
-    ),
-    "asked to wait": (
-        seen(waiting(Hold.ASKED), counts=FAILED),
-        Cause.ASKED_TO_WAIT,
-        r"its handler asked to wait \(RetryAfter\); next try in 3s",
-    ),
-    "back-off that is over, and workers are busy": (
-        seen(waiting(Hold.RETRY, -1_001), counts=FAILED),
-        Cause.QUEUED,
-        "its run was due 1 s ago: the workers are busy with runs that were due before",
-    ),
-    "late, and nobody looks": (
-        seen(waiting(None, -5_000), tail_seconds=30.0),
-        Cause.NO_WORKER,
-        "its run was due 5 s ago, and no worker has looked for records of orders for 30 s: start one that declares it",
-    ),
-    "lingering": (
-        seen(waiting(lease_ends_ms=NOW_MS + 3_000)),
-        Cause.LINGERING,
-        "all is handled; its runner waits for more events until its lease ends, in 3s",
-    ),
-    "its tick": (
-        seen(waiting(lease_ends_ms=NOW_MS + 3_000), counts={"pending": 1}),
-        Cause.TICK,
-        "its next run waits for its time since the run before, and comes in 3s",
-    ),
-    "as late as a worker may be": (
-        seen(waiting(None, -1_000), counts={"pending": 1}),
-        Cause.TICK,
-        "its next run waits for its time since the run before, and comes .*",
-    ),
+    "back-off": (seen(waiting(Hold.RETRY), counts=FAILED), Cause.BACK_OFF),
+    "back-off of which nothing was stored": (seen(waiting(Hold.RETRY), counts={"pending": 1}), Cause.BACK_OFF),
+    "asked to wait": (seen(waiting(Hold.ASKED), counts=FAILED), Cause.ASKED_TO_WAIT),
+    "back-off that is over, and workers are busy": (seen(waiting(Hold.RETRY, -1_001), counts=FAILED), Cause.QUEUED),
+    "late, and nobody looks": (seen(waiting(None, -5_000), tail_seconds=30.0), Cause.NO_WORKER),
+    "lingering": (seen(waiting(lease_ends_ms=NOW_MS + 3_000)), Cause.LINGERING),
+    "its tick": (seen(waiting(lease_ends_ms=NOW_MS + 3_000), counts={"pending": 1}), Cause.TICK),
+    "as late as a worker may be": (seen(waiting(None, -1_000), counts={"pending": 1}), Cause.TICK),
 }
 
 
-@pytest.mark.parametrize(("given", "cause", "sentence"), CASES.values(), ids=CASES)
-def test_each_cause_has_its_sentence(given: Seen, cause: Cause, sentence: str) -> None:
-    found, said = why(given)
+@pytest.mark.parametrize(("given", "cause"), CASES.values(), ids=CASES)
+def test_each_cause_is_told_from_the_others(given: Seen, cause: Cause) -> None:
+    found, sentence = why(given)
     assert found is cause
-    assert re.fullmatch(sentence, said), said
+    assert sentence
 
 
 def test_each_cause_has_a_row() -> None:
-    assert {cause for _, cause, _ in CASES.values()} == set(Cause)
+    assert {cause for _, cause in CASES.values()} == set(Cause)
 
 
 @pytest.mark.parametrize(

@@ -4,50 +4,14 @@ from __future__ import annotations
 
 import inspect
 import pickle
-import re
 import subprocess
 import sys
 
 from celery.app.utils import find_app
 
 import taskbridge
-from taskbridge import errors, testing
+from taskbridge import errors
 from taskbridge.producing.producer import Bridge
-
-
-def test_the_public_names_are_what_the_package_says() -> None:
-    assert taskbridge.__all__ == sorted(taskbridge.__all__)
-    assert all(hasattr(taskbridge, name) for name in taskbridge.__all__)
-
-
-def test_the_names_for_users_tests_are_what_their_module_says() -> None:
-    assert testing.__all__ == sorted(testing.__all__)
-    assert all(hasattr(testing, name) for name in testing.__all__)
-
-
-def drawn_tree() -> dict[str, str]:
-    """Read the tree in the module's docstring: each error's parent."""
-    parents: dict[str, str] = {}
-    above: list[tuple[int, str]] = []
-    for branch, name in re.findall(r"^([│├└─ ]*)([A-Z]\w+)", errors.__doc__ or "", re.MULTILINE):
-        if name not in errors.__all__:
-            continue
-        while above and above[-1][0] >= len(branch):
-            above.pop()
-        if above:
-            parents[name] = above[-1][1]
-        above.append((len(branch), name))
-    return parents
-
-
-def test_the_error_tree_is_the_one_that_is_drawn() -> None:
-    found = {
-        name: cls.__bases__[0].__name__
-        for name, cls in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(cls, errors.TaskBridgeError) and cls is not errors.TaskBridgeError
-    }
-    assert drawn_tree() == found
-    assert errors.__all__ == sorted([*found, "TaskBridgeError"])
 
 
 def test_each_coroutine_takes_what_its_twin_takes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import amqp.exceptions
 import kombu.exceptions
 import psycopg
 import pytest
@@ -79,3 +80,39 @@ def test_a_server_that_is_there_and_refuses_something(error: Exception) -> None:
 )
 def test_a_server_that_is_not_the_one_to_talk_to_any_more(reply: object, switched: bool) -> None:
     assert is_switched(reply) is switched
+
+
+NO_ENTRY = 'connection failed: FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "u", database "d", '
+LOGIN = "Login was refused using authentication mechanism PLAIN. For details see the broker logfile."
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "remedy"),
+    [
+        (
+            psycopg.OperationalError('root certificate file "/root/.postgresql/root.crt" does not exist\nEither ...'),
+            "Postgres has a certificate that cannot be checked",
+            "sslrootcert",
+        ),
+        (
+            psycopg.OperationalError('connection failed: FATAL:  database "d" does not exist'),
+            "Postgres has no such database or role",
+            "create it",
+        ),
+        (psycopg.OperationalError(f"{NO_ENTRY}no encryption"), "let this machine in without TLS", "sslmode=require"),
+        (
+            psycopg.OperationalError(f"{NO_ENTRY}SSL encryption\n{NO_ENTRY}no encryption"),
+            "Postgres does not let this machine in",
+            "add it to pg_hba.conf",
+        ),
+        (psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT"), "Postgres takes no writes", "the primary"),
+        (redis.ConnectionError("Connection closed by server."), "Redis closed the connection", "rediss://"),
+        (amqp.exceptions.AccessRefused(LOGIN), "the broker refuses the password", "TASKBRIDGE_BROKER_URL"),
+        (kombu.exceptions.OperationalError("timed out at port 40312"), "the broker cannot be reached", "start it"),
+    ],
+)
+def test_what_a_library_says_becomes_a_sentence_and_a_remedy(error: Exception, said: str, remedy: str) -> None:
+    with pytest.raises(Unavailable) as caught, translated_errors():
+        raise error
+    assert said in caught.value.what
+    assert remedy in caught.value.remedy

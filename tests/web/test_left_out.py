@@ -15,7 +15,7 @@ from tests.deployment import Deployment
 from tests.store.adopting import run
 from tests.web.visiting import Visitor, declare, visiting
 
-SAID = "nothing is known here of mail (1 tenant): this process does not declare it"
+SAID = "pipelines that TASKBRIDGE_PIPELINES does not declare are left out: mail (1 tenant)"
 ALL_WELL = "Nothing fails, and nothing is in quarantine."
 LOOKED = (
     "INSERT INTO taskbridge.tails (pipeline, kind, snapshot) "
@@ -56,7 +56,7 @@ def test_a_page_names_what_it_did_not_look_at(visitor: Visitor, deployment: Depl
     assert page.count(f'<p class="said warned"><bdi>{SAID}') == 1
     assert ALL_WELL not in page
     declare(deployment, "mail", "sms")
-    assert "nothing is known here" not in visitor.get(path).text.partition("<main")[2]
+    assert "are left out" not in visitor.get(path).text.partition("<main")[2]
 
 
 def test_failing_denies_only_of_what_it_looked_at(visitor: Visitor, deployment: Deployment) -> None:

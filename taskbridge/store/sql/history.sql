@@ -33,20 +33,6 @@ LEFT JOIN {schema}.sync_cursors c ON c.pipeline = v.pipeline AND c.tenant = v.te
 WHERE v.sweeps IS NULL OR v.sweeps = c.sweeps
 ON CONFLICT DO NOTHING
 
--- name: past_after
--- The first run of a tenant that ended after a time, took records and did not fail; of the last `size` runs.
-SELECT pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
-       first_event_ms
-FROM (
-    SELECT * FROM {schema}.runs
-    WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s
-    ORDER BY token DESC
-    LIMIT %(size)s
-) r
-WHERE ended_at >= %(at)s::timestamptz AND outcome = 'handled' AND records > 0
-ORDER BY token
-LIMIT 1
-
 -- name: past_any
 -- Whether the run history has any run.
 SELECT EXISTS (SELECT FROM {schema}.runs)
@@ -56,20 +42,6 @@ SELECT EXISTS (SELECT FROM {schema}.runs)
 SELECT coalesce(sum(CASE WHEN %(failed)s THEN failed ELSE runs END), 0)::bigint
 FROM {schema}.run_minutes
 WHERE minute >= %(since)s::timestamptz AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
-
--- name: past_first
--- The first run of the burst to which a run belongs.
-SELECT pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
-       first_event_ms
-FROM (
-    SELECT * FROM {schema}.runs
-    WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND token <= %(token)s
-    ORDER BY token DESC
-    LIMIT %(size)s
-) r
-WHERE burst_run = 1
-ORDER BY token DESC
-LIMIT 1
 
 -- name: past_lately
 -- Whether any run of some pipelines ended within the last seconds; null where there is no history.
