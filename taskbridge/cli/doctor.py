@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -36,7 +35,10 @@ def doctor(module: str | None, data_dir: Path, strict: bool, as_json: bool) -> N
     findings = examine(environment.runtime(None if module is None else _app(module)))
     level = worst(findings)
     if as_json:
-        rows: list[dict[str, Any]] = [asdict(one) | {"remedy": console.spoken(one.remedy)} for one in findings]
+        rows = [
+            {"level": one.level, "check": one.check, "text": one.text, "remedy": console.spoken(one.remedy)}
+            for one in findings
+        ]
         console.emit_json({"level": level, "findings": rows})
     else:
         terminal = console.stdout()

@@ -148,7 +148,7 @@ def left_out(context: Context) -> Finding | None:
     cut = f" and {len(found) - MOST_NAMED:,} more" if len(found) > MOST_NAMED else ""
     return Finding(
         f"pipelines that TASKBRIDGE_PIPELINES does not declare are left out: {', '.join(first)}{cut}",
-        "add the modules that declare them, or run `taskbridge pipeline remove` for each that no longer exists",
+        "add their modules to TASKBRIDGE_PIPELINES, or run `taskbridge pipeline remove` for each that no longer exists",
     )
 
 

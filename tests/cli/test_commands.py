@@ -179,9 +179,15 @@ def scene(taskbridge: Program, engine: Engine, gate_redis: redis.Redis, keys: Ke
     f"click=={version('click')}" not in (ROOT / "constraints.txt").read_text(encoding="utf-8"),
     reason="other versions of click lay out help in other ways",
 )
-def test_each_command_says_what_its_snapshot_has(scene: Program, root: Path) -> None:
+def test_each_command_says_what_its_snapshot_has(
+    scene: Program, root: Path, engine: Engine, gate_redis: redis.Redis
+) -> None:
     found = helps()
     for name, arguments in STEPS:
+        if name == "doctor":
+            # What is overdue, and since when nobody looks, would depend on how long the steps before have taken.
+            run(engine, "DELETE FROM taskbridge.tails")
+            gate_redis.flushdb()
         ended = scene(name, *arguments)
         assert "Traceback" not in ended.stderr
         stderr = "".join(f"2> {line}\n" for line in ended.stderr.splitlines())
