@@ -1,4 +1,4 @@
-"""What each answer of `taskbridge.observing` costs, and that it does not grow with tenants, records and runs.
+"""What each answer of `taskbridge.observe` costs, and that it does not grow with tenants, records and runs.
 
 The tenants have records that are handled, but for one in a hundred that has a pending one; one in a hundred fails, with
 one of ten errors, and as many have a record in quarantine. There are as many runs as tenants, of the last day, and the
@@ -19,9 +19,9 @@ from benchmarks.rounds import decades
 from benchmarks.stage import stage
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
-from taskbridge.observing import health, history, inspect, record, status
-from taskbridge.observing.context import Context
-from taskbridge.observing.history import Before
+from taskbridge.observe import health, history, inspect, record, status
+from taskbridge.observe.context import Context
+from taskbridge.observe.history import Before
 from taskbridge.process.runtime import Runtime
 from taskbridge.store import keep_runs
 from taskbridge.store.db import within

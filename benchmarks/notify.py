@@ -18,7 +18,7 @@ from benchmarks.rounds import interleaved, median_ratio
 from benchmarks.stage import stage
 from taskbridge.integration.tasks import NOTIFY_TASK
 from taskbridge.process.runtime import Runtime
-from taskbridge.producing.notify import notify_many
+from taskbridge.producer.notify import notify_many
 
 __all__ = ["NOTIFY"]
 

@@ -24,7 +24,7 @@ from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import Queue, State
 from taskbridge.process.runtime import Runtime
-from taskbridge.running import slot
+from taskbridge.worker import slot
 
 __all__ = ["SWEEP"]
 

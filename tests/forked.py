@@ -34,11 +34,11 @@ PRELOADED: Final = (
     "rich.progress",
     "taskbridge.integration.app",
     "taskbridge.integration.checks",
-    "taskbridge.observing.health",
-    "taskbridge.observing.inspect",
-    "taskbridge.observing.record",
-    "taskbridge.observing.metrics",
-    "taskbridge.producing.recording",
+    "taskbridge.observe.health",
+    "taskbridge.observe.inspect",
+    "taskbridge.observe.record",
+    "taskbridge.observe.metrics",
+    "taskbridge.producer.recording",
     "taskbridge.common.server_errors",
     *(f"taskbridge.store.{module}" for module in ("audit", "backfills", "db", "pruning", "quarantine")),
     # What a worker imports besides.
@@ -49,8 +49,8 @@ PRELOADED: Final = (
     "celery.concurrency.thread",
     "celery.worker.consumer",
     "taskbridge.integration.transport",
-    "taskbridge.running.slot",
-    "taskbridge.running.ticker",
+    "taskbridge.worker.slot",
+    "taskbridge.worker.ticker",
 )
 """The fork server leaves out what is not there, and says nothing; `test_forked.py` imports each."""
 

@@ -10,7 +10,7 @@ from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral, Policy
 from taskbridge.gate import Queue, State
 from taskbridge.process.runtime import runtime_of
-from taskbridge.running import slot
+from taskbridge.worker import slot
 from tests.deployment import Deployment
 
 AT_ONCE: Final = LatencyNeutral(lease=0, tick=0.001)

@@ -1,4 +1,4 @@
-"""Pipelines that bring tenants into each state that operators ask about; the workers of `tests/observing/` run them."""
+"""Pipelines that bring tenants into each state that operators ask about; the workers of `tests/observe/` run them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from taskbridge.observing.metrics import METRICS
+from taskbridge.observe.metrics import METRICS
 
 PARTS: Final = {"histogram": ("_bucket", "_sum", "_count")}
 SAMPLES: Final = {one.name + part for one in METRICS for part in PARTS.get(one.kind, ("",))}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
     from taskbridge.embedded import Servers
-    from taskbridge.observing.context import Context
+    from taskbridge.observe.context import Context
     from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.process.runtime import Runtime
 
@@ -81,7 +81,7 @@ def context(data_dir: Path, *, redis: bool = True) -> Context:
 
     Raises: as `existing`; TaskBridgeError: a server cannot be used.
     """
-    from taskbridge.observing.context import Context
+    from taskbridge.observe.context import Context
 
     found = light_runtime(data_dir)
     found.check(redis=redis)
@@ -102,7 +102,7 @@ def start(tenants: Iterable[str], pipeline: str) -> None:
     Raises:
         Unavailable: Redis is unavailable; the message says that nothing is lost.
     """
-    from taskbridge.producing import notify
+    from taskbridge.producer import notify
 
     try:
         notify.start(runtime().app, sorted(tenants), pipeline)
@@ -133,7 +133,7 @@ def system_user() -> str:
 
 def tell_left_out(context: Context) -> None:
     """Say on stderr which pipelines an answer about all leaves out, because they are not declared here."""
-    from taskbridge.observing.health import left_out
+    from taskbridge.observe.health import left_out
 
     others = left_out(context)
     if others is not None:

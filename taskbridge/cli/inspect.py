@@ -17,8 +17,8 @@ from taskbridge.common.texts import counted, one_line
 from taskbridge.common.times import ago, ahead, span
 
 if TYPE_CHECKING:
-    from taskbridge.observing.context import Context
-    from taskbridge.observing.types import Burst, RecordLine, Story, TenantAnswer
+    from taskbridge.observe.context import Context
+    from taskbridge.observe.types import Burst, RecordLine, Story, TenantAnswer
 
 __all__ = ["inspect"]
 
@@ -62,9 +62,9 @@ def inspect(
 
 
 def _inspect_tenant(context: Context, names: Sequence[str], tenant: str, *, as_json: bool) -> None:
-    from taskbridge.observing.health import left_out
-    from taskbridge.observing.history import bursts as last_bursts
-    from taskbridge.observing.inspect import tenant as inspected
+    from taskbridge.observe.health import left_out
+    from taskbridge.observe.history import bursts as last_bursts
+    from taskbridge.observe.inspect import tenant as inspected
 
     found = [one for one in (inspected(context, name, tenant) for name in names) if one.known]
     bursts = {one.pipeline: last_bursts(context, one.pipeline, tenant, SHOWN_BURSTS) for one in found}
@@ -130,7 +130,7 @@ def _counts(answer: TenantAnswer) -> Iterator[str]:
     for one in answer.quarantine:
         yield f"{one.state}: {one.key}, {ago(one.at)}: {one_line(one.reason)}"
     if not answer.history:
-        from taskbridge.observing.history import NO_HISTORY
+        from taskbridge.observe.history import NO_HISTORY
 
         yield f"{NO_HISTORY}, so its last runs are unknown"
 
@@ -138,7 +138,7 @@ def _counts(answer: TenantAnswer) -> Iterator[str]:
 def _inspect_record(
     context: Context, names: Sequence[str], key: str, source: str | None, tenant: str | None, *, as_json: bool
 ) -> None:
-    from taskbridge.observing.record import records_everywhere, story
+    from taskbridge.observe.record import records_everywhere, story
 
     found = records_everywhere(context, key, source, tenant)
     if len(names) < len(context.pipelines):

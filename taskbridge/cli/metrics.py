@@ -21,7 +21,7 @@ def metrics(data_dir: Path) -> None:
 
     If Postgres or Redis does not answer, its metrics are left out and the exit status is 1.
     """
-    from taskbridge.observing.metrics import Metrics
+    from taskbridge.observe.metrics import Metrics
 
     look = Metrics(environment.light_runtime(data_dir))
     click.echo(look.text(), nl=False)

@@ -10,7 +10,7 @@ from taskbridge.cli import console, interrupts
 from taskbridge.cli.status import totals_line
 from taskbridge.common.server_errors import is_away, translated_errors
 from taskbridge.errors import Unavailable
-from taskbridge.observing.context import Context
+from taskbridge.observe.context import Context
 
 if TYPE_CHECKING:
     from taskbridge.process.runtime import Runtime
@@ -91,7 +91,7 @@ class Monitor:
             ) from error
 
     def _look(self) -> None:
-        from taskbridge.observing.health import health
+        from taskbridge.observe.health import health
 
         before = time.monotonic()
         if before < self._next_look:

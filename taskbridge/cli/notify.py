@@ -32,7 +32,7 @@ def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
     If the broker is away, workers publish the run when it is back, and the exit status is 1.
     """
     from taskbridge.common.server_errors import translated_errors
-    from taskbridge.producing import notify as notifying
+    from taskbridge.producer import notify as notifying
 
     check_tenant(tenant)
     environment.existing(data_dir)

@@ -66,8 +66,8 @@ class _Scope:
 
     def warn_if_unknown(self) -> None:
         """Say on stderr that nobody has seen this tenant yet."""
-        from taskbridge.observing.context import Context
-        from taskbridge.observing.inspect import tenant
+        from taskbridge.observe.context import Context
+        from taskbridge.observe.inspect import tenant
 
         if self.tenant is not None and not tenant(Context.of(self.runtime), self.pipeline, self.tenant).known:
             console.tell(f"{self.name} has neither records nor a runner yet: check its spelling.")

@@ -28,7 +28,7 @@ from taskbridge.common.names import check_tenant, key_spellings
 from taskbridge.common.texts import counted
 
 if TYPE_CHECKING:
-    from taskbridge.observing.context import Context
+    from taskbridge.observe.context import Context
     from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.store import QuarantinedRecord
 
@@ -251,7 +251,7 @@ def retry(data_dir: Path, as_json: bool, **chosen: Any) -> None:
 
 
 def _match_again(pipeline: str, *, as_json: bool) -> None:
-    from taskbridge.producing.recording import criteria_of, match_again
+    from taskbridge.producer.recording import criteria_of, match_again
 
     runtime = environment.runtime()
     criteria_of(runtime, pipeline)

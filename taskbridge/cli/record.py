@@ -124,7 +124,7 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
 
     FILE may be `-` for standard input; a line that cannot be recorded is listed by its number, and the others go on.
     """
-    from taskbridge.producing.recording import criteria_of
+    from taskbridge.producer.recording import criteria_of
 
     done = _Recording(pipeline, id_field)
     with _opened(file) as stream:

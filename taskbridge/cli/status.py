@@ -15,8 +15,8 @@ from taskbridge.common.texts import counted, one_line
 from taskbridge.common.times import ago, moment, span
 
 if TYPE_CHECKING:
-    from taskbridge.observing.context import Context
-    from taskbridge.observing.types import By, Finding, PipelineLine, Saved, Sort, TenantLine
+    from taskbridge.observe.context import Context
+    from taskbridge.observe.types import By, Finding, PipelineLine, Saved, Sort, TenantLine
     from taskbridge.store import Paused
 
 __all__ = ["status", "totals_line"]
@@ -90,9 +90,9 @@ def status(
 def _show_tenants(
     context: Context, pipeline: str | None, sort: str, limit: int, *, failing: bool, after: str, as_json: bool
 ) -> None:
-    from taskbridge.observing import status as answers
-    from taskbridge.observing.health import health
-    from taskbridge.observing.history import saved
+    from taskbridge.observe import status as answers
+    from taskbridge.observe.health import health
+    from taskbridge.observe.history import saved
     from taskbridge.store import Pauses, backfills_due
 
     names, is_by_name = context.names(pipeline), sort == "name"
@@ -203,7 +203,7 @@ def _pauses(name: str, paused: Paused) -> Iterator[str]:
 
 
 def _errors(context: Context, names: Sequence[str]) -> Iterator[str]:
-    from taskbridge.observing.status import failing
+    from taskbridge.observe.status import failing
 
     for one in failing(context, limit=SHOWN_ERRORS):
         if one.pipeline in names:
@@ -219,7 +219,7 @@ def _whose(group: Any) -> str:
 
 
 def _show_noisy(context: Context, pipeline: str | None, by: By, hours: float, limit: int, *, as_json: bool) -> None:
-    from taskbridge.observing.history import noisy
+    from taskbridge.observe.history import noisy
 
     found = noisy(context, pipeline, by=by, hours=hours, limit=min(limit, 1_000))
     if as_json:
@@ -231,7 +231,7 @@ def _show_noisy(context: Context, pipeline: str | None, by: By, hours: float, li
 
 
 def _show_failures(context: Context, pipeline: str | None, hours: float, limit: int, *, as_json: bool) -> None:
-    from taskbridge.observing.history import failed
+    from taskbridge.observe.history import failed
 
     found = failed(context, pipeline, hours=hours, limit=min(limit, 1_000))
     if as_json:

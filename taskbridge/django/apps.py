@@ -21,7 +21,7 @@ class TaskBridge(AppConfig):
         from taskbridge.django import borrowing, checks, configuration, migrating, test_databases  # noqa: PLC0415
         from taskbridge.process.light_runtime import ALSO_CHECKED, CHECKED_FIRST  # noqa: PLC0415
         from taskbridge.process.runtime import reread  # noqa: PLC0415
-        from taskbridge.running.middleware import MIDDLEWARE  # noqa: PLC0415
+        from taskbridge.worker.middleware import MIDDLEWARE  # noqa: PLC0415
 
         if configuration.variables not in settings.GIVEN:
             # The program `celery` configures the app, and so needs the names of queues, before it loads the project.

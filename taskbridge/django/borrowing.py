@@ -26,10 +26,10 @@ from django.db.transaction import Atomic
 from taskbridge.declaring.batch import Batch
 from taskbridge.django.configuration import alias_of_handlers, has_other_isolation
 from taskbridge.errors import ConfigurationError, HandlerMistake
-from taskbridge.running.middleware import Hook
 from taskbridge.store.checkout import View
 from taskbridge.store.db import Bounded, driver_of
 from taskbridge.store.queries import query
+from taskbridge.worker.middleware import Hook
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine

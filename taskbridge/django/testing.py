@@ -26,8 +26,6 @@ from taskbridge.django.migrations import adopting_migration
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.running.handler import check_returned, done_first
-from taskbridge.running.tail import base_round, tail_round
 from taskbridge.settings import Settings
 from taskbridge.store.adopted import known, present
 from taskbridge.store.documents import decoded
@@ -36,6 +34,8 @@ from taskbridge.store.queries import filled, query, quoted, schema_of
 from taskbridge.store.schema import VERSION_TABLE
 from taskbridge.testing.deploying import own_deployment
 from taskbridge.testing.inline import drain_all, notified
+from taskbridge.worker.handler import check_returned, done_first
+from taskbridge.worker.tail import base_round, tail_round
 
 __all__ = ["Delivered", "Deployed", "deliver", "deployed"]
 

@@ -17,7 +17,7 @@ from taskbridge.integration import is_celery
 from taskbridge.integration.installation import install
 from taskbridge.integration.transport import BOUNDED_CONNECTIONS
 from taskbridge.process.runtime import keys_of, runtime_of
-from taskbridge.producing.producer import Bridge
+from taskbridge.producer.producer import Bridge
 from taskbridge.settings import Settings
 
 __all__ = [

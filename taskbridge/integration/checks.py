@@ -23,8 +23,8 @@ from taskbridge.gate.message import check_serializer
 from taskbridge.integration.installation import check_journal, installed_beside
 from taskbridge.integration.remote import ask
 from taskbridge.integration.transport import BOUNDED_CONNECTIONS, BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
-from taskbridge.observing.context import Context
-from taskbridge.observing.health import health, nobody_looks
+from taskbridge.observe.context import Context
+from taskbridge.observe.health import health, nobody_looks
 from taskbridge.process.broker import broker_connection
 from taskbridge.process.light_runtime import ALSO_CHECKED
 from taskbridge.process.runtime import Runtime

@@ -27,12 +27,12 @@ from taskbridge.integration.failed_worker import FailedWorkerStep
 from taskbridge.integration.queue_order import QueueOrder
 from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
 from taskbridge.integration.transport import DECLARED_COMMAND, check_versions, transport_of
-from taskbridge.observing.metrics_server import MetricsStep
+from taskbridge.observe.metrics_server import MetricsStep
 from taskbridge.process.runtime import Runtime, keys_of, runtime_of, serves
-from taskbridge.producing.producer import Bridge
-from taskbridge.running.ticker import TickerStep
+from taskbridge.producer.producer import Bridge
 from taskbridge.settings import Settings, unknown_variables
 from taskbridge.store import is_adopted
+from taskbridge.worker.ticker import TickerStep
 
 __all__ = ["check_pool", "fit", "install", "installed_beside", "is_installed", "renew", "renew_all"]
 

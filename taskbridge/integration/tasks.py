@@ -17,10 +17,10 @@ from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import Unavailable
 from taskbridge.gate.message import RUN_TASK, task_serializer
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.intake import record_message
-from taskbridge.producing.notify import notify
-from taskbridge.producing.notify_task import NotifyTask
-from taskbridge.running import slot
+from taskbridge.producer.intake import record_message
+from taskbridge.producer.notify import notify
+from taskbridge.producer.notify_task import NotifyTask
+from taskbridge.worker import slot
 
 __all__ = ["NOTIFY_TASK", "RECORD_TASK", "RETRIED_WITHIN", "register"]
 

@@ -1,7 +1,7 @@
 """How far a pipeline's records have been polled: T, the snapshot of the change poller, and B, the reconciler's.
 
 Both are kept in Postgres and not in Redis: after a crash, ids that were not flushed may be used again, and a T in Redis
-would hide their rows. See `taskbridge.running.tail` for what is done with them.
+would hide their rows. See `taskbridge.worker.tail` for what is done with them.
 """
 
 from __future__ import annotations

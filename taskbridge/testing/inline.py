@@ -14,8 +14,8 @@ from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Hold, State
 from taskbridge.integration.app import app as package_app
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.running import slot
 from taskbridge.testing.clock import InjectedClock, inject_clock
+from taskbridge.worker import slot
 
 __all__ = ["assert_notified", "drain", "drain_all", "notified"]
 

@@ -27,8 +27,8 @@ from taskbridge.common.texts import error_line, shown
 from taskbridge.declaring.criteria import Unmatched
 from taskbridge.errors import ConfigurationError, InvalidInput, Unavailable, UsageError
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.producing.notify import Event, asend
-from taskbridge.producing.recording import Prepared, prepare, readers_of
+from taskbridge.producer.notify import Event, asend
+from taskbridge.producer.recording import Prepared, prepare, readers_of
 from taskbridge.settings import Settings, check_token
 from taskbridge.store import Incoming, exact_json_text
 from taskbridge.web.endpoint import LONGEST_BODY, Endpoint, Refusal, Storages, mountable, unavailable

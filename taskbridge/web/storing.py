@@ -22,8 +22,8 @@ from taskbridge.common.texts import error_line, printable
 from taskbridge.declaring.criteria import Unmatched
 from taskbridge.errors import InvalidInput
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.notify import Event, Events, asend, logged, merge
-from taskbridge.producing.recording import Prepared
+from taskbridge.producer.notify import Event, Events, asend, logged, merge
+from taskbridge.producer.recording import Prepared
 from taskbridge.store import (
     AsyncPool,
     Incoming,

@@ -9,7 +9,7 @@ import redis
 from sqlalchemy import Engine
 
 from taskbridge.gate import Keys
-from taskbridge.observing.metrics import METRICS
+from taskbridge.observe.metrics import METRICS
 from taskbridge.store import Kind, Tails, record_invoice
 from tests.cli.alerts import declare
 from tests.cli.held import open_circuit

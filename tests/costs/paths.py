@@ -14,12 +14,12 @@ from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral, Limits, RateLimit
 from taskbridge.gate import Answer, Outcome, Settlement
 from taskbridge.handlers.journal import journal
-from taskbridge.producing.notify import notify, notify_many
-from taskbridge.producing.recording import record_event
-from taskbridge.running import slot
-from taskbridge.running.tail import base_round, tail_round
-from taskbridge.running.ticker import fire_due
+from taskbridge.producer.notify import notify, notify_many
+from taskbridge.producer.recording import record_event
 from taskbridge.store import record_invoice
+from taskbridge.worker import slot
+from taskbridge.worker.tail import base_round, tail_round
+from taskbridge.worker.ticker import fire_due
 from tests.costs.meter import Meter
 from tests.runs import begin, settle
 

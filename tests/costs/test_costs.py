@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskbridge.running import group
+from taskbridge.worker import group
 from tests.costs import table
 from tests.costs.meter import Meter, metered
 from tests.costs.paths import BATCH_SIZE, LONG, PATHS, Path, do_nothing

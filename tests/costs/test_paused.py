@@ -8,11 +8,11 @@ import pytest
 
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.gate import Answer
-from taskbridge.producing.notify import notify_many, start
-from taskbridge.running.tail import base_round, tail_round
-from taskbridge.running.ticker import fire_due
+from taskbridge.producer.notify import notify_many, start
 from taskbridge.store import record_invoice
 from taskbridge.testing.clock import inject_clock
+from taskbridge.worker.tail import base_round, tail_round
+from taskbridge.worker.ticker import fire_due
 from tests.costs.meter import Meter, metered
 from tests.costs.paths import do_nothing
 from tests.deployment import Deployment

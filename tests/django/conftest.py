@@ -10,8 +10,8 @@ from django.apps import apps
 from django.db import connections
 
 from taskbridge.django import borrowing, configuration
-from taskbridge.running.middleware import MIDDLEWARE
 from taskbridge.settings import GIVEN
+from taskbridge.worker.middleware import MIDDLEWARE
 from tests.deployment import Deployment
 from tests.django import settled  # noqa: F401 - before any model is imported
 from tests.failures.drill import Drill

@@ -5,8 +5,8 @@ from __future__ import annotations
 import django
 from django.conf import settings
 
-from taskbridge.running.middleware import MIDDLEWARE
 from taskbridge.settings import GIVEN
+from taskbridge.worker.middleware import MIDDLEWARE
 
 _NOWHERE = {"ENGINE": "django.db.backends.postgresql", "NAME": "nowhere"}
 _LITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}

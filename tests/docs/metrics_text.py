@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from taskbridge.observing.metrics import METRICS
+from taskbridge.observe.metrics import METRICS
 from tests.docs.printed import REFERENCE, Printed
 
 PART: Final = Printed(REFERENCE / "metrics.md", "metrics")

@@ -70,7 +70,7 @@ def test_the_site_has_every_page_and_no_other() -> None:
 def test_the_reference_names_what_exists_and_lists_every_public_name() -> None:
     text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     named = {name: resolve_name(name) for name in re.findall(r"^::: (taskbridge[\w.]*)", text, re.MULTILINE)}
-    methods = set(dir(named["taskbridge.producing.producer.Bridge"]))
+    methods = set(dir(named["taskbridge.producer.producer.Bridge"]))
     assert {name for name in taskbridge.__all__ if f"taskbridge.{name}" not in named} - methods == set()
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from taskbridge.observing.metrics import METRICS
+from taskbridge.observe.metrics import METRICS
 from tests.docs import metrics_text
 from tests.scraping import SAMPLES
 

@@ -17,7 +17,7 @@ from sqlalchemy import make_url
 
 from taskbridge.integration import checks
 from taskbridge.integration.checks import Finding, examine
-from taskbridge.observing import health
+from taskbridge.observe import health
 from taskbridge.process.runtime import runtime_of
 from tests.deployment import ROOT, Deployment
 from tests.waiting import wait_until

@@ -25,9 +25,9 @@ from taskbridge.handlers.journal import JOURNAL, journal
 from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import examine
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.notify import notify_many
-from taskbridge.producing.producer import Bridge
-from taskbridge.producing.recording import record_event
+from taskbridge.producer.notify import notify_many
+from taskbridge.producer.producer import Bridge
+from taskbridge.producer.recording import record_event
 from taskbridge.store import Incoming, connect, execute, forget_received, receive_statement, record_invoice
 from tests.deployment import Deployment
 from tests.pipelines_with_criteria import ALERTS

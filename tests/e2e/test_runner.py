@@ -11,9 +11,9 @@ import pytest
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.gate import Answer, Begun, State
-from taskbridge.running import slot
-from taskbridge.running.tail import base_round
 from taskbridge.store import record_invoice
+from taskbridge.worker import slot
+from taskbridge.worker.tail import base_round
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.waiting import wait_until

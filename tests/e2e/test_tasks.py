@@ -18,7 +18,7 @@ from taskbridge.gate.message import arguments_text, lua_message
 from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import examine
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.notify import notify_many
+from taskbridge.producer.notify import notify_many
 from taskbridge.settings import Settings
 from taskbridge.store import record_many
 from tests.deployment import Deployment

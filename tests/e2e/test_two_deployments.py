@@ -12,7 +12,7 @@ from taskbridge.errors import ForeignGate
 from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import Finding, examine
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.producing.producer import Bridge
+from taskbridge.producer.producer import Bridge
 from taskbridge.store import migrate
 from tests.deployment import Deployment
 from tests.store.restoring import empty_database

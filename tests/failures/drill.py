@@ -13,9 +13,9 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.declaring.policy import Limits
 from taskbridge.gate import Answer, CircuitStatus, RunnerStatus
-from taskbridge.running import slot
 from taskbridge.store import record_invoice
 from taskbridge.testing.clock import inject_clock
+from taskbridge.worker import slot
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE, Inline
 

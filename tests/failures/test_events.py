@@ -10,8 +10,8 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.gate import Answer, Begun, Outcome, Settlement
 from taskbridge.handlers.journal import journal
-from taskbridge.running.tail import tail_round
 from taskbridge.store import Claim, Pauses, read_counters
+from taskbridge.worker.tail import tail_round
 from tests.failures.drill import BAD, NUMBERS, Drill
 from tests.failures.test_runs_that_do_not_end import Killer
 from tests.runs import begin, settle

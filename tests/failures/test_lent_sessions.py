@@ -21,9 +21,9 @@ from sqlalchemy.exc import DBAPIError
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
 from taskbridge.errors import HandlerMistake
-from taskbridge.running import slot
 from taskbridge.store import connect
 from taskbridge.store.db import driver_of, driving
+from taskbridge.worker import slot
 from tests.failures.drill import Drill
 from tests.store.pooler import SettingPooler
 

@@ -17,8 +17,8 @@ from taskbridge.declaring.policy import LatencyNeutral, RateLimit
 from taskbridge.errors import InvalidPolicy
 from taskbridge.gate import State
 from taskbridge.handlers.journal import journal
-from taskbridge.running.tail import base_round
 from taskbridge.store import know
+from taskbridge.worker.tail import base_round
 from tests.failures.drill import Drill
 from tests.store.adopting import ORDERS, adopted, run
 

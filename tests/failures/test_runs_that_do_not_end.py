@@ -11,8 +11,8 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Answer, Keys
 from taskbridge.handlers.journal import journal
-from taskbridge.running import slot
 from taskbridge.store import Claim, Cursors, Page
+from taskbridge.worker import slot
 from tests.failures.drill import BAD, NUMBERS, SOON, Drill
 from tests.runs import begin
 

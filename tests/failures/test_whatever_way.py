@@ -23,9 +23,9 @@ from celery.exceptions import WorkerShutdown
 from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.errors import HandlerMistake, InvalidInput, RunFailed
 from taskbridge.handlers.journal import journal
-from taskbridge.running import slot
 from taskbridge.store import record_invoice
 from taskbridge.store.documents import decoded
+from taskbridge.worker import slot
 from tests.failures.drill import BAD, NUMBERS, Drill
 from tests.waiting import wait_until
 

@@ -12,10 +12,10 @@ from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import State
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.notify import notify, notify_many
-from taskbridge.running.tail import Rounds
-from taskbridge.running.ticker import fire_due
+from taskbridge.producer.notify import notify, notify_many
 from taskbridge.store import record, record_invoice
+from taskbridge.worker.tail import Rounds
+from taskbridge.worker.ticker import fire_due
 from tests.deployment import Deployment
 from tests.waiting import TIME_FACTOR, wait_until
 

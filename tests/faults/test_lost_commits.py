@@ -16,9 +16,9 @@ import pytest
 from taskbridge.embedded import Servers
 from taskbridge.gate import Keys
 from taskbridge.process.runtime import runtime_of
-from taskbridge.running.tail import Rounds
 from taskbridge.store import Kind, Tails, connect, migrate
 from taskbridge.testing.servers import open_directory
+from taskbridge.worker.tail import Rounds
 from tests.deployment import Deployment
 from tests.waiting import wait_until
 from verification.torture.servers import PostgresHere

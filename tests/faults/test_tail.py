@@ -20,8 +20,8 @@ from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import Keys
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
-from taskbridge.running.tail import Rounds, base_round, tail_round
 from taskbridge.store import Found, Kind, NoAnswer, Tails
+from taskbridge.worker.tail import Rounds, base_round, tail_round
 from tests.deployment import Deployment
 from tests.waiting import wait_until
 
@@ -372,7 +372,7 @@ def test_few_slow_base_rounds_stretch_nothing_and_more_have_a_bound(
     assert 20 < rest_after_a_round() <= 30
     with monkeypatch.context() as short:
         # As where a round takes longer than 3 s.
-        short.setattr("taskbridge.running.tail.LONGEST_REST", 1.0)
+        short.setattr("taskbridge.worker.tail.LONGEST_REST", 1.0)
         assert rest_after_a_round() > 9
     tails.seconds = 0.0
     assert rest_after_a_round() < 10

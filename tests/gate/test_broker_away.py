@@ -16,7 +16,7 @@ import redis
 from taskbridge.gate import Answer, Queue, State
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import BROKER_TIMEOUT, Runtime, runtime_of
-from taskbridge.producing.notify import notify, notify_many, send_committed
+from taskbridge.producer.notify import notify, notify_many, send_committed
 from tests.deployment import Deployment
 from tests.gate.test_wire import free_port, redis_at
 from tests.transactions.black_hole import BlackHole

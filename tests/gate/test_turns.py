@@ -11,7 +11,7 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.gate import Answer, Begun, Blame, Keys, Outcome, Queue, Reminder, Settlement, State
 from taskbridge.gate.constants import Constant
 from taskbridge.process.runtime import runtime_of
-from taskbridge.running.ticker import fire_due, free_for_turns
+from taskbridge.worker.ticker import fire_due, free_for_turns
 from tests.deployment import Deployment
 from tests.gate.crowd import PIPELINE, SPACING, Crowd
 from tests.runs import begin, settle

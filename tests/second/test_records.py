@@ -16,11 +16,11 @@ from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.errors import InvalidInput, UnknownPipeline
 from taskbridge.gate import Answer, Keys
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.notify import notify, notify_many, send
-from taskbridge.producing.recording import match_again, record_event
-from taskbridge.running.tail import Rounds, base_round, last_runs_restored, tail_round
+from taskbridge.producer.notify import notify, notify_many, send
+from taskbridge.producer.recording import match_again, record_event
 from taskbridge.store import read_unmatched
 from taskbridge.store.cursor import Cursors
+from taskbridge.worker.tail import Rounds, base_round, last_runs_restored, tail_round
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, PIPELINE, POLICY, WARNING, World
 from tests.waiting import wait_until

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Answer
-from taskbridge.running.tail import base_round, tail_round
+from taskbridge.worker.tail import base_round, tail_round
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, WARNING, World
 

@@ -10,7 +10,7 @@ import pytest
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.gate import Answer, Begun
-from taskbridge.producing.notify import notify
+from taskbridge.producer.notify import notify
 from taskbridge.store import count_unmatched, read_unmatched
 from tests.deployment import Deployment
 from tests.runs import begin

@@ -10,7 +10,7 @@ from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.recording import Recorded, record_event
+from taskbridge.producer.recording import Recorded, record_event
 from taskbridge.store import count_unmatched
 from tests.deployment import Deployment
 from tests.waiting import TIME_FACTOR, wait_until

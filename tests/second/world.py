@@ -9,9 +9,9 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.gate import Answer, Keys, Queue, State
-from taskbridge.producing.recording import Recorded, record_event
-from taskbridge.running import slot
+from taskbridge.producer.recording import Recorded, record_event
 from taskbridge.testing.clock import inject_clock
+from taskbridge.worker import slot
 from tests.deployment import Deployment
 from tests.inline import Inline
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from taskbridge.running import group, slot
+from taskbridge.worker import group, slot
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.slot.doing import (

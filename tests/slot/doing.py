@@ -14,9 +14,9 @@ from sqlalchemy import Connection
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
-from taskbridge.producing.notify import notify
-from taskbridge.running import slot
+from taskbridge.producer.notify import notify
 from taskbridge.store import record, record_invoice
+from taskbridge.worker import slot
 from tests.inline import AT_ONCE, Inline
 
 TENANTS = ["a", "b", "c", "d"]

@@ -12,9 +12,9 @@ from psycopg.errors import QueryCanceled
 
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
-from taskbridge.producing.notify import notify
-from taskbridge.running import group
+from taskbridge.producer.notify import notify
 from taskbridge.store import Claim, Cursors, NoAnswer, Unread, record
+from taskbridge.worker import group
 from tests.inline import AT_ONCE, Inline
 from tests.slot.doing import (
     IMPATIENT,

@@ -15,8 +15,8 @@ from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.gate import Answer, Queue, Reminder, State
 from taskbridge.process.pace import Pace
-from taskbridge.running import delivery, slot
 from taskbridge.store import Cursors, record_many
+from taskbridge.worker import delivery, slot
 from tests.inline import AT_ONCE, Inline
 from tests.slot.doing import handled, note_calls, queued, save, taken
 

@@ -16,8 +16,8 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.errors import RunFailed
 from taskbridge.gate import State
-from taskbridge.running import slot
 from taskbridge.store import record_invoice
+from taskbridge.worker import slot
 from tests.inline import Inline
 from tests.slot.doing import (
     TENANTS,

@@ -11,8 +11,8 @@ from celery import Celery
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.policy import LatencyNeutral, Spacing
 from taskbridge.gate import Answer, Constant, Queue, Reminder
-from taskbridge.running import slot
 from taskbridge.store import record_invoice
+from taskbridge.worker import slot
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.slot.doing import (

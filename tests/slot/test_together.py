@@ -11,8 +11,8 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.errors import RunFailed
 from taskbridge.gate import State
 from taskbridge.process.pace import Pace
-from taskbridge.running import group, slot
 from taskbridge.store import Claim, CursorLost, record_invoice
+from taskbridge.worker import group, slot
 from tests.inline import Inline
 from tests.slot.doing import (
     TENANTS,

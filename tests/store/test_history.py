@@ -16,9 +16,6 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.common.seldom import Seldom
 from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Begun, DeadRun
-from taskbridge.running import slot
-from taskbridge.running.delivery import Run
-from taskbridge.running.history import row_of
 from taskbridge.store import (
     CursorLost,
     Cursors,
@@ -30,6 +27,9 @@ from taskbridge.store import (
     sum_runs,
 )
 from taskbridge.testing import drain
+from taskbridge.worker import slot
+from taskbridge.worker.delivery import Run
+from taskbridge.worker.history import row_of
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.store.test_cursor import OLD, claim, key, write
@@ -224,7 +224,7 @@ def test_an_event_that_is_older_than_the_column_holds_fails_no_run(inline: Inlin
 
 
 def test_a_record_without_an_event_is_the_reason_of_its_run(inline: Inline) -> None:
-    from taskbridge.running.tail import tail_round  # noqa: PLC0415 - of this test alone
+    from taskbridge.worker.tail import tail_round  # noqa: PLC0415 - of this test alone
 
     inline.handle(lambda _: None)
     tail_round(inline.runtime, "invoices")

@@ -19,7 +19,7 @@ from taskbridge.errors import Unavailable
 from taskbridge.gate import Keys
 from taskbridge.integration.checks import examine
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.producer import Bridge
+from taskbridge.producer.producer import Bridge
 from taskbridge.settings import Settings
 from taskbridge.store import Claim, Cursors, Kind, Tails, check_version, connect
 from tests.store.pooler import ExhaustedPooler

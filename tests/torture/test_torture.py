@@ -16,10 +16,10 @@ from sqlalchemy import create_engine
 
 from taskbridge.gate import gate
 from taskbridge.gate.scripts import SCRIPTS, render
-from taskbridge.running import tail
 from taskbridge.store import cursor
 from taskbridge.store import queries as store
 from taskbridge.store.queries import query
+from taskbridge.worker import tail
 from tests.deployment import ROOT
 from tests.waiting import TIME_FACTOR, wait_until
 from verification.torture.arenas import Order, in_arenas

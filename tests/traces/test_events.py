@@ -16,8 +16,8 @@ from taskbridge.declaring.policy import LatencyNeutral, Spacing
 from taskbridge.errors import Unavailable
 from taskbridge.gate import Answer, Gate, Keys
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.notify import notify, notify_many
-from taskbridge.producing.producer import Bridge
+from taskbridge.producer.notify import notify, notify_many
+from taskbridge.producer.producer import Bridge
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.traces.conftest import Spans, context_of

@@ -11,10 +11,10 @@ import sqlalchemy.exc
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from sqlalchemy import Engine
 
-import taskbridge.producing.recording as recording
+import taskbridge.producer.recording as recording
 from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.policy import DelaySinceLastRun
-from taskbridge.producing.producer import Bridge
+from taskbridge.producer.producer import Bridge
 from taskbridge.store import record, record_many
 from tests.deployment import Deployment
 from tests.inline import Inline

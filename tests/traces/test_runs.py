@@ -11,8 +11,8 @@ from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.policy import LatencyNeutral
-from taskbridge.running import slot
 from taskbridge.store import record, record_invoice, record_many
+from taskbridge.worker import slot
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.traces.conftest import Spans, context_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from taskbridge.producing.producer import Bridge
+from taskbridge.producer.producer import Bridge
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.traces.conftest import Spans, context_of
@@ -30,7 +30,7 @@ sys.meta_path.insert(0, Refuse())
 import taskbridge
 from taskbridge import app
 from taskbridge.process.runtime import runtime_of
-from taskbridge.running import slot
+from taskbridge.worker import slot
 
 assert taskbridge.record_invoice("acme", "1", {})
 assert taskbridge.notify_event.delay("acme").get() == "started"
@@ -114,7 +114,7 @@ def noting(name, globals=None, *rest, **named):
     return real(name, globals, *rest, **named)
 builtins.__import__ = noting
 {WITHOUT.partition("sys.meta_path")[2].partition(chr(10))[2].replace('assert "opentelemetry" not in sys.modules', "")}
-import taskbridge.web, taskbridge.web.receiving, taskbridge.cli.serve, taskbridge.observing.metrics
+import taskbridge.web, taskbridge.web.receiving, taskbridge.cli.serve, taskbridge.observe.metrics
 """
     ended = subprocess.run(
         [sys.executable, "-c", code],

@@ -16,7 +16,7 @@ from taskbridge.embedded import Servers
 from taskbridge.gate import Keys
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.producer import Bridge
+from taskbridge.producer.producer import Bridge
 from taskbridge.settings import Settings
 from taskbridge.testing.servers import fresh_database
 from tests.transactions.kinds import KINDS, TELLING, Held, opened

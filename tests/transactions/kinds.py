@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from taskbridge.producing.producer import Bridge
+from taskbridge.producer.producer import Bridge
 from tests.django import settled  # noqa: F401 - before a connection of Django's is made
 
 __all__ = ["KINDS", "TELLING", "Held", "opened"]

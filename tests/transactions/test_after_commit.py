@@ -22,7 +22,7 @@ from sqlalchemy.orm import DeclarativeBase, Session
 from taskbridge.errors import ConfigurationError, InvalidConnection, InvalidName, UnknownPipeline
 from taskbridge.gate import Keys
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.producer import Bridge
+from taskbridge.producer.producer import Bridge
 from tests.transactions.conftest import Events, producer
 from tests.transactions.kinds import Held, opened
 from tests.waiting import wait_until

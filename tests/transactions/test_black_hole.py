@@ -17,7 +17,7 @@ from taskbridge.embedded import Servers
 from taskbridge.errors import Unavailable
 from taskbridge.gate import Keys
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.producer import Bridge
+from taskbridge.producer.producer import Bridge
 from taskbridge.settings import Settings
 from tests.transactions.black_hole import BlackHole, nobody_accepts
 from tests.transactions.conftest import producer

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from taskbridge.errors import ForeignCluster, InvalidConnection, InvalidInput, InvalidName, Unavailable
-from taskbridge.producing.producer import Bridge
+from taskbridge.producer.producer import Bridge
 from taskbridge.store import unadopt
 from tests.store.adopting import adopted, run
 from tests.transactions.conftest import Events

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram, bucket
-from taskbridge.observing.metrics import _cumulative
+from taskbridge.observe.metrics import _cumulative
 
 
 @pytest.mark.parametrize(("milliseconds", "expected"), [(0, 0), (5, 0), (5.1, 1), (10, 1), (10_000, 10), (10_001, 11)])

@@ -11,7 +11,7 @@ from celery.app.utils import find_app
 
 import taskbridge
 from taskbridge import errors
-from taskbridge.producing.producer import Bridge
+from taskbridge.producer.producer import Bridge
 
 
 def test_each_coroutine_takes_what_its_twin_takes() -> None:

@@ -7,7 +7,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing import notify as notifying
+from taskbridge.producer import notify as notifying
 from taskbridge.settings import Settings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskbridge.running.tail import rest_after
+from taskbridge.worker.tail import rest_after
 
 
 @pytest.mark.parametrize("seconds", [0.2, 0.5, 1.2, 3.0, 4.0, 40.0, 1_000.0])

@@ -18,10 +18,10 @@ from starlette.routing import Mount
 
 from taskbridge.errors import Unavailable
 from taskbridge.integration.app import make_app
-from taskbridge.observing import health as healths
-from taskbridge.observing.context import Context
-from taskbridge.observing.health import NO_WORKER_SECONDS, OVERDUE_SECONDS
-from taskbridge.observing.types import Health
+from taskbridge.observe import health as healths
+from taskbridge.observe.context import Context
+from taskbridge.observe.health import NO_WORKER_SECONDS, OVERDUE_SECONDS
+from taskbridge.observe.types import Health
 from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import record_invoice

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from taskbridge.observing import health
-from taskbridge.observing import record as record_answers
-from taskbridge.observing.context import Context
+from taskbridge.observe import health
+from taskbridge.observe import record as record_answers
+from taskbridge.observe.context import Context
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record
 from tests.deployment import Deployment

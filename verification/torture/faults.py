@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from taskbridge.declaring.failures import FIRST_BACKOFF
-from taskbridge.running.failures import LEAST_DEATHS
-from taskbridge.running.tail import AFTER_FAILURE, HOLDS_LONGER
 from taskbridge.settings import Settings
 from taskbridge.store.db import GRACE
+from taskbridge.worker.failures import LEAST_DEATHS
+from taskbridge.worker.tail import AFTER_FAILURE, HOLDS_LONGER
 from verification.torture import strikes_adopted as adopted
 from verification.torture import strikes_cursors as cursors
 from verification.torture import strikes_servers as servers

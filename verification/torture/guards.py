@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from taskbridge.gate import gate
-from taskbridge.running import tail
 from taskbridge.store import cursor, queries
+from taskbridge.worker import tail
 
 __all__ = ["GUARDS", "take_out"]
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from taskbridge import app
 from taskbridge.errors import Unavailable
-from taskbridge.producing.notify import notify_many
+from taskbridge.producer.notify import notify_many
 from verification.torture.arena import FIRST_WORKERS
 from verification.torture.kinds import PIPELINES, by_pipeline
 from verification.torture.ledger import Delivery
@@ -33,7 +33,7 @@ CALL: Final = 0.04
 LOCK_TRIED: Final = 0.05
 """Seconds for which runs that began together try a lock: `SHORT_WAIT` of taskbridge/store/db.py."""
 RUN: Final = 0.05
-"""Seconds that each of them may have a slot to itself: `SLICE` of taskbridge/running/delivery.py."""
+"""Seconds that each of them may have a slot to itself: `SLICE` of taskbridge/worker/delivery.py."""
 LEAST_SLOTS: Final = len(FIRST_WORKERS)
 FIRST_RUNS_TAKE: Final = 15.0
 SETTLED_AFTER: Final = 0.4

@@ -10,7 +10,7 @@ from functools import partial
 from sqlalchemy import Connection
 
 from taskbridge.gate import Keys
-from taskbridge.running.tail import HOLDS_LONGER
+from taskbridge.worker.tail import HOLDS_LONGER
 from verification.torture.kinds import PIPELINES, kind_of
 from verification.torture.producer import PLAIN
 from verification.torture.scene import Scene, Struck, nothing

@@ -17,7 +17,7 @@ from taskbridge import LatencyNeutral, app
 from taskbridge.declaring.failures import FIRST_BACKOFF
 from taskbridge.gate import Queue, RunnerStatus, State
 from taskbridge.process.runtime import runtime_of
-from taskbridge.producing.notify import notify_many
+from taskbridge.producer.notify import notify_many
 from tests.waiting import wait_until
 from verification.torture.acts import ACTS, UNDECODABLE
 from verification.torture.kinds import INVOICES, by_pipeline, kind_of, pipeline_of, tenant_named

@@ -11,7 +11,7 @@ from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import LONGEST_TEXT, counted, printable
 from taskbridge.errors import InvalidInput
 from taskbridge.process.runtime import Runtime
-from taskbridge.producing import notify as notifying
+from taskbridge.producer import notify as notifying
 from taskbridge.store import LOOK_SECONDS, Audit, Quarantine, QuarantinedRecord
 
 __all__ = ["ACTIONS", "AT_ONCE", "MESSAGES", "Done", "Target", "act"]

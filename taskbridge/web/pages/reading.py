@@ -1,4 +1,4 @@
-"""The values of each page, read from the answers of `taskbridge.observing`. All of it runs in threads."""
+"""The values of each page, read from the answers of `taskbridge.observe`. All of it runs in threads."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import InvalidInput, Unavailable
-from taskbridge.observing import health as healths
-from taskbridge.observing import history, inspect, record, status
-from taskbridge.observing.context import Context
-from taskbridge.observing.types import By, Found, Health, Sort
+from taskbridge.observe import health as healths
+from taskbridge.observe import history, inspect, record, status
+from taskbridge.observe.context import Context
+from taskbridge.observe.types import By, Found, Health, Sort
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.web.endpoint import own_app
 from taskbridge.web.pages.acting import AT_ONCE

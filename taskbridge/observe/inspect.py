@@ -1,0 +1,310 @@
+"""Why a tenant is not running."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from taskbridge.common.texts import counted, one_line
+from taskbridge.common.times import ago, ahead, moment, span
+from taskbridge.gate import RunnerStatus, State
+from taskbridge.gate.inspector import CircuitStatus, Hold, Place, UsedUp
+from taskbridge.observe.context import Context
+from taskbridge.observe.health import nobody_looks
+from taskbridge.observe.history import runs
+from taskbridge.observe.status import LATE_MS, is_alive, late_ms, quarantined, tenant_values
+from taskbridge.observe.types import Cause, Delay, Holder, PauseRow, TenantAnswer
+from taskbridge.store import Pause, read_ages
+
+__all__ = ["Seen", "tenant", "why"]
+
+MOST_RECORDS: Final = 10_000
+"""How many records of each state are counted."""
+SHOWN_RUNS: Final = 20
+SHOWN_QUARANTINE: Final = 10
+LOOKS: Final = 3
+"""How often a runner is looked at that changes each time."""
+ORDER_OF_TURNS: Final = "pipelines alternate, and tenants of one go in order of arrival"
+
+
+class Seen(NamedTuple):
+    """Everything that decides why a tenant is not running."""
+
+    pipeline: str
+    tenant: str
+    runner: RunnerStatus
+    place: Place
+    circuit: CircuitStatus
+    counts: dict[str, Any]
+    pause: Pause | None
+    now_ms: int
+    tail_seconds: float
+    ttl_ms: int
+    tail_interval: float
+    most_runs: int
+    used_up: Sequence[UsedUp] = ()
+    """The exhausted rate limits, if one of them holds the tenant."""
+
+    @property
+    def nobody_looks(self) -> bool:
+        """Whether no worker has looked for records of the pipeline for too long."""
+        return nobody_looks(self.tail_seconds, self.tail_interval)
+
+    @property
+    def late_ms(self) -> int:
+        """How long ago the deadline passed."""
+        return late_ms(self.runner, self.now_ms)
+
+    @property
+    def due(self) -> str:
+        """How long until the deadline, in words."""
+        return ahead(None if self.runner.deadline_ms is None else (self.runner.deadline_ms - self.now_ms) / 1000)
+
+    @property
+    def beat_ms(self) -> int | None:
+        """When the current run gave its last heartbeat, which set its deadline one TTL later."""
+        if self.runner.state is not State.RUNNING or self.runner.deadline_ms is None:
+            return None
+        return self.runner.deadline_ms - self.ttl_ms
+
+    @property
+    def is_alive(self) -> bool | None:
+        """Whether the current run is alive; None: there is none."""
+        return is_alive(self.runner, self.now_ms, self.ttl_ms)
+
+    @property
+    def nobody(self) -> str:
+        """For how long no worker has looked for records, in words."""
+        if math.isinf(self.tail_seconds):
+            return f"no worker has ever looked for records of {self.pipeline}: start one that declares it"
+        seconds = f"{self.tail_seconds:,.0f} s"
+        return f"no worker has looked for records of {self.pipeline} for {seconds}: start one that declares it"
+
+    @property
+    def last_error(self) -> str:
+        """The error of the tenant's last run, if it failed."""
+        error = self.counts["last_error"]
+        return f"; last error: {one_line(error)}" if error and self.counts["failures"] else ""
+
+
+def tenant(context: Context, pipeline: str, name: str) -> TenantAnswer:
+    """Return a tenant in a pipeline, and why it does not run; raises as `Context.pipeline`."""
+    declared = context.pipeline(pipeline)
+    runner, counts, pause = _at_one_time(context, pipeline, name)
+    used_up: Sequence[UsedUp] = ()
+    if runner.hold is Hold.RATE and declared.is_limited:
+        limits = (declared.rate_limit, declared.tenant_rate_limit)
+        (used_up,) = context.inspector.used_up(pipeline, [name], *limits)
+    seen = Seen(
+        pipeline,
+        name,
+        runner,
+        context.inspector.places(pipeline, [name])[0],
+        context.inspector.circuit(pipeline),
+        counts,
+        pause,
+        context.inspector.now_ms(),
+        read_ages(context.database, [pipeline])[pipeline].tail,
+        context.ttl_ms,
+        context.settings.tail_interval,
+        declared.max_runs,
+        used_up,
+    )
+    cause, sentence = why(seen)
+    shown = runs(context, pipeline, name, limit=SHOWN_RUNS)
+    values = tenant_values(context, pipeline, counts, runner, seen.now_ms, paused=pause is not None)
+    delay = None
+    if declared.criteria is not None and counts["pending"]:
+        waiting = context.tenants_of(declared.source).waiting(pipeline, name, declared.criteria.smallest_ms)
+        delay = waiting and Delay(waiting.waiting, waiting.criterion, values["due_at"])
+    return TenantAnswer(
+        **values,
+        cause=cause,
+        sentence=sentence,
+        holder=_holder(seen),
+        pause=pause and PauseRow(pipeline, pause.tenant, pause.paused_at, pause.paused_by, pause.reason),
+        quarantine=quarantined(context, pipeline, name, limit=SHOWN_QUARANTINE),
+        runs_shown=shown,
+        history=bool(shown) or context.has_history,
+        delay=delay,
+    )
+
+
+def _at_one_time(context: Context, pipeline: str, name: str) -> tuple[RunnerStatus, dict[str, Any], Pause | None]:
+    """Return a tenant's runner, counts and pause, read again while the runner changes in between.
+
+    The runner is in Redis, the rest in Postgres. A run stores its failure before it releases the runner, so counts that
+    are read after the runner include the failure that holds it; counts that are read before may not.
+    """
+    tenants = context.tenants_of(context.pipeline(pipeline).source)
+    (after,) = context.inspector.look(pipeline, [name])
+    for _ in range(LOOKS):
+        runner = after
+        (counts,) = tenants.counts(pipeline, [name], MOST_RECORDS)
+        pauses = context.rows("pauses", pipeline=pipeline, tenants=[name])
+        (after,) = context.inspector.look(pipeline, [name])
+        if (runner.token, runner.state, runner.hold) == (after.token, after.state, after.hold):
+            break
+    return runner, counts, Pause(**pauses[0]) if pauses else None
+
+
+def _holder(seen: Seen) -> Holder | None:
+    runner = seen.runner
+    if runner.state is not State.RUNNING or runner.token is None:
+        return None
+    return Holder(runner.token, runner.worker or None, moment(runner.began_ms), moment(seen.beat_ms), seen.is_alive)
+
+
+def why(seen: Seen) -> tuple[Cause, str]:
+    """Return the cause, and the sentence that follows the tenant's name and a colon."""
+    runner, counts = seen.runner, seen.counts
+    if runner.state is State.RUNNING:
+        return _running(seen)
+    if seen.pause is not None and (seen.pause.tenant is not None or counts["known"] or runner.state is not State.IDLE):
+        return Cause.PAUSED, _paused(seen.pause)
+    if runner.state is State.QUEUED:
+        return _queued(seen)
+    if runner.state is State.IDLE:
+        return _idle(seen)
+    if runner.hold is not None:
+        return _held(seen)
+    if seen.late_ms > LATE_MS:
+        return _late(seen)
+    if not counts["pending"] and runner.lease_ends_ms is not None:
+        return Cause.LINGERING, f"all is handled; its runner waits for more events until its lease ends, {seen.due}"
+    return Cause.TICK, f"its next run comes {seen.due}: its runs are spaced by the tick, or by the delay of a criterion"
+
+
+def _running(seen: Seen) -> tuple[Cause, str]:
+    runner = seen.runner
+    run = f"run {runner.token}{f' on the worker {runner.worker}' if runner.worker else ''}"
+    beat = "" if seen.beat_ms is None else f"{max(0, seen.now_ms - seen.beat_ms) / 1000:.1f} s"
+    if seen.is_alive is False:
+        if seen.nobody_looks:
+            next_run = seen.nobody
+        elif seen.late_ms > LATE_MS:
+            next_run = "no worker replaces it: start one"
+        else:
+            next_run = f"a worker replaces it {seen.due}"
+        sentence = f"{run} has it and gave its last heartbeat {beat} ago: it died or is frozen, and {next_run}"
+        return Cause.FROZEN, sentence
+    pause = "" if seen.pause is None else f"; {_paused(seen.pause)}, which holds it after the batch in hand"
+    begun = ago(moment(runner.began_ms))
+    return Cause.RUNNING, f"it is running: {run}, begun {begun}, last heartbeat {beat} ago{pause}"
+
+
+def _paused(pause: Pause) -> str:
+    what = "paused" if pause.tenant is not None else "its whole pipeline is paused"
+    by = f" by {pause.paused_by}" if pause.paused_by else ""
+    return f"{what}{by}, {ago(pause.paused_at)}{f' ({one_line(pause.reason)})' if pause.reason else ''}"
+
+
+def _queued(seen: Seen) -> tuple[Cause, str]:
+    queued = f"its run message has been in the queue for {span(_created(seen.runner.token or ''))}"
+    if seen.nobody_looks:
+        return Cause.NO_WORKER, f"{queued}, and {seen.nobody}"
+    return Cause.QUEUED, f"{queued}: a worker begins it when one comes free"
+
+
+def _created(token: str) -> datetime | None:
+    """Return when a run was created: the first 16 digits of its token are microseconds of the Unix epoch."""
+    return moment(int(token[:16]) // 1000) if token[:16].isdigit() else None
+
+
+def _idle(seen: Seen) -> tuple[Cause, str]:
+    counts = seen.counts
+    if not counts["known"]:
+        return Cause.UNKNOWN, f"{seen.pipeline} has no such tenant: there are neither records nor a runner"
+    if counts["pending"]:
+        pending = counted(counts["pending"], "record is", "records are")
+        records = f"{pending} pending, the oldest for {span(counts['pending_since'])}"
+        if seen.nobody_looks:
+            return Cause.NO_WORKER, f"{records}, and {seen.nobody}"
+        return (
+            Cause.FOUND_SOON,
+            f"{records}, and it has no runner yet: a worker looks for such records every {seen.tail_interval:g} s",
+        )
+    last = f", and its last run began {ago(counts['last_run_at'])}" if counts["last_run_at"] else ""
+    kept = counts["quarantined"]
+    rest = f"; {counted(kept, 'record is', 'records are')} in quarantine" if kept else ""
+    return Cause.NOTHING, f"idle: nothing is pending{last}{rest}"
+
+
+def _held(seen: Seen) -> tuple[Cause, str]:
+    runner, circuit, place = seen.runner, seen.circuit, seen.place
+    # If what it waits for is over, only a worker is missing.
+    if seen.late_ms > LATE_MS and (seen.nobody_looks or runner.hold is Hold.RATE):
+        return _late(seen)
+    if runner.hold is Hold.TURN:
+        turn = "" if place.for_turn is None else f": it is number {place.for_turn:,} of {place.turns:,}"
+        return Cause.TURN, f"it waits for its turn{turn}; {ORDER_OF_TURNS}"
+    if runner.hold is Hold.RATE:
+        return Cause.RATE, f"{_limit(seen)} is used up; it resumes {seen.due}"
+    if runner.hold is Hold.WAIT_QUEUE or (circuit.open and place.in_wait_queue is not None):
+        return _in_wait_queue(seen)
+    if seen.late_ms > LATE_MS:
+        return _late(seen)
+    return _until_a_time(seen)
+
+
+def _until_a_time(seen: Seen) -> tuple[Cause, str]:
+    hold, counts = seen.runner.hold, seen.counts
+    if hold is Hold.ASKED:
+        return Cause.ASKED_TO_WAIT, f"its handler asked to wait (RetryAfter); next try {seen.due}"
+    if hold is Hold.PAUSED:
+        return Cause.PAUSED, "its pause is over; a worker starts it within TASKBRIDGE_BASE_INTERVAL"
+    if not counts["failures"]:
+        unknown = "why its last run failed was not stored; see the logs of the workers"
+        return Cause.BACK_OFF, f"{unknown}; next try {seen.due}"
+    times = counted(counts["failures"], "time")
+    since = f", for {span(counts['failing_since'])}" if counts["failing_since"] else ""
+    return Cause.BACK_OFF, f"back-off: it failed {times} in a row{since}; next try {seen.due}{seen.last_error}"
+
+
+def _in_wait_queue(seen: Seen) -> tuple[Cause, str]:
+    circuit, place = seen.circuit, seen.place
+    number = "it is" if place.in_wait_queue is None else f"it is number {place.in_wait_queue:,} of {place.waiting:,}"
+    position = f"{number} in the wait queue"
+    if circuit.open:
+        since = span(moment(circuit.opened_at_ms))
+        probe = ahead(((circuit.until_ms or 0) - seen.now_ms) / 1000)
+        return Cause.CIRCUIT, (
+            f"the circuit of {seen.pipeline} has been open for {since}: everything fails; {position}, and the next "
+            f"probe may begin {probe}{seen.last_error}"
+        )
+    if circuit.rests_until_ms is not None and circuit.rests_until_ms > seen.now_ms:
+        until = ahead((circuit.rests_until_ms - seen.now_ms) / 1000)
+        sentence = f"its handler asked the whole pipeline to wait (RetryAfter), which is over {until}; {position}"
+        return Cause.ASKED_TO_WAIT, sentence
+    if circuit.width is not None:
+        return Cause.WAIT_QUEUE, (
+            f"{position}: its handler had asked the whole pipeline to wait (RetryAfter), after which it begins with "
+            f"{counted(circuit.width, 'run')} at a time, and with more once records are handled"
+        )
+    most = f", of which there are {seen.most_runs:,}" if seen.most_runs else ""
+    return Cause.WAIT_QUEUE, f"{position} for a free run slot of {seen.pipeline}{most}"
+
+
+def _limit(seen: Seen) -> str:
+    """Name the limit that the tenant waits for, as far as it is known.
+
+    Only its own runs charge its own limits, so the limit that it waits for ends when its wait does. Other tenants may
+    have charged those of the pipeline since.
+    """
+    due_ms = seen.runner.deadline_ms or 0
+    own = [one for one in seen.used_up if one.is_own and one.until_ms > due_ms - LATE_MS]
+    found = max(own or seen.used_up, key=lambda one: one.until_ms, default=None)
+    if found is None:
+        return "its rate limit"
+    count, period = found.limit.rate.split("/")
+    size = f"{counted(int(count.split()[0]), 'call' if found.limit.of_calls else 'record')}/{period}"
+    return f"its own rate limit of {size}" if found.is_own else f"the rate limit of {seen.pipeline}, {size},"
+
+
+def _late(seen: Seen) -> tuple[Cause, str]:
+    late = f"its run was due {seen.late_ms / 1000:.0f} s ago"
+    if seen.nobody_looks:
+        return Cause.NO_WORKER, f"{late}, and {seen.nobody}"
+    return Cause.QUEUED, f"{late}: the workers are busy with runs that were due before"

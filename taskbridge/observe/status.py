@@ -1,0 +1,177 @@
+"""The tenants of a pipeline, and what fails at the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from taskbridge.common.times import moment
+from taskbridge.gate import Hold, RunnerStatus, State
+from taskbridge.observe.context import Context
+from taskbridge.observe.types import Cause, ErrorGroup, QuarantineRow, Sort, TenantLine
+from taskbridge.process.heartbeat import BEATS
+
+__all__ = [
+    "LATE_MS",
+    "MOST_OF_A_TENANT",
+    "MOST_SORTED",
+    "failing",
+    "is_alive",
+    "late_ms",
+    "quarantined",
+    "state_of",
+    "tenant_values",
+    "tenants",
+]
+
+MOST_ERRORS: Final = 1_000
+MOST_SORTED: Final = 100
+"""How many tenants of each kind are compared to sort them."""
+MOST_OF_A_TENANT: Final = 100
+"""How many records of each state are counted of a tenant in a list."""
+MOST_TROUBLED: Final = 2_000
+LATE_MS: Final = 1_000
+"""Workers act on a deadline within this time, unless they are busy or missing."""
+
+HELD: Final[Mapping[Hold, Cause]] = {
+    Hold.TURN: Cause.TURN,
+    Hold.WAIT_QUEUE: Cause.WAIT_QUEUE,
+    Hold.RATE: Cause.RATE,
+    Hold.RETRY: Cause.BACK_OFF,
+    Hold.ASKED: Cause.ASKED_TO_WAIT,
+    Hold.PAUSED: Cause.PAUSED,
+}
+UNTIL_A_TIME: Final = (Hold.RATE, Hold.RETRY, Hold.ASKED)
+"""Once the deadline has passed, these no longer hold a runner: it only waits for a worker."""
+
+
+def late_ms(runner: RunnerStatus, now_ms: int) -> int:
+    """Return how long ago a runner's deadline passed."""
+    return 0 if runner.deadline_ms is None else max(0, now_ms - runner.deadline_ms)
+
+
+def is_alive(runner: RunnerStatus, now_ms: int, ttl_ms: int) -> bool | None:
+    """Whether the current run's last heartbeat is recent enough; None: no run is under way."""
+    if runner.state is not State.RUNNING or runner.deadline_ms is None:
+        return None
+    return now_ms - (runner.deadline_ms - ttl_ms) <= 2 * ttl_ms / BEATS
+
+
+def state_of(runner: RunnerStatus, now_ms: int, ttl_ms: int, *, paused: bool, pending: bool = False) -> str:
+    """Return the runner's state in a few words, such as what holds it, a pause, or that its run is frozen.
+
+    `pending`: whether its tenant has pending records.
+    """
+    if paused and runner.state in (State.IDLE, State.WAITING):
+        return "paused"
+    if pending and runner.state is State.IDLE:
+        return str(Cause.FOUND_SOON)
+    if is_alive(runner, now_ms, ttl_ms) is False:
+        return str(Cause.FROZEN)
+    if runner.hold is None or (runner.hold in UNTIL_A_TIME and late_ms(runner, now_ms) > LATE_MS):
+        return str(runner.state)
+    return str(HELD[runner.hold])
+
+
+def tenants(
+    context: Context,
+    pipeline: str,
+    *,
+    failing: bool = False,
+    sort: Sort = "name",
+    after: str = "",
+    limit: int = 50,
+    records: int = MOST_OF_A_TENANT,
+) -> list[TenantLine]:
+    """Return up to `limit` tenants of a pipeline; with `failing` those whose last run failed.
+
+    Up to `records` records of each state are counted of each tenant.
+
+    Sorted by name, they come after the tenant `after`. In another order they are the first of up to 400 tenants: those
+    whose runners are due first, those with the most failures, those with the most records in quarantine, and the first
+    by name.
+    """
+    of_source = context.tenants_of(context.pipeline(pipeline).source)
+    if sort == "name" and failing:
+        names = [row["tenant"] for row in context.rows("look_failing", pipeline=pipeline, after=after, limit=limit)]
+    elif sort == "name":
+        # A tenant that was only notified so far has a runner, and neither a record nor a cursor.
+        active = context.active([pipeline], MOST_SORTED)[pipeline]
+        names = sorted({*of_source.after(pipeline, after, limit), *(one for one in active if one > after)})[:limit]
+    else:
+        active = [] if failing else context.active([pipeline], MOST_SORTED)[pipeline]
+        first = [] if failing else of_source.after(pipeline, "", MOST_SORTED)
+        names = sorted({*active, *first, *of_source.troubled(pipeline, MOST_SORTED, MOST_TROUBLED)})
+    lines = [TenantLine(**values) for values in _values(context, pipeline, names, records)]
+    if sort == "name":
+        return lines
+    if sort == "oldest":
+        now = datetime.now(UTC)
+        lines.sort(key=lambda one: (one.pending_since or now, one.tenant))
+    else:
+        lines.sort(key=lambda one: (-getattr(one, sort), one.tenant))
+    return [one for one in lines if one.failures or not failing][:limit]
+
+
+def _values(context: Context, pipeline: str, names: list[str], records: int) -> list[dict[str, Any]]:
+    if not names:
+        return []
+    counts = context.tenants_of(context.pipeline(pipeline).source).counts(pipeline, names, records)
+    runners = dict(zip(names, context.inspector.look(pipeline, names), strict=True))
+    paused = {row["tenant"] or "" for row in context.rows("pauses", pipeline=pipeline, tenants=names)}
+    now_ms = context.inspector.now_ms()
+    return [
+        tenant_values(
+            context, pipeline, row, runners[row["tenant"]], now_ms, paused=not paused.isdisjoint((row["tenant"], ""))
+        )
+        for row in counts
+    ]
+
+
+def tenant_values(
+    context: Context, pipeline: str, counts: dict[str, Any], runner: RunnerStatus, now_ms: int, *, paused: bool
+) -> dict[str, Any]:
+    """Return the fields of a `TenantLine`, from a tenant's counts in Postgres and its runner in Redis."""
+    stored = (
+        *("tenant", "pending", "pending_since", "handled", "quarantined", "discarded", "events", "runs", "sweeps"),
+        *("records", "failures", "failing_since", "last_error", "last_run_at", "first_event_ms"),
+    )
+    # A cursor knows of a burst's events only once a run has begun.
+    of_burst = (counts["burst_events"], counts["burst_runs"])
+    if runner.state is not State.IDLE:
+        of_burst = (runner.events, runner.runs)
+    due_at = moment(runner.deadline_ms) if runner.state is State.WAITING and not runner.waits_for_turn else None
+    return {name: counts[name] for name in stored} | {
+        "pipeline": pipeline,
+        "state": state_of(runner, now_ms, context.ttl_ms, paused=paused, pending=bool(counts["pending"])),
+        "burst_events": of_burst[0],
+        "burst_runs": of_burst[1],
+        "lease_seconds": max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000),
+        "held": runner.held,
+        "paused": paused,
+        "due_at": due_at,
+        "next_try_at": due_at if runner.hold in UNTIL_A_TIME and not paused else None,
+    }
+
+
+def failing(context: Context, pipeline: str | None = None, limit: int = 50) -> list[ErrorGroup]:
+    """Return what fails now, grouped by the kind of error, those with the most tenants first.
+
+    Up to 1,000 failing tenants and 1,000 records in quarantine of each pipeline are looked at.
+    """
+    found = [
+        ErrorGroup(name, **row)
+        for name in context.names(pipeline)
+        for row in context.rows(
+            "look_errors", pipeline=name, source=context.pipelines[name].source, size=MOST_ERRORS, limit=limit
+        )
+    ]
+    return sorted(found, key=lambda one: (-one.tenants, -one.quarantined, one.pipeline, one.error))[:limit]
+
+
+def quarantined(context: Context, pipeline: str, tenant: str | None = None, *, limit: int = 50) -> list[QuarantineRow]:
+    """Return up to `limit` records in quarantine, of a pipeline or of one tenant, by tenant and key."""
+    source = context.pipeline(pipeline).source
+    found = context.rows("look_quarantine", pipeline=pipeline, source=source, tenant=tenant, limit=limit)
+    return [QuarantineRow(**row) for row in found]

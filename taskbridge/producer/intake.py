@@ -1,0 +1,160 @@
+"""Messages of the task `record_event`: each ends in the table of records, however often it has to be retried.
+
+| what prevents the record | what happens |
+| --- | --- |
+| Postgres is unavailable, or an unexpected error | Celery retries the message with back-off, without a limit |
+| this worker does not declare the pipeline, as during a rolling deployment | the same |
+| it can never be recorded: no JSON for jsonb, an invalid id, no criteria | it is stored as unmatched |
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from sqlalchemy.exc import DBAPIError
+
+from taskbridge.common.names import check_message_id, check_pipeline_name
+from taskbridge.common.server_errors import POSTGRES_AWAY, sqlstate, translated_errors
+from taskbridge.common.texts import printable
+from taskbridge.declaring.criteria import Unmatched
+from taskbridge.errors import InvalidInput, Unavailable, UnknownPipeline, UsageError
+from taskbridge.process.runtime import Runtime
+from taskbridge.producer import recording
+from taskbridge.store import driver_error, json_text
+
+__all__ = ["Message", "give_up", "record_message"]
+
+log = logging.getLogger(__name__)
+
+POSTGRES_REST: Final = 1.0
+"""Seconds after a failure of Postgres in which this process tries no message, since each may wait for a time-out."""
+LONGEST_UNSTORABLE: Final = 10_000_000
+
+
+class Message(NamedTuple):
+    """The arguments of `record_event`; `task_id` is the id of a message that has none of its own."""
+
+    pipeline: Any
+    payload: Any
+    message_id: Any
+    task_id: str
+
+
+def record_message(runtime: Runtime, arguments: Sequence[Any], keywords: Mapping[str, Any], task_id: str) -> str:
+    """Record a message, or store why it can never be recorded; return its id.
+
+    Raises:
+        UnknownPipeline: this process does not declare the pipeline; another one may.
+        Exception: Postgres does not take it now.
+    """
+    if time.monotonic() < runtime.shut_until:
+        raise Unavailable("Postgres was unavailable a moment ago")
+    try:
+        return _store(runtime, _message(arguments, keywords, task_id))
+    except Exception as error:
+        if _is_away(error):
+            runtime.shut_until = time.monotonic() + POSTGRES_REST
+        raise
+
+
+def _message(arguments: Sequence[Any], keywords: Mapping[str, Any], task_id: str) -> Message:
+    try:
+        given = _SIGNATURE.bind(*arguments, **keywords)
+    except TypeError:
+        return Message("", {"args": arguments, "kwargs": keywords}, None, task_id)
+    given.apply_defaults()
+    pipeline, payload, message_id = given.args
+    return Message(pipeline, payload, message_id, task_id)
+
+
+def _called(pipeline: Any, payload: Any, message_id: Any = None) -> None:
+    """Take the arguments of `record_event`; never called, its signature binds them."""
+
+
+_SIGNATURE: Final = inspect.signature(_called)
+
+
+def _store(runtime: Runtime, message: Message) -> str:
+    pipeline, payload, message_id = message.pipeline, message.payload, message.message_id or message.task_id
+    try:
+        return recording.record_event(runtime.app, pipeline, payload, message_id, notify=True).message_id
+    except UnknownPipeline as error:
+        if _is_pipeline_name(pipeline):
+            raise
+        reason = str(error)
+    except UsageError as error:
+        reason = str(error)
+    except (DBAPIError, Unavailable) as error:
+        # As it was raised, or translated for producers.
+        refusal = driver_error(error) or driver_error(error.__cause__)
+        if not _is_about_the_payload(refusal):
+            raise
+        reason = f"Postgres does not take the payload: {str(refusal).splitlines()[0]}"
+    return give_up(runtime, message, reason)
+
+
+def _is_about_the_payload(error: psycopg.Error | None) -> bool:
+    """Whether Postgres says that it can never take the value: bad data, or one of its limits is exceeded."""
+    return isinstance(error, psycopg.DataError) or sqlstate(error).startswith(("22", "54"))
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether the error says that Postgres cannot be used, and not that it refused one statement."""
+    if not isinstance(error, Unavailable) or driver_error(error.__cause__) is None:
+        return False
+    state = sqlstate(driver_error(error.__cause__))
+    return not state or state.startswith(POSTGRES_AWAY)
+
+
+def give_up(runtime: Runtime, message: Message, reason: str) -> str:
+    """Store a message as unmatched, in a form that Postgres takes; return its id.
+
+    Raises:
+        Unavailable: Postgres cannot be used.
+    """
+    pipeline = message.pipeline if isinstance(message.pipeline, str) else ""
+    pipeline = printable(pipeline)[:200] or "(none)"
+    try:
+        message_id = check_message_id(pipeline, message.message_id or message.task_id)
+    except InvalidInput:
+        # It is made from the message, so that one that comes twice is stored once.
+        message_id = str(uuid.uuid5(uuid.NAMESPACE_OID, ascii((message.message_id, message.task_id))))
+    found = Unmatched(printable(reason)[:2000])
+    with translated_errors():
+        try:
+            runtime.records_of(pipeline).write(message_id, json_text("", message.payload), found)
+        except (InvalidInput, DBAPIError) as error:
+            if isinstance(error, DBAPIError) and not _is_about_the_payload(driver_error(error)):
+                raise
+            runtime.records_of(pipeline).write(message_id, _as_text(message.payload), found)
+    log.error(
+        "message %s of pipeline %r is stored as unmatched: %s (`taskbridge quarantine list --unmatched` shows it)",
+        message_id,
+        pipeline,
+        found.reason,
+    )
+    return message_id
+
+
+def _as_text(payload: Any) -> str:
+    """Return a payload that jsonb does not take as a JSON object with its text."""
+    try:
+        text = ascii(payload)
+    except Exception as error:
+        text = f"a {type(payload).__name__} that cannot be written down ({type(error).__name__})"
+    return json.dumps({"unstorable": text[:LONGEST_UNSTORABLE]})
+
+
+def _is_pipeline_name(name: Any) -> bool:
+    try:
+        check_pipeline_name(name)
+    except UsageError:
+        return False
+    return True

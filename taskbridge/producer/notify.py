@@ -1,0 +1,226 @@
+"""Events: from a producer's call to a published run, in the producer's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+import redis
+from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
+
+from taskbridge.common.names import check_tenant, check_tenants
+from taskbridge.common.seldom import Seldom
+from taskbridge.common.server_errors import translated_errors
+from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.errors import Unavailable
+from taskbridge.gate import Answer, Gate, Spacing, hurry
+from taskbridge.process.runtime import Runtime, runtime_of
+from taskbridge.producer.traces import send_traced
+
+__all__ = [
+    "Event",
+    "Events",
+    "asend",
+    "events_of",
+    "logged",
+    "merge",
+    "notify",
+    "notify_many",
+    "send",
+    "send_committed",
+    "start",
+]
+
+log = logging.getLogger(__name__)
+
+EAGER: Final = Spacing(delay=0)
+"""With eager tasks no ticker acts on deadlines, so each event makes a run, which ends when nothing is new."""
+AT_ONCE: Final = 500
+"""Events of one round trip."""
+REST: Final = 1.0
+"""Seconds after a time-out of Redis in which no event is tried: a request that sends several waits for one of them."""
+NO_ANSWER: Final = "Redis does not answer in time"
+
+Event = tuple[str, str]
+"""Pipeline and tenant."""
+Events = Mapping[Event, int | None]
+"""Events with the delays of their records in milliseconds, in pipelines with criteria. None: Postgres is asked."""
+
+
+def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | None = None) -> Answer:
+    """Tell the tenant's runner that there are new records, and start it if there is none.
+
+    One round trip to Redis, whatever the tenant's state. When this returns, the first event's run is published. In a
+    pipeline with criteria `delay_ms` is the new record's delay; without it Postgres is asked for the smallest of those
+    that wait.
+
+    Raises:
+        InvalidName: the tenant is not allowed.
+        UnknownPipeline: no loaded module declares the pipeline.
+        Unavailable: Redis cannot be used, or did not answer within `notify_timeout`, now or a moment ago. The records
+            are safe: workers find them without an event.
+    """
+    return send(runtime_of(app), [((pipeline, check_tenant(tenant)), delay_ms)])[0]
+
+
+def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
+    """Notify many tenants, in one round trip to Redis for each 500; a tenant may be in the list several times.
+
+    Raises: as `notify`. Nothing is sent if a tenant is not allowed.
+    """
+    runtime = runtime_of(app)
+    return send(runtime, events_of(runtime, tenants, pipeline))
+
+
+def events_of(runtime: Runtime, tenants: Iterable[str], pipeline: str) -> list[tuple[Event, int | None]]:
+    """Return one event for each tenant.
+
+    Raises: InvalidName, UnknownPipeline as `notify`.
+    """
+    checked = check_tenants(tenants)
+    name = runtime.pipelines[pipeline].name
+    return [((name, tenant), None) for tenant in checked]
+
+
+def send(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> list[Answer]:
+    """Send events, each with its delay, and return the gate's answers: the way of every verb.
+
+    Raises: as `notify`.
+    """
+    if runtime.eager:
+        return [_inline(runtime, *event) for event, _ in events]
+    if time.monotonic() < runtime.events_rest_until:
+        raise Unavailable(NO_ANSWER, f"events are sent again within {REST:g} s, and workers find the records without")
+    answers: list[Answer] = []
+    with translated_errors():
+        spaced = _spaced(runtime, events)
+        try:
+            for start in range(0, len(spaced), AT_ONCE):
+                with hurry(runtime.settings.notify_timeout):
+                    answers += send_traced(runtime.event_gate, spaced[start : start + AT_ONCE])
+        except redis.TimeoutError:
+            runtime.events_rest_until = time.monotonic() + REST
+            raise
+    return answers
+
+
+async def asend(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> list[Answer]:
+    """Send events in threads, so that the event loop goes on, and wait no longer than `send` would wait for Redis.
+
+    Events whose delay Postgres is asked for have threads of their own: if it is slow, no other event waits for it.
+
+    Raises: as `notify`; Unavailable also if too many other events wait for a thread.
+    """
+    answers: dict[int, Answer] = {}
+
+    async def send_each() -> None:
+        for asks, threads in ((False, runtime.event_threads), (True, runtime.asking_threads)):
+            places = [place for place, one in enumerate(events) if _asks(runtime, *one) is asks]
+            if places:
+                sending = partial(send, runtime, [events[place] for place in places])
+                answers.update(zip(places, await threads.run(sending, len(places)), strict=True))
+
+    round_trips = -(-len(events) // AT_ONCE)
+    try:
+        await asyncio.wait_for(send_each(), None if runtime.eager else runtime.settings.notify_timeout * round_trips)
+    except TimeoutError as error:
+        raise Unavailable("Redis, or Postgres where it is asked for a delay, is too slow") from error
+    return [answers[place] for place in range(len(events))]
+
+
+def send_committed(app: Celery, events: Events) -> None:
+    """Send the events of a committed transaction; if they cannot be sent, that is logged."""
+    runtime = runtime_of(app)
+    with logged(runtime, events):
+        send(runtime, [*events.items()])
+
+
+@contextmanager
+def logged(runtime: Runtime, events: Iterable[Event], throttle: Seldom | None = None) -> Iterator[None]:
+    """Log in place of an error that events were not sent: the caller's records are committed.
+
+    With `throttle` the log has one line a minute.
+    """
+    try:
+        yield
+    except SoftTimeLimitExceeded:
+        # For the caller's task, whose time is over.
+        raise
+    except Exception as error:
+        if runtime.eager:
+            raise
+        if throttle is not None and not throttle.counted("events"):
+            return
+        (pipeline, tenant), *others = events
+        whose = f"tenant {tenant!r} of {pipeline}" + (f" and {len(others)} others" if others else "")
+        if isinstance(error, Unavailable):
+            log.warning("no event for %s: %s; a worker finds the records without it", whose, error)
+        else:
+            log.error("no event for %s; a worker finds the records without it", whose, exc_info=error)
+
+
+def merge(into: dict[Event, int | None], events: Events) -> None:
+    """Add events; of two for one tenant the smaller delay counts."""
+    for event, delay in events.items():
+        other = into.get(event, delay)
+        into[event] = None if delay is None or other is None else min(delay, other)
+
+
+def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES, gate: Gate | None = None) -> None:
+    """Notify the tenants, and end the waits of those that are held by a back-off or by a pause that is over.
+
+    `gate`: that of a person who waits; None: the app's own, which waits longer.
+
+    Raises: as `notify`.
+    """
+    gate = gate or runtime_of(app).gate
+    notify_many(app, tenants, pipeline)
+    with translated_errors():
+        runners = zip(tenants, gate.look(pipeline, tenants), strict=True)
+        if held := [tenant for tenant, runner in runners if runner.held]:
+            gate.expire(pipeline, held, early=True)
+
+
+def _inline(runtime: Runtime, pipeline: str, tenant: str) -> Answer:
+    # No ticker ends the wait of a tenant after a failure, or gives it its turn, so this does.
+    with translated_errors():
+        name = runtime.pipelines[pipeline].name
+        runtime.gate.expire(name, [tenant])
+        runtime.gate.publish_waiting([f"{name}:{tenant}"])
+        return send_traced(runtime.gate, [(name, tenant, EAGER)])[0]
+
+
+def _asks(runtime: Runtime, event: Event, delay_ms: int | None) -> bool:
+    """Whether Postgres is asked for the delay of an event."""
+    return delay_ms is None and not runtime.eager and runtime.pipelines[event[0]].criteria is not None
+
+
+def _spaced(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> list[tuple[str, str, Spacing]]:
+    """Return pipeline, tenant and spacing of each event; Postgres is asked once for each pipeline with criteria."""
+    asked = defaultdict[str, set[str]](set)
+    for event, delay_ms in events:
+        if _asks(runtime, event, delay_ms):
+            asked[event[0]].add(event[1])
+    delays: dict[Event, int] = {}
+    for pipeline, tenants in asked.items():
+        criteria = runtime.pipelines[pipeline].criteria
+        smallest = runtime.tenants_of(pipeline).delays(pipeline, tenants, criteria.smallest_ms) if criteria else {}
+        delays |= {(pipeline, tenant): delay_ms for tenant, delay_ms in smallest.items()}
+    return [
+        (*event, _spacing(runtime, event[0], delays.get(event) if delay_ms is None else delay_ms))
+        for event, delay_ms in events
+    ]
+
+
+def _spacing(runtime: Runtime, pipeline: str, delay_ms: int | None) -> Spacing:
+    declared = runtime.pipelines[pipeline]
+    if declared.criteria is None or delay_ms is None:
+        return declared.policy.spacing
+    return declared.criteria.spacing_for(delay_ms)

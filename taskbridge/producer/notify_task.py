@@ -1,0 +1,94 @@
+"""The task `notify_event`, as producers call it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from celery import Task, states
+from celery.result import AsyncResult, EagerResult
+from celery.utils import uuid
+
+from taskbridge.declaring.pipeline import INVOICES
+from taskbridge.errors import ConfigurationError, InvalidConnection
+from taskbridge.gate.message import task_serializer
+from taskbridge.process.runtime import runtime_of
+from taskbridge.producer.notify import events_of
+from taskbridge.producer.transactions import notify_after_commit
+
+__all__ = ["NotifyTask"]
+
+# Celery's own class takes no parameters before 5.5.
+if TYPE_CHECKING:
+    _Task = Task[..., str]
+else:
+    _Task = Task
+
+
+class NotifyTask(_Task):
+    """`notify_event`: goes through the gate in the producer's own process, so that an absorbed event makes no message.
+
+    With a countdown, an eta, a link or any other option of `apply_async`, it is an ordinary message that does the
+    same in a worker.
+    """
+
+    abstract = True
+
+    def __call__(self, tenant: str, pipeline: str = INVOICES) -> str:
+        """Notify in this process; return the gate's answer."""
+        return self.run(tenant, pipeline)
+
+    def delay(self, tenant: str, pipeline: str = INVOICES) -> AsyncResult[str]:
+        """Notify: tell the tenant's runner of new records. As `apply_async`."""
+        return self.apply_async((tenant, pipeline))
+
+    def delay_on_commit(self, tenant: str, pipeline: str = INVOICES) -> None:
+        """Notify when a transaction of Django's has committed, as Celery's own task for Django does.
+
+        It is that of the alias in TASKBRIDGE_DATABASE, else of `default`.
+        Once for each tenant, and where Redis cannot be used there is a line in the log and no error: as
+        `taskbridge.notify`.
+
+        Raises:
+            ConfigurationError: Django is not installed.
+            InvalidConnection: that alias is none of a PostgreSQL.
+            Others: as `taskbridge.notify`.
+        """
+        try:
+            connections: Any = importlib.import_module("django.db").connections
+            settings: Any = importlib.import_module("django.conf").settings
+        except ImportError:
+            raise ConfigurationError(
+                "`delay_on_commit` is for Django, which is not installed: pass your connection to `taskbridge.notify`"
+            ) from None
+        alias = getattr(settings, "TASKBRIDGE_DATABASE", None) or "default"
+        connection = connections[alias]
+        if connection.vendor != "postgresql":
+            raise InvalidConnection(
+                f"Django's database {alias!r} is {connection.display_name}, and the one of TaskBridge is a PostgreSQL",
+                "name its alias in TASKBRIDGE_DATABASE, or call `transaction.on_commit(lambda: "
+                "notify_event.delay(tenant))`",
+            )
+        events = events_of(runtime_of(self.app), [tenant], pipeline)
+        notify_after_commit(self.app, dict(events), connection)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> AsyncResult[str]:
+        """Notify; the result holds the gate's answer (`started`, `delayed` or `absorbed`) and needs no backend.
+
+        Raises: as `taskbridge.producer.notify.notify`, for the fast path.
+        """
+        if producer or link or link_error or shadow or options:
+            options.setdefault("serializer", task_serializer(self))
+            return super().apply_async(args, kwargs, task_id, producer, link, link_error, shadow, **options)
+        answer = self.run(*(args or ()), **(kwargs or {}))
+        return EagerResult(task_id or uuid(), answer, states.SUCCESS, name=self.name)

@@ -1,0 +1,399 @@
+"""Transaction adapters: which connections a producer may pass, and how each runs a statement and reports its commit.
+
+| connection | taken by | an event after the commit |
+| --- | --- | --- |
+| none | both | at once, since each statement is its own transaction |
+| SQLAlchemy: Connection, Session, scoped_session | `record`, `notify` | when its outermost transaction has committed |
+| SQLAlchemy: AsyncConnection, AsyncSession, async_scoped_session | `arecord`, `anotify` | the same |
+| Django's | `record`, `notify` | by its `on_commit`; refused where that is not allowed |
+| psycopg: Connection | `record` | refused: nothing reports its commit |
+| psycopg: AsyncConnection; asyncpg: any | `arecord` | refused, for the same reason |
+
+Django and asyncpg are not imported. A connection of Django's is recognized by its attributes, others by the classes
+that are loaded already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+import psycopg
+from celery import Celery
+from psycopg.rows import tuple_row
+from sqlalchemy import Connection, TextClause, Transaction, text
+from sqlalchemy.exc import UnboundExecutionError
+
+from taskbridge.common.server_errors import loaded_class, translated_errors
+from taskbridge.errors import InvalidConnection
+from taskbridge.process.runtime import Runtime, runtime_of
+from taskbridge.producer.notify import Event, Events, merge, send_committed
+from taskbridge.store import Statement, execute
+from taskbridge.store.queries import query
+
+__all__ = ["Adapter", "adapter_of", "anotify_after_commit", "async_driver_of", "in_coroutine", "notify_after_commit"]
+
+R = TypeVar("R")
+
+_KINDS: Final = (
+    "a Connection, Session, AsyncConnection or AsyncSession of SQLAlchemy, a connection of psycopg or asyncpg, or "
+    "Django's (`django.db.connection`), to the database of TASKBRIDGE_POSTGRES_URL"
+)
+_PARAMETER: Final = re.compile(r"%\((\w+)\)[sb]")
+
+
+class Adapter(Protocol):
+    """A producer's connection, as far as records and events need it."""
+
+    def fetch(self, statement: Statement) -> list[Any]:
+        """Run a statement and return the first column of its rows."""
+
+    def after_commit(self, app: Celery, events: Events) -> None:
+        """Send events, each once, when the transaction has committed; at once if there is none."""
+
+
+def adapter_of(runtime: Runtime, connection: object, *, notifies: bool = False) -> Adapter:
+    """Return the adapter of a connection; None: the runtime's own pool.
+
+    Raises:
+        InvalidConnection: it cannot hold records, is for coroutines, or does not report its commit though the caller
+            `notifies` after it.
+    """
+    if _is_session(connection):
+        connection = _connection_of(connection)
+    if connection is None:
+        return _Pool(runtime)
+    if isinstance(connection, Connection):
+        return _SQLAlchemy(connection, runtime)
+    if isinstance(connection, psycopg.Connection):
+        _check_reports(connection, notifies, "does not report its commit")
+        return _Psycopg(connection, runtime)
+    if _is_django(connection):
+        _check_reports(connection, notifies, _Django.why_silent(connection))
+        return _Django(connection, runtime)
+    if _is_greenlet(connection) or _is_async_driver(connection):
+        raise InvalidConnection(f"{_named(connection)} is for coroutines: await `arecord`, `anotify` and the like")
+    raise _unusable(connection)
+
+
+def async_driver_of(runtime: Runtime, connection: object, *, notifies: bool = False) -> _AsyncPsycopg | _Asyncpg | None:
+    """Return the adapter of a driver's own connection for coroutines; None: it is of another kind.
+
+    Raises:
+        InvalidConnection: as `adapter_of`.
+    """
+    if not _is_async_driver(connection):
+        return None
+    _check_reports(connection, notifies, "does not report its commit")
+    kind = _AsyncPsycopg if isinstance(connection, psycopg.AsyncConnection) else _Asyncpg
+    return kind(connection, runtime)
+
+
+async def in_coroutine(connection: object, call: Callable[[object], R]) -> R:
+    """Call a function for ordinary connections with what SQLAlchemy runs below an `await`; None: in a thread.
+
+    Raises:
+        InvalidConnection: the connection is not for coroutines.
+    """
+    if connection is None:
+        return await asyncio.to_thread(call, None)
+    if _is_greenlet(connection):
+        through: Any = connection
+        if _is_any(connection, "sqlalchemy.ext.asyncio", "async_scoped_session"):
+            through = through()
+        result: R = await through.run_sync(call)
+        return result
+    # By its class: a Session would connect, and the event loop would stand still meanwhile.
+    if _is_session(connection) or isinstance(connection, (Connection, psycopg.Connection)) or _is_django(connection):
+        raise InvalidConnection(f"{_named(connection)} is not for coroutines", "call `record`, `notify` and the like")
+    raise _unusable(connection)
+
+
+def notify_after_commit(app: Celery, events: Events, connection: object) -> None:
+    """Send events when the transaction of a connection has committed.
+
+    Raises:
+        InvalidConnection: as `adapter_of`.
+    """
+    with translated_errors():
+        adapter_of(runtime_of(app), connection, notifies=True).after_commit(app, events)
+
+
+async def anotify_after_commit(app: Celery, events: Events, connection: object) -> None:
+    """Do in a coroutine what `notify_after_commit` does, on a connection for coroutines."""
+    with translated_errors():
+        async_driver_of(runtime_of(app), connection, notifies=True)
+        await in_coroutine(connection, partial(notify_after_commit, app, events))
+
+
+class _Pool:
+    """The runtime's pool, where each statement is its own transaction."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        runtime.check_owner_once()
+        self.fetch = partial(execute, runtime.engine)
+
+    def after_commit(self, app: Celery, events: Events) -> None:
+        send_committed(app, events)
+
+
+class _SQLAlchemy:
+    """A connection of SQLAlchemy, with any driver of Postgres; also what `run_sync` passes."""
+
+    def __init__(self, connection: Connection, runtime: Runtime) -> None:
+        _check_postgres(connection.dialect.name)
+        self._connection = connection
+        self._schema = runtime.settings.schema
+
+    def fetch(self, statement: Statement) -> list[Any]:
+        sql = query(statement.query, self._schema)
+        if self._connection.dialect.driver in ("psycopg", "psycopg_async"):
+            return list(self._connection.exec_driver_sql(sql, dict(statement.values)).scalars())
+        return list(self._connection.execute(_as_text(sql), dict(statement.values)).scalars())
+
+    def after_commit(self, app: Celery, events: Events) -> None:
+        driver: Any = self._connection.connection.dbapi_connection
+        if getattr(driver, "autocommit", False) is True:
+            _send(self._connection, app, events)
+            return
+        if self._connection.get_transaction() is None:
+            self._connection.begin()
+        # Each of them has to report its commit, as that ends those inside of it.
+        innermost, *_ = [_due_after(transaction) for transaction in _open_in(self._connection)]
+        _add(innermost, app, events)
+
+
+_Unsent = dict[Celery, dict[Event, int | None]]
+
+_DUE: Final[WeakKeyDictionary[Transaction, _Unsent]] = WeakKeyDictionary()
+"""By transaction or savepoint: what to send when it has committed. What is rolled back is forgotten with it."""
+
+
+def _add(unsent: _Unsent, app: Celery, events: Events) -> None:
+    merge(unsent.setdefault(app, {}), events)
+
+
+def _open_in(connection: Connection) -> list[Transaction]:
+    """Return the savepoints and the transaction of a connection, the innermost first."""
+    found: list[Transaction] = []
+    transaction: Any = connection.get_nested_transaction()
+    while transaction is not None:
+        found.append(transaction)
+        transaction = transaction._previous_nested
+    outermost = connection.get_transaction()
+    return found if outermost is None else [*found, outermost]
+
+
+def _due_after(transaction: Transaction) -> _Unsent:
+    if transaction not in _DUE:
+        # SQLAlchemy's own event comes before the commit, which may fail.
+        transaction.__class__ = _reporting(type(transaction))  # type: ignore[arg-type] # a class can be hashed
+        _DUE[transaction] = {}
+    return _DUE[transaction]
+
+
+@cache
+def _reporting(kind: type[Transaction]) -> type[Transaction]:
+    """Return a kind of transaction whose `commit`, which every way of committing calls, sends what is due after it."""
+
+    def commit(self: Any) -> None:
+        connection: Connection = self.connection
+        enclosing = _open_in(connection)
+        kind.commit(self)
+        # Savepoints that were open inside of it have ended with it.
+        unsent: _Unsent = {}
+        for ended in [enclosing.pop(0) for _ in range(enclosing.index(self) + 1)]:
+            for app, events in _DUE.pop(ended, {}).items():
+                _add(unsent, app, events)
+        for app, events in unsent.items():
+            if enclosing:
+                _add(_due_after(enclosing[0]), app, events)
+            else:
+                _send(connection, app, events)
+
+    return type(kind.__name__, (kind,), {"__slots__": (), "commit": commit, "__doc__": kind.__doc__})
+
+
+def _send(connection: Connection, app: Celery, events: Events) -> None:
+    if not connection.dialect.is_async:
+        send_committed(app, events)
+        return
+    # In a thread that nobody waits for: the event loop goes on, and a cancellation that comes meanwhile cannot make a
+    # commit that has succeeded look like one that failed.
+    runtime = runtime_of(app)
+    sending = runtime.event_threads.submit(partial(send_committed, app, events), len(events))
+    if runtime.eager:
+        # Tests expect the runs to be over.
+        driver: Any = connection.connection.dbapi_connection
+        driver.run_async(lambda _: asyncio.wrap_future(sending))
+
+
+@cache
+def _as_text(sql: str) -> TextClause:
+    """Return a query for any driver; it takes no colon after a name."""
+    return text(_PARAMETER.sub(r":\1 ", sql))
+
+
+class _Django:
+    """A connection of Django's to Postgres, or the proxy that `django.db.connection` is."""
+
+    def __init__(self, connection: Any, runtime: Runtime) -> None:
+        _check_postgres(connection.vendor)
+        self._connection = connection
+        self._schema = runtime.settings.schema
+
+    @staticmethod
+    def why_silent(connection: Any) -> str:
+        """Return why it does not report its commit; empty if it does."""
+        if connection.vendor != "postgresql" or connection.in_atomic_block or connection.get_autocommit():
+            return ""
+        return "has autocommit off and no `atomic` block, where Django calls nobody after a commit"
+
+    def fetch(self, statement: Statement) -> list[Any]:
+        # As text, for cursors that bind in the client, which are Django's default.
+        sql = _PARAMETER.sub(r"%(\1)s", query(statement.query, self._schema))
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql, dict(statement.values))
+            return [row[0] for row in cursor.fetchall()]
+
+    def after_commit(self, app: Celery, events: Events) -> None:
+        hooks = [entry for entry in self._connection.run_on_commit if isinstance(entry[1], _OnCommit)]
+        sent = hooks[0][1].sent if hooks else set()
+        if any(hook.called for _, hook, *_ in hooks):
+            # A test captures hooks: they were called, and stay in the list.
+            sent.clear()
+        joined = None
+        if not any(getattr(block, "_from_testcase", False) for block in self._connection.atomic_blocks):
+            # In a TestCase of Django's a test may capture this hook, and not one before.
+            savepoints = set(self._connection.savepoint_ids)
+            joined = next((hook for of, hook, *_ in hooks if of == savepoints and not hook.called), None)
+        # An event may be in several savepoints, each of which is kept or not by itself.
+        hook = joined or _OnCommit(sent)
+        _add(hook.unsent, app, events)
+        if joined is None:
+            self._connection.on_commit(hook)
+
+
+class _OnCommit:
+    """What Django calls after the commit; `sent` is shared by all that were registered in one transaction."""
+
+    def __init__(self, sent: set[tuple[Celery, Event]]) -> None:
+        self.sent = sent
+        self.unsent: _Unsent = {}
+        self.called = False
+
+    def __call__(self) -> None:
+        self.called = True
+        for app, events in self.unsent.items():
+            unsent = {event: delay for event, delay in events.items() if (app, event) not in self.sent}
+            self.sent.update((app, event) for event in unsent)
+            if unsent:
+                send_committed(app, unsent)
+
+
+class _Driver:
+    """A driver's own connection, which does not report its commit."""
+
+    def __init__(self, connection: Any, runtime: Runtime) -> None:
+        self._connection = connection
+        self._schema = runtime.settings.schema
+
+    def after_commit(self, app: Celery, events: Events) -> None:
+        raise NotImplementedError
+
+
+class _Psycopg(_Driver):
+    """A connection of psycopg."""
+
+    def fetch(self, statement: Statement) -> list[Any]:
+        # Whatever rows and cursors the connection was configured to make.
+        cursor = psycopg.Cursor(self._connection, row_factory=tuple_row)
+        cursor.execute(query(statement.query, self._schema), statement.values)
+        return [row[0] for row in cursor]
+
+
+class _AsyncPsycopg(_Driver):
+    """A connection of psycopg for coroutines."""
+
+    async def fetch(self, statement: Statement) -> list[Any]:
+        cursor = psycopg.AsyncCursor(self._connection, row_factory=tuple_row)
+        await cursor.execute(query(statement.query, self._schema), statement.values)
+        return [row[0] async for row in cursor]
+
+
+class _Asyncpg(_Driver):
+    """A connection of asyncpg, or one of its pool."""
+
+    async def fetch(self, statement: Statement) -> list[Any]:
+        sql = query(statement.query, self._schema)
+        names = list(dict.fromkeys(_PARAMETER.findall(sql)))
+        numbered = _PARAMETER.sub(lambda parameter: f"${names.index(parameter[1]) + 1}", sql)
+        return [row[0] for row in await self._connection.fetch(numbered, *(statement.values[name] for name in names))]
+
+
+def _connection_of(session: Any) -> object:
+    """Return the connection of a Session, which begins its transaction.
+
+    Raises:
+        InvalidConnection: it does not know to which database.
+    """
+    try:
+        return session.connection()
+    except UnboundExecutionError:
+        raise InvalidConnection(
+            f"{_named(session)} is bound to databases by its classes alone, and records are of none of these",
+            "give it a `bind` too, or pass the connection: `session.connection(bind_arguments={'mapper': Order})`",
+        ) from None
+
+
+def _is_session(connection: object) -> bool:
+    return _is_any(connection, "sqlalchemy.orm", "Session", "scoped_session")
+
+
+def _is_django(connection: object) -> bool:
+    return all(hasattr(connection, name) for name in ("run_on_commit", "in_atomic_block", "vendor"))
+
+
+def _is_greenlet(connection: object) -> bool:
+    """Whether it is one of SQLAlchemy's for coroutines, whose `run_sync` calls ordinary functions."""
+    kinds = ("AsyncConnection", "AsyncSession", "async_scoped_session")
+    return _is_any(connection, "sqlalchemy.ext.asyncio", *kinds)
+
+
+def _is_async_driver(connection: object) -> bool:
+    """Whether it is a driver's own for coroutines."""
+    if isinstance(connection, psycopg.AsyncConnection):
+        return True
+    return _is_any(connection, "asyncpg", "Connection") or _is_any(connection, "asyncpg.pool", "PoolConnectionProxy")
+
+
+def _is_any(connection: object, module: str, *names: str) -> bool:
+    """Whether it is of a class of a library. If that is not loaded, nothing is."""
+    return any(isinstance(connection, loaded_class(module, name)) for name in names)
+
+
+def _check_postgres(database: str) -> None:
+    if database != "postgresql":
+        raise InvalidConnection(f"the connection is to {database}: pass {_KINDS}")
+
+
+def _check_reports(connection: object, notifies: bool, why_silent: str) -> None:
+    if notifies and why_silent:
+        raise InvalidConnection(
+            f"{_named(connection)} {why_silent}, so there can be no event after it: notify when you have committed, "
+            "by `notify_event.delay(tenant)` or `await anotify(tenant)`, or leave it to the workers, which find the "
+            "records without it"
+        )
+
+
+def _unusable(connection: object) -> InvalidConnection:
+    return InvalidConnection(f"{_named(connection)} is no connection that can hold records", f"pass {_KINDS}")
+
+
+def _named(connection: object) -> str:
+    kind = type(connection)
+    return f"`connection`, a {kind.__module__.partition('.')[0]} {kind.__qualname__},"

@@ -1,0 +1,331 @@
+"""What follows when a batch fails: back-off, the search for a bad record, quarantine, and the circuit's probes.
+
+A record goes to quarantine when it failed alone `max_attempts` times and another record of its pipeline was handled
+since its last failure alone. If none was, other records of its tenant are tried. If those fail too, the downstream
+seems to be at fault: the tenant waits, nothing is quarantined, and when a second tenant finds the same the circuit
+opens. Where a tenant has no other record, or all others are rejected, two such records may go to quarantine in a row.
+
+An error that blames the downstream needs stronger evidence: another record of the same tenant is handled and then this
+one fails again; or, where no other is handled, it fails four times as often while other tenants' records are handled.
+So often is also enough where there is no other record and what fails is the handler's own session with Postgres.
+Such failures do not count for a record that then fails with another error.
+
+The death of a run's process counts as a failure of the batch that the next run reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from enum import Enum, auto
+from typing import Final
+
+from taskbridge.common.texts import error_text
+from taskbridge.declaring.batch import Record, RetryAfter
+from taskbridge.declaring.failures import LONGEST_OUTAGE_BACKOFF, Bisection, asked_to_wait, backoff, is_downstream
+from taskbridge.errors import HandlerMistake
+from taskbridge.gate import Blame, Outcome
+from taskbridge.store import ComesAgain, Evidence, Page, Quarantined, Unread, is_without_session
+from taskbridge.worker.delivery import Run, RunResult, charge, permitted, try_alone
+from taskbridge.worker.handler import HandlerFailed
+from taskbridge.worker.history import fail, row_of
+
+__all__ = ["PAUSED", "after_death", "after_failure", "after_lost_server", "after_unread", "probe"]
+
+log = logging.getLogger(__name__)
+
+PAUSED: Final = RunResult(Outcome.PAUSED)
+LEAST_WAIT_MS: Final = 200
+"""The least wait of a handler that asks to wait; it may ask for 0, as with a date that is past."""
+MOST_IN_A_ROW: Final = 2
+LEAST_DEATHS: Final = 5
+"""The least deaths over one record alone before it may go to quarantine: a process may be killed from outside too."""
+DOWNSTREAM_FACTOR: Final = 4
+LOOKS_AHEAD: Final = 256
+"""At least so many records of a tenant are looked at to find one that can be handled."""
+DIED: Final = (
+    "the run before this one did not end: its process died, as by a hard time limit or for lack of memory, its handler "
+    "went on after its time limit or held the interpreter for longer than the runner TTL, or Redis could not be "
+    "reached for as long"
+)
+
+
+def after_failure(run: Run, failed: HandlerFailed) -> RunResult:
+    """Decide what follows the handler's error, and store it.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    error, page = failed.error, failed.page
+    if (retry_after := asked_to_wait(error)) is not None:
+        # One that says how far it came needs no smaller batches, and of what comes again nothing is known.
+        keeps = failed.progressed or isinstance(error, ComesAgain)
+        bisection = page.bisection if keeps else page.bisection.told_to_wait(len(page.records))
+        if bisection != page.bisection:
+            run.cursors.limit(run.key, bisection)
+        return _wait(run, retry_after)
+    if not page.records:
+        return after_lost_server(run, failed.exception)
+    text = error_text(error)
+    # The server is silent, or another holds the lock, or the record's own statement does not end.
+    downstream = failed.waited or is_downstream(error, run.pipeline.downstream_errors)
+    blame = Blame.DOWNSTREAM if downstream else Blame.RECORD
+    if run.begun.probe is not None:
+        fail(run, text)
+        return RunResult(Outcome.RETRY, _milliseconds(run.begun.failures), blame, error=failed.exception)
+
+    bisection = page.bisection.failed(len(page.records), page.records[0].revision, downstream=downstream)
+    enough = _has_failed_enough(run, bisection, downstream=downstream)
+    result, _ = _judged(run, page, bisection, text, enough=enough, downstream=downstream, waited=failed.waited)
+    if result is not None:
+        return result
+    if enough and not downstream:
+        blame = Blame.PIPELINE
+    failures = max(bisection.tries - 1, run.begun.failures if downstream else 0)
+    longest = LONGEST_OUTAGE_BACKOFF if blame is not Blame.RECORD else None
+    return RunResult(Outcome.RETRY, _milliseconds(failures, longest), blame, error=failed.exception)
+
+
+def after_death(run: Run, page: Page) -> RunResult | None:
+    """Count the death of the run before this one as a failure of `page`, before any of its documents is read again.
+
+    Returns how this run ends; None: it goes on at once, after the first failure in a row.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    bisection = page.bisection.failed(len(page.records), page.records[0].revision, died=True)
+    text = _death(run)
+    # Errors do not count: a kill from outside must not complete `max_attempts`.
+    enough = bisection.is_alone and bisection.deaths >= max(run.pipeline.max_attempts, LEAST_DEATHS)
+    result, failures = _judged(run, page, bisection, text, enough=enough, died=True)
+    if result is None and failures > 1:
+        wait_ms = _milliseconds(max(0, bisection.tries - 1))
+        return RunResult(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(text))
+    return result
+
+
+def _death(run: Run) -> str:
+    """Say in the log that the run before this one did not end, and return what is stored of it.
+
+    That names the worker and not the run, so that what one worker did has one text.
+    """
+    dead = run.begun.died
+    text = f"{DIED}; it was on the worker {dead.worker}" if dead and dead.worker else DIED
+    log.error("%s, tenant %r: %s (run %s)", run.pipeline.name, run.tenant, text, dead and dead.token)
+    return text
+
+
+def after_unread(run: Run, unread: Unread) -> RunResult:
+    """Store that a batch could not be read, and let the next one be smaller.
+
+    A record whose document cannot be read alone goes to quarantine like one whose handler fails. If records cannot be
+    read even without their documents, as while the table is locked, no record is at fault.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    error, text = unread.error, f"the batch could not be read: {unread}"
+    wait_ms = _milliseconds(run.begun.failures)
+    try:
+        page = run.cursors.read(run.key, unread.limit, bisecting=unread.bisecting, documents=False)
+    except Unread:
+        fail(run, text, unread=unread.limit)
+        return RunResult(Outcome.RETRY, wait_ms, error=error)
+    if page.paused:
+        return PAUSED
+    if run.begun.probe is not None or not page.records:
+        fail(run, text)
+        return RunResult(Outcome.RETRY, wait_ms, error=error)
+    bisection = page.bisection.unread(len(page.records), page.records[0].revision)
+    enough = _has_failed_enough(run, bisection)
+    result, _ = _judged(run, page, bisection, text, enough=enough)
+    return result or RunResult(Outcome.RETRY, _milliseconds(max(0, bisection.tries - 1)), error=error)
+
+
+def after_lost_server(run: Run, error: Exception) -> RunResult:
+    """Store an error of Postgres or of this program, and wait for the back-off. No record is at fault.
+
+    If this process only lacks a session of Postgres, the tenant does not wait: another slot may have one.
+    """
+    if is_without_session(error):
+        return RunResult(Outcome.STOPPED, error=error)
+    try:
+        fail(run, error_text(error))
+    except Exception as second:
+        # Postgres may be what failed. The tenant waits for its back-off all the same.
+        log.warning("the failure of tenant %r could not be stored: %s", run.tenant, error_text(second))
+    return RunResult(Outcome.RETRY, _milliseconds(run.begun.failures), error=error)
+
+
+def probe(run: Run, page: Page) -> Page | RunResult:
+    """Choose the record that a run tries while the circuit is open. If it is handled, the circuit closes.
+
+    Returns the tenant's first record, to be delivered as usual. Where the first ones may be at fault, a later record is
+    tried here, and the cursor does not move past it.
+
+    Raises:
+        HandlerFailed: the handler raised.
+        CursorLost: the cursor is another run's.
+    """
+    if page.paused:
+        return PAUSED
+    failed = RunResult(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD)
+    if run.begun.died and page.records:
+        # It is not known which record the run before tried, so the next probe tries another.
+        text = _death(run)
+        fail(run, text, died=True)
+        run.counted_death = True
+        return failed._replace(error=HandlerMistake(text))
+    _, wait_ms = permitted(run, page.first(1))
+    if wait_ms:
+        return RunResult(Outcome.RETRY, retry_ms=wait_ms)
+    others = [record for record in page.records[1:] if record.external_id not in page.undecodable]
+    if not (run.begun.probe and others):
+        return page.first(1)
+    if not try_alone(run, page, others[-1]):
+        # A rejection says nothing about the downstream, so the next probe tries another.
+        return failed
+    run.handled = 1
+    return RunResult(Outcome.MORE)
+
+
+def _has_failed_enough(run: Run, bisection: Bisection, *, downstream: bool = False) -> bool:
+    """Whether a record failed alone so often that it may be at fault. Outages count only if this is one more."""
+    counted = bisection.attempts - (0 if downstream else bisection.outages)
+    return bisection.is_alone and counted >= run.pipeline.max_attempts
+
+
+def _judged(
+    run: Run,
+    page: Page,
+    bisection: Bisection,
+    text: str,
+    *,
+    enough: bool,
+    died: bool = False,
+    downstream: bool = False,
+    waited: bool = False,
+) -> tuple[RunResult | None, int]:
+    """Store a failure and, if a record failed alone often `enough`, decide whose fault it is. `died`: it is a death.
+
+    Returns how the run ends, if that is known by now, and the failures in a row.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    evidence = run.cursors.evidence(run.key) if enough else None
+    # Stored before another record is tried: that one may end the process, and the search must not start anew then.
+    failures = fail(run, text, bisection, died=died)
+    run.counted_death = run.counted_death or died
+    if evidence is None:
+        return None, failures
+    try:
+        if not _is_the_records_fault(run, page, bisection, evidence, downstream=downstream, waited=waited):
+            return None, failures
+    except RetryAfter as retry_after:
+        return _wait(run, retry_after), failures
+    _quarantine(run, page, bisection, text)
+    return RunResult(Outcome.MORE), failures
+
+
+def _is_the_records_fault(
+    run: Run, page: Page, bisection: Bisection, evidence: Evidence, *, downstream: bool, waited: bool
+) -> bool:
+    """Whether other records of the pipeline are handled while this one fails.
+
+    Raises:
+        RetryAfter: the handler raised it when another record was tried.
+    """
+    (record,) = page.records
+    often = not downstream or bisection.attempts >= run.pipeline.max_attempts * DOWNSTREAM_FACTOR
+    # At its first failure alone, what was handled before says nothing about it.
+    if evidence.others_succeed and bisection.tries > 1 and often:
+        return True
+    try:
+        ahead = run.cursors.read(run.key, max(run.pipeline.batch_size, LOOKS_AHEAD), bisecting=False, documents=False)
+    except Unread:
+        return False
+    # A record that somebody took out of quarantine meanwhile may come before this one.
+    others = [other for other in ahead.records if other.external_id != record.external_id]
+    failed = 0
+    for at in _order_of_trials(len(others), bisection.tries - run.pipeline.max_attempts):
+        trial = _try(run, ahead, others[at])
+        if trial is Trial.HANDLED:
+            # The downstream may have come back in between.
+            return not downstream or _try(run, page, record) is Trial.FAILED
+        failed += trial is not Trial.SILENT
+        if failed >= len(others).bit_length() or run.seconds_left <= 0:
+            return False
+    if failed or evidence.in_a_row >= MOST_IN_A_ROW:
+        return False
+    # Each time Postgres answered this run, and not the handler: so the record's own statement does not end.
+    return not downstream or (waited and often)
+
+
+def _order_of_trials(count: int, tries: int) -> list[int]:
+    """Return the positions of `count` records in the order in which to try them.
+
+    First in steps that double, from a start that moves with `tries`; then the others.
+    """
+    steps = [(tries + 2**exponent - 1) % count for exponent in range(count.bit_length())]
+    return list(dict.fromkeys([*steps, *range(count)]))
+
+
+class Trial(Enum):
+    """What came of a record that was tried to see whether another is at fault."""
+
+    HANDLED = auto()
+    FAILED = auto()
+    UNREAD = auto()
+    SILENT = auto()
+    """It was rejected, is gone, or cannot be decoded; that says nothing about the downstream."""
+
+
+def _try(run: Run, page: Page, record: Record) -> Trial:
+    try:
+        # One document at a time: all that are tried could fill the memory.
+        loaded = run.cursors.load(record)
+        if loaded is None:
+            return Trial.SILENT
+        # No wait for rate limits: after it the run would begin with its own record, fail, and never get this far.
+        charge(run)
+        return Trial.HANDLED if try_alone(run, page, loaded) else Trial.SILENT
+    except Unread:
+        return Trial.UNREAD
+    except HandlerFailed as failed:
+        if (retry_after := asked_to_wait(failed.error)) is not None:
+            raise retry_after from None
+        return Trial.FAILED
+
+
+def _wait(run: Run, retry_after: RetryAfter) -> RunResult:
+    """Return the result of a run whose handler asks to wait."""
+    log.info("run of %s for tenant %r: the handler asks to %s", run.pipeline.name, run.tenant, retry_after)
+    if run.runtime.waits is not None:
+        run.runtime.waits[run.pipeline.name, run.tenant] = retry_after
+    wait_ms = max(LEAST_WAIT_MS, math.ceil(retry_after.seconds * 1000))
+    return RunResult(Outcome.RETRY, retry_ms=wait_ms, all_wait=retry_after.scope == "pipeline")
+
+
+def _quarantine(run: Run, page: Page, bisection: Bisection, error: str) -> None:
+    (record,) = page.records
+    with run.cursors.transaction(run.key) as transaction:
+        transaction.advance(
+            page,
+            bisection=bisection.handled(1, run.pipeline.batch_size),
+            to_quarantine=Quarantined({record.external_id: error}, "failed", bisection.tries),
+            row=row_of(run, "handled", records=1, sweeps=page.sweeps + 1),
+        )
+    log.error(
+        "%s: record %r of tenant %r goes to quarantine after %d attempts alone: %s",
+        run.pipeline.name,
+        record.external_id,
+        run.tenant,
+        bisection.tries,
+        error,
+    )
+
+
+def _milliseconds(failures: int, longest: float | None = None) -> int:
+    return round(backoff(failures, longest) * 1000)

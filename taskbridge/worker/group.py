@@ -1,0 +1,251 @@
+"""The fast path for many short runs at once: begun, claimed, advanced and settled in one exchange each.
+
+It is for the ordinary case alone: each run takes one page, its handler is quick, and nothing goes wrong. A run for
+which that does not hold leaves its group and goes on as `do_run` does it, with the token that it has begun with.
+
+Nobody waits long for another run of the group. What a handler has done is advanced and settled before anything that may
+take long. When a call is slow or never ends, the heartbeat's alarm returns the runs that have not started to the queue,
+and finishes those that are done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final, NamedTuple, TypeVar
+
+from taskbridge.common.run_key import RunKey
+from taskbridge.process.runtime import Runtime
+from taskbridge.store import CLAIMED_WITHIN, CursorLost, Cursors, Move, Page, advance_together
+from taskbridge.worker.delivery import Run, RunResult, deliver
+from taskbridge.worker.run import (
+    STOPPED,
+    admit,
+    advance,
+    begin,
+    do_run,
+    handed_over,
+    result_after,
+    result_of,
+    settle,
+)
+
+__all__ = ["do_group"]
+
+T = TypeVar("T")
+
+ADVANCED_WITHIN: Final = 0.01
+"""Seconds after which what handlers have done is advanced before another handler is called."""
+
+
+class _Done(NamedTuple):
+    """A run whose handler has returned. `move`: how its cursor is still to move past `page`."""
+
+    run: Run
+    page: Page
+    move: Move | None = None
+
+
+def do_group(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[RunResult | None]:
+    """Do one run each of several tenants; return how each ended, or None where it did not begin.
+
+    Those that have not started `seconds` after the claims return to the queue. Those that have left the group return
+    after the time budget of a run more: each of them may take long.
+    """
+    runs = begin(runtime, keys)
+    begun = [run for run in runs if run is not None]
+    group, budget = _Group(runtime), runtime.settings.run_budget
+    try:
+        group.claim(begun)
+        with (
+            runtime.heartbeat.alarm(seconds, group.relieve),
+            runtime.heartbeat.alarm(seconds + budget, group.return_the_others),
+        ):
+            group.call_handlers()
+            group.finish()
+            group.do_the_others()
+    finally:
+        # Where the process was told to end: what handlers have done is done, and the others come again elsewhere.
+        group.relieve()
+        group.return_the_others()
+    return [None if run is None else run.result for run in runs]
+
+
+class _Group:
+    """What is left of runs that began together. The alarm's thread may take from it too, and never the same run."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._claimed: deque[tuple[Run, Page]] = deque()
+        """Runs whose handlers are to be called."""
+        self._done: deque[_Done] = deque()
+        """Runs whose handlers were called, and that are not settled."""
+        self._leaving: deque[Run] = deque()
+        """Runs that have left the group and have not started."""
+
+    def claim(self, runs: Sequence[Run]) -> None:
+        """Claim the cursors of runs and read their pages, those over one source in one exchange."""
+        # Until it is known what becomes of each, this thread may be told to end.
+        self._leaving.extend(runs)
+        claiming: dict[Cursors, list[Run]] = {}
+        for run in runs:
+            if len(runs) == 1 or run.begun.died or run.begun.probe is not None:
+                continue
+            try:
+                self._runtime.know(run.pipeline)
+            except Exception as error:
+                self._end(run, error)
+            else:
+                claiming.setdefault(run.cursors, []).append(run)
+        pages = _claimed_pages(claiming)
+        self._leaving.clear()
+        late = {run.key for run in chain.from_iterable(claiming.values())} - pages.keys()
+        for run in runs:
+            if (page := pages.get(run.key)) is not None:
+                self._claimed.append((run, page))
+            elif run.key not in late and not run.is_over:
+                self._leaving.append(run)
+        self._return([run for run in runs if run.key in late])
+
+    def call_handlers(self) -> None:
+        """Call one handler after another."""
+        advanced_at = time.monotonic()
+        for run, page in _taken_from(self._claimed):
+            with handed_over(run):
+                try:
+                    self._deliver(run, page)
+                except Exception as error:
+                    # Runs that are done do not wait for what follows.
+                    self.finish()
+                    self._end(run, error)
+            if time.monotonic() - advanced_at > ADVANCED_WITHIN and self._claimed:
+                self.finish()
+                advanced_at = time.monotonic()
+
+    def _deliver(self, run: Run, claimed: Page) -> None:
+        page = admit(run, claimed)
+        if isinstance(page, Page):
+            self._done.append(_Done(run, page, deliver(run, page)))
+        else:
+            run.result = page
+            self._done.append(_Done(run, claimed))
+
+    def finish(self) -> None:
+        """Advance the cursors of runs that are done in one commit, and settle these runs in one exchange.
+
+        A run whose advance may take long comes after the others.
+        """
+        done = [each for each in _taken_from(self._done) if not each.run.is_over]
+        try:
+            late = self._advance(done)
+            settle(self._runtime, [each.run for each in done if each.run.result is not None])
+        except BaseException:
+            # This thread was told to end, and finishes them after that.
+            self._done.extend(done)
+            raise
+        for (run, page, move), error in late:
+            with handed_over(run):
+                try:
+                    if error is not None:
+                        raise error
+                    advance(run, page, move)
+                    run.result = result_after(run, page)
+                except Exception as failure:
+                    run.result = result_of(run, failure)
+                settle(self._runtime, [run])
+
+    def _advance(self, done: Sequence[_Done]) -> list[tuple[_Done, Exception | None]]:
+        """Advance together; return those that have no result yet, with their errors.
+
+        Without an error, only an advance by itself can say what comes of it.
+        """
+        answers = _advanced(self._runtime, done)
+        late: list[tuple[_Done, Exception | None]] = []
+        for each in done:
+            run, page, move = each
+            answer = answers.get(run.key, False)
+            if run.result is not None:
+                continue
+            if not isinstance(answer, bool):
+                late.append((each, answer))
+                continue
+            if move is not None:
+                run.count(page, first_success=answer, row=move.row)
+            try:
+                run.result = result_after(run, page)
+            except CursorLost as error:
+                late.append((each, error))
+        return late
+
+    def do_the_others(self) -> None:
+        """Do the runs that have left the group, one after another."""
+        for run in _taken_from(self._leaving):
+            run.began_together = 1
+            do_run(self._runtime, run.key, run)
+
+    def relieve(self) -> None:
+        """Return the runs whose handlers were not called to the queue, and finish those that are done."""
+        self._return([run for run, _ in _taken_from(self._claimed)])
+        self.finish()
+
+    def return_the_others(self) -> None:
+        """Return the runs that have left the group and have not started."""
+        self._return([*_taken_from(self._leaving)])
+
+    def _return(self, runs: Sequence[Run]) -> None:
+        # Each goes to the front of its queue, so the first one last.
+        returned = [run for run in reversed(runs) if not run.is_over]
+        for run in returned:
+            run.result = STOPPED
+        settle(self._runtime, returned)
+
+    def _end(self, run: Run, error: Exception) -> None:
+        run.result = result_of(run, error)
+        settle(self._runtime, [run])
+
+
+def _claimed_pages(claiming: Mapping[Cursors, Sequence[Run]]) -> dict[RunKey, Page | None]:
+    """Claim, for each source in one exchange; return the pages of runs, or None for a claim that may take long.
+
+    A run has no entry where the claims before it took too long.
+    """
+    pages: dict[RunKey, Page | None] = {}
+    ends = time.monotonic() + CLAIMED_WITHIN
+    for cursors, runs in claiming.items():
+        if time.monotonic() > ends:
+            break
+        try:
+            found = cursors.claim_together([run.claim for run in runs])
+        except Exception:
+            # Which of them is to blame is not known, and the next exchange may take as long.
+            pages[runs[0].key] = None
+            break
+        pages |= {run.key: page for run, page in zip(runs, found, strict=True)}
+    return pages
+
+
+def _advanced(runtime: Runtime, done: Sequence[_Done]) -> Mapping[RunKey, bool | Exception | None]:
+    """Advance the cursors of runs in one commit; return what came of each, as `advance_together` does."""
+    moving = [(run, move) for run, _, move in done if run.result is None and move is not None]
+    if not moving:
+        return {}
+    try:
+        answers = advance_together(runtime.database, [move for _, move in moving])
+    except Exception as error:
+        # Nothing is known of any. One run does what is to be done about it, and the others come again.
+        for run, _ in moving[1:]:
+            run.result = STOPPED
+        return {moving[0][0].key: error}
+    return {run.key: answer for (run, _), answer in zip(moving, answers, strict=True)}
+
+
+def _taken_from(waiting: deque[T]) -> Iterator[T]:
+    """Take out one after another, while there are any."""
+    while True:
+        try:
+            taken = waiting.popleft()
+        except IndexError:
+            return
+        yield taken

@@ -1,0 +1,229 @@
+"""One run of a tenant, from begin to settle.
+
+At most one run of a tenant is between begin and settle with the current token (the gate ensures that), and only the
+token that owns the cursor advances it (Postgres ensures that). A run that finds that it was replaced stops without
+settling; its successor owns the tenant.
+
+`do_run` is the whole run, `result_of` is what follows an error. Several short runs at once are in `group.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+from taskbridge import store
+from taskbridge.common.run_key import RunKey
+from taskbridge.gate import Answer, Begun, Outcome
+from taskbridge.process.runtime import Runtime
+from taskbridge.process.shutdown import is_stopping, waits_for_stop
+from taskbridge.store import CursorLost, Move, Page, StaleToken, Unread
+from taskbridge.worker import failures
+from taskbridge.worker.delivery import Run, RunResult, deliver, permitted
+from taskbridge.worker.handler import HandlerFailed
+from taskbridge.worker.history import last_row
+from taskbridge.worker.traces import trace_of
+
+__all__ = [
+    "STOPPED",
+    "admit",
+    "advance",
+    "begin",
+    "claim",
+    "do_run",
+    "handed_over",
+    "read_on",
+    "result_after",
+    "result_of",
+    "settle",
+]
+
+log = logging.getLogger(__name__)
+
+LOST: Final = RunResult(None)
+DONE: Final = RunResult(Outcome.DONE)
+MORE: Final = RunResult(Outcome.MORE)
+STOPPED: Final = RunResult(Outcome.STOPPED)
+
+
+def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> RunResult | None:
+    """Do one run of a tenant and return how it ended; None: its message is late or doubled, and nothing was touched.
+
+    Where `run` is given it has begun already, in a group that it has left.
+    """
+    if run is None and (run := begin(runtime, [key])[0]) is None:
+        return None
+    with handed_over(run):
+        try:
+            page = claim(run)
+            while isinstance(page, Page):
+                part = run.part_of(page)
+                move = deliver(run, part)
+                advance(run, part, move)
+                page = read_on(run, page, part)
+            run.result = page
+        except Exception as error:
+            run.result = result_of(run, error)
+        settle(runtime, [run])
+    return run.result
+
+
+def result_of(run: Run, error: Exception) -> RunResult:
+    """Decide how a run ends that an error has interrupted, and store what the next one needs to know."""
+    try:
+        match error:
+            case HandlerFailed():
+                return failures.after_failure(run, error)
+            case Unread():
+                return failures.after_unread(run, error)
+            case CursorLost():
+                return LOST
+            case StaleToken():
+                return RunResult(Outcome.STALE, owner=error.owner)
+            case _:
+                return failures.after_lost_server(run, error)
+    except Exception as second:
+        # What was to be stored could not be, or another run owns the cursor by now.
+        return result_of(run, second)
+
+
+def begin(runtime: Runtime, keys: Sequence[RunKey]) -> list[Run | None]:
+    """Take the runners of tenants, in one exchange; None for each that did not begin."""
+    # A run owns its tenant from before the call on, since the process may freeze before it has the answer.
+    asked = time.monotonic()
+    pipelines = [runtime.pipelines[key.pipeline] for key in keys]
+    limits = [(key, pipeline.max_runs) for key, pipeline in zip(keys, pipelines, strict=True)]
+    answers = runtime.gate.begin_many(limits, runtime.worker)
+    together = sum(isinstance(answer, Begun) for answer in answers)
+    runs: list[Run | None] = []
+    for key, pipeline, answer in zip(keys, pipelines, answers, strict=True):
+        if isinstance(answer, Answer):
+            what = "it is in the wait queue" if answer is Answer.POSTPONED else "late or doubled message, nothing to do"
+            log.info("run of %s for tenant %r: %s", key.pipeline, key.tenant, what)
+            runs.append(None)
+            continue
+        ownership = runtime.heartbeat.add(partial(runtime.gate.beat, key), asked)
+        run = Run(runtime, pipeline, key, answer, time.monotonic(), ownership, together)
+        run.trace = trace_of(run)
+        runs.append(run)
+    return runs
+
+
+def claim(run: Run) -> Page | RunResult:
+    """Make the run the owner of its cursor, and read its first page.
+
+    The death of the run before it counts as a failure of that page.
+
+    Raises:
+        StaleToken: a higher token owns the cursor.
+        Unread: the page cannot be read.
+    """
+    run.runtime.know(run.pipeline)
+    page = run.cursors.claim(run.claim)
+    if run.begun.probe is not None:
+        return failures.probe(run, page)
+    if run.begun.died and page.records:
+        if (result := failures.after_death(run, page)) is not None:
+            return result
+        # Now with the documents: they may be why that run died.
+        page = run.cursors.read(run.key, run.most_records)
+    return admit(run, page)
+
+
+def admit(run: Run, page: Page) -> Page | RunResult:
+    """Return what may be delivered of a page; or that the tenant is paused, or has to wait for a rate limit."""
+    if page.paused:
+        return failures.PAUSED
+    page, wait_ms = permitted(run, page)
+    return RunResult(Outcome.RETRY, retry_ms=wait_ms) if wait_ms else page
+
+
+def advance(run: Run, page: Page, move: Move | None) -> None:
+    """Move the cursor past a page; None: that is done, or there is nothing to move past.
+
+    Raises:
+        CursorLost: the cursor is another run's.
+    """
+    if move is not None:
+        run.count(page, first_success=store.advance(run.runtime.database, move), row=move.row)
+
+
+def read_on(run: Run, page: Page, part: Page) -> Page | RunResult:
+    """Return what follows this part of a page, read or still to be read, or how the run ends.
+
+    Raises:
+        CursorLost: the run may have been replaced.
+        Unread: the page cannot be read.
+    """
+    if (result := result_after(run, part)) is not None:
+        return result
+    if (count := len(part.records)) < len(page.records):
+        return page.after(count, part.bisection.handled(count, run.pipeline.batch_size))
+    return admit(run, run.cursors.read(run.key, run.most_read))
+
+
+def result_after(run: Run, page: Page) -> RunResult | None:
+    """Return how a run ends whose cursor is past this page; None: it goes on.
+
+    DONE: nothing is left. MORE: records are left, and a first event or others wait for this run, or the budget is
+    spent. STOPPED: the worker stops before that.
+
+    Raises:
+        CursorLost: the run may have been replaced.
+    """
+    # A sweep that an earlier run began did not see what came since, so another follows before this run is done.
+    if page.finished and not page.resumed:
+        return DONE
+    if not run.ownership.owned:
+        raise CursorLost
+    if run.must_end or run.first_event_waits:
+        return MORE
+    return STOPPED if is_stopping() else None
+
+
+def settle(runtime: Runtime, runs: Sequence[Run], *, reports: bool = True) -> None:
+    """Tell the gate how runs ended, in one exchange, and then the history of those whose row no advance or failure had.
+
+    Where the gate cannot be told, that is the error of their results.
+    """
+    ended = []
+    for run in runs:
+        if run.result is None or run.result.outcome is None:
+            log.warning("run of %s for tenant %r: replaced by another run, stops", run.pipeline.name, run.tenant)
+        else:
+            ended.append(run.settlement(run.result, run.result.outcome))
+    try:
+        if ended:
+            runtime.gate.settle_many(ended, most_in_flight=runtime.most_in_flight)
+        rows = [row for run in runs if reports and run.result and (row := last_row(run, run.result))]
+        if rows:
+            store.write_runs(runtime.database, rows)
+    except Exception as error:
+        for run in runs:
+            run.result = (run.result or LOST)._replace(error=error)
+    for run in runs:
+        run.close()
+
+
+@contextmanager
+def handed_over(run: Run) -> Iterator[None]:
+    """If the process is told to end in the block, return the run's batch to the queue: another worker takes it at once.
+
+    Otherwise what ended the process may be this batch, as by a hard time limit, and the run's successor counts the
+    attempt when the deadline has passed.
+    """
+    try:
+        yield
+    except BaseException as ended:
+        run.result = None
+        if isinstance(ended, KeyboardInterrupt) or (not isinstance(ended, Exception) and waits_for_stop()):
+            run.result = STOPPED
+            # A process that is told to end waits for no history.
+            settle(run.runtime, [run], reports=False)
+        else:
+            run.close()
+        raise

@@ -1,0 +1,169 @@
+"""One worker slot: it does the run of a message, and for a while takes more runs straight from the queues.
+
+Celery's main process needs longer for a message than a short run takes. So a run that ends within its slice is followed
+by the next ones of the queues, several at a time (`group.py`). While the system is idle a message is one run.
+
+Nobody waits longer than a slice and one call behind other tenants' handlers: only runs whose handlers are known to be
+quick are taken, as many as are done within the slice, and the others are put back.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NoReturn
+
+from taskbridge.common.run_key import RunKey
+from taskbridge.common.seldom import Seldom
+from taskbridge.common.texts import error_text, log_error, short_traceback, storable
+from taskbridge.errors import RunFailed
+from taskbridge.gate.message import PROBE
+from taskbridge.process.runtime import Runtime
+from taskbridge.process.shutdown import is_stopping
+from taskbridge.store import is_without_session
+from taskbridge.worker.delivery import SLICE
+from taskbridge.worker.group import do_group
+from taskbridge.worker.run import do_run
+
+__all__ = ["run_tenant", "run_together", "work"]
+
+log = logging.getLogger(__name__)
+
+MOST_AT_ONCE: Final = 16
+"""Runs that begin together."""
+REST: Final = 1.0
+"""Seconds for which a slot without a session of Postgres takes no run, at the most."""
+LONGEST_FAILURE: Final = 1_000
+"""The most characters of the text that Celery has of a failed run."""
+_seldom: Final = Seldom()
+
+
+def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
+    """Do the run of a message, and more runs as long as the slice lasts.
+
+    Raises:
+        RunFailed: the message's run failed; raised after all runs. The failures of the others are logged.
+    """
+    until, message, error = time.monotonic() + SLICE, RunKey(pipeline, tenant, token), None
+    if not _declined(runtime, [message] if pipeline not in runtime.pipelines.names() else []):
+        (error,) = run_together(runtime, [message])
+    if error is not None and is_without_session(error):
+        _rest(error)
+        return
+    try:
+        while (keys := _more(runtime, left := until - time.monotonic())) is not None:
+            for key, other in zip(keys, run_together(runtime, keys, left), strict=True):
+                if other is not None:
+                    log_error(log, other, "run of %s for tenant %r failed", *key[:2])
+    except Exception as lost:
+        # It says nothing of the message's own run, which has ended.
+        log.warning("more runs could not be taken; their deadlines publish them again: %s", error_text(lost))
+    if error is not None:
+        _fail(message, error)
+
+
+def _fail(key: RunKey, error: Exception) -> NoReturn:
+    """Raise what Celery is to know of a failed run."""
+    text = f"run of pipeline {key.pipeline}, tenant {key.tenant!r}, failed: {error_text(error)}"
+    failure = RunFailed(storable(text, LONGEST_FAILURE))
+    if short_traceback(error)[1]:
+        raise failure from error
+    # Celery sends and logs the tracebacks of all causes, however long they are.
+    log_error(log, error, "run of %s for tenant %r failed", *key[:2])
+    raise failure.with_traceback(error.__traceback__) from None
+
+
+def run_tenant(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
+    """Do one run of a tenant. A late or doubled message ends here without touching anything.
+
+    Raises:
+        Exception: what the handler raised, after the failure was written down and the tenant waits for its back-off.
+    """
+    (error,) = run_together(runtime, [RunKey(pipeline, tenant, token)])
+    if error is not None:
+        raise error
+
+
+def run_together(runtime: Runtime, keys: Sequence[RunKey], seconds: float = math.inf) -> list[Exception | None]:
+    """Do one run each of several tenants; return for each what its handler raised.
+
+    Those that wait for more than `seconds` while others' handlers are called are returned to the queue.
+    """
+    results = do_group(runtime, keys, seconds) if len(keys) > 1 else [do_run(runtime, key) for key in keys]
+    return [None if result is None else result.error for result in results]
+
+
+def _rest(error: Exception) -> None:
+    """Leave runs to slots that have a session of Postgres: one without ends a run so soon that it would get the most.
+
+    The run that found none is not lost, nor has it failed: it is in the queue again.
+    """
+    if count := _seldom.counted("sessions"):
+        log.warning(
+            "a slot of this worker has no session of Postgres and leaves its runs to other slots (%d times since it "
+            "last said so): allow more sessions than there are slots, or start fewer slots (-c): %s",
+            count,
+            error_text(error),
+        )
+    time.sleep(random.uniform(REST / 2, REST))  # noqa: S311 - jitter, not a secret
+
+
+def _declined(runtime: Runtime, keys: Sequence[RunKey]) -> bool:
+    """Give up the runs whose pipelines this worker does not declare; return whether there were any.
+
+    While a new pipeline is deployed, workers of before serve its queues too. A probe is answered.
+    """
+    if not keys:
+        return False
+    for key in keys:
+        if key.pipeline == PROBE:
+            runtime.gate.answer(key.token, runtime.worker)
+    keys = [key for key in keys if key.pipeline != PROBE]
+    if not keys:
+        return True
+    runtime.gate.decline(keys)
+    for key in keys:
+        if count := _seldom.counted(key.pipeline):
+            log.warning(
+                "this worker does not declare the pipeline %s, and declined %d of its runs since it last said so, now "
+                "that of tenant %r: a worker that declares it does them",
+                *(key.pipeline, count, key.tenant),
+            )
+    return True
+
+
+def _more(runtime: Runtime, left: float) -> list[RunKey] | None:
+    """Take as many runs from the queues as are done in `left` seconds, going by their handlers' last calls.
+
+    None: there are no more, or none that is done so soon.
+    """
+    most_first, most_next = (MOST_AT_ONCE if queue in runtime.taken_from else 0 for queue in runtime.keys.queues)
+    if runtime.settings.reserved:
+        # This slot may be reserved for first events.
+        most_next = 0
+    if left <= 0 or is_stopping() or not (most_first or most_next):
+        return None
+    declared = set(runtime.pipelines.names())
+    found, waiting = runtime.gate.take(most_first, most_next)
+    # Who waits for a turn has it now, if that is done soon too. None is left in the queue, where deadlines would wait
+    # behind it.
+    pipelines = [message.run.pipeline for message in found] + [member.partition(":")[0] for member in waiting]
+    if given := waiting[: max(0, _done_within(runtime, pipelines, left) - len(found))]:
+        runtime.gate.publish_waiting(given)
+        found += runtime.gate.take(0, len(given))[0]
+    declined = _declined(runtime, [message.run for message in found if message.run.pipeline not in declared])
+    messages = [message for message in found if message.run.pipeline in declared]
+    taken = _done_within(runtime, [message.run.pipeline for message in messages], left)
+    if messages[taken:]:
+        runtime.gate.put_back(messages[taken:])
+    return [message.run for message in messages[:taken]] if taken or declined else None
+
+
+def _done_within(runtime: Runtime, pipelines: Sequence[str], seconds: float) -> int:
+    """Return how many runs of these pipelines, one after the other, are done in `seconds`."""
+    calls = accumulate(runtime.paces[pipeline].small_call or math.inf for pipeline in pipelines)
+    return sum(1 for ends in calls if ends < seconds)

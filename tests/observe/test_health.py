@@ -1,0 +1,338 @@
+"""How all stands: the colour of each trouble, what fails by its error, and lists of tenants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Engine
+
+from taskbridge import LatencyNeutral
+from taskbridge.common.run_key import RunKey
+from taskbridge.gate import Answer, Gate
+from taskbridge.observe import health, status
+from taskbridge.observe.context import Context
+from taskbridge.process.runtime import runtime_of
+from taskbridge.store import Tenants, record
+from tests.deployment import Deployment
+from tests.observe.conftest import PIPELINES
+from tests.store.adopting import run
+
+LOOKED = (
+    "INSERT INTO taskbridge.tails (pipeline, kind, snapshot) "
+    "SELECT p, 'tail', pg_current_snapshot() FROM unnest(ARRAY['broken', 'calls', 'narrow', 'orders', 'slow']) p "
+    "ON CONFLICT (pipeline, kind) DO UPDATE SET stored_at = now()"
+)
+FAILING = (
+    "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, runs, events, records, last_error, failed_at) "
+    "SELECT 'orders', 't' || n, n % 3, n, 10 - n, n, CASE WHEN n % 3 > 0 THEN 'ValueError: ' || n % 3 END, now() "
+    "FROM generate_series(1, 6) n"
+)
+
+
+def quarantined(engine: Engine) -> None:
+    record(engine, "orders", "q", "7", {})
+    run(
+        engine,
+        "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
+        "SELECT 'orders', tenant, key, revision, 'ValueError: 1' FROM taskbridge.records WHERE tenant = 'q'",
+    )
+
+
+def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, context: Context) -> None:
+    never = health.health(context)
+    assert never.colour == "red"
+    assert never.sentence == "no worker is at work: none has looked for records of any of the 5 pipelines"
+    assert len(never.findings) == 1, "one cause, one finding"
+    run(deployment.engine, LOOKED)
+    well = health.health(context)
+    assert (well.colour, well.findings) == ("green", [])
+    assert well.sentence == "all is well: nobody has anything to do, nothing fails, and nothing is held up"
+
+    run(deployment.engine, FAILING)
+    quarantined(deployment.engine)
+    runtime_of(deployment.app).pauses.pause("orders", "acme")
+    troubled = health.health(context)
+    assert (troubled.colour, troubled.failing, troubled.quarantined, troubled.paused) == ("yellow", 4, 1, 1)
+    assert [one.sentence for one in troubled.findings] == [
+        "orders: 4 tenants fail, such as 't1'",
+        "orders: 1 record is in quarantine",
+        "orders: 1 tenant is paused, such as 'acme'",
+    ]
+    assert {one.pipeline for one in troubled.findings} == {"orders"}
+    run(
+        deployment.engine,
+        "INSERT INTO taskbridge.records (source, key, reason, document) VALUES ('x', 'm', 'why', '{}')",
+    )
+    (unmatched,) = (one for one in health.health(context).findings if one.pipeline is None)
+    assert (unmatched.sentence, unmatched.fails) == ("x: 1 message matches no criterion", False)
+    assert [(one.fails, one.tenant) for one in troubled.findings] == [
+        (True, None),
+        (True, None),
+        (False, "acme"),
+    ]
+    run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 min' WHERE pipeline = 'calls'")
+    assert health.health(context).sentence.startswith("calls: no worker has looked for records for ")
+    assert health.health(context).colour == "red"
+    run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 h' WHERE pipeline = 'broken'")
+    assert [one.pipeline for one in health.health(context).findings[:2]] == ["calls", "broken"], (
+        "what has just begun is news"
+    )
+
+
+ENDED = (
+    "INSERT INTO taskbridge.runs (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, "
+    "records, rejected, outcome)"
+    " SELECT 'calls', 'a', 'x', at, at, 'event', '', 1, 1, 1, 0, 'handled' FROM (SELECT {} AS at) r"
+)
+
+
+def waits_for_long(deployment: Deployment, tenant: str) -> None:
+    """Let its message be 90 s old. Those that are published again have a later deadline each time."""
+    runtime = runtime_of(deployment.app)
+    (status,) = runtime.gate.look("orders", [tenant])
+    older = f"{int((status.token or '')[:16]) - 90_000_000}-aaaaaa"
+    deployment.redis.hset(runtime.keys.runner("orders", tenant), "token", older)
+    deployment.redis.zincrby(runtime.keys.due("orders"), 60_000, tenant)
+
+
+@pytest.mark.parametrize(
+    ("ended", "colour", "said"),
+    [
+        (None, "yellow", "orders: a run message has been in the queue for 9"),
+        ("now() - interval '50 s'", "red", "orders: a run message has been in the queue for 9"),
+        ("now()", "yellow", "orders: the queue is long: a run message has been in the queue for 9"),
+    ],
+)
+def test_a_run_message_that_waits_for_long_is_named_though_its_deadline_moves(
+    deployment: Deployment, context: Context, ended: str | None, colour: str, said: str
+) -> None:
+    run(deployment.engine, LOOKED)
+    gate = runtime_of(deployment.app).gate
+    for tenant in ("late", "new"):
+        gate.notify("orders", tenant, PIPELINES["orders"].policy.spacing)
+    assert health.health(context).colour == "green"
+    waits_for_long(deployment, "late")
+    if ended is not None:
+        run(deployment.engine, ENDED.format(ended))
+    (found,) = health.health(context).findings
+    assert (found.colour, found.sentence.startswith(said), found.tenant) == (colour, True, "late"), found
+    assert ("no run has ended in the last 30 s" in found.sentence) == (colour == "red")
+    assert ("frozen" in found.remedy) == (ended != "now()")
+    run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 h' WHERE pipeline = 'orders'")
+    assert "in the queue" not in str(health.health(context).findings), "one cause, one finding"
+
+
+def test_a_run_message_that_waits_for_long_is_found_behind_many_deadlines(
+    deployment: Deployment, context: Context
+) -> None:
+    run(deployment.engine, LOOKED)
+    for tenant in ("late", *(f"new {number}" for number in range(150))):
+        runtime_of(deployment.app).gate.notify("orders", tenant, PIPELINES["orders"].policy.spacing)
+    waits_for_long(deployment, "late")
+    (found,) = health.health(context).findings
+    assert (found.tenant, "in the queue for 9" in found.sentence) == ("late", True), found
+
+
+def test_an_open_circuit_is_red_while_somebody_waits_for_it(deployment: Deployment, context: Context) -> None:
+    run(deployment.engine, LOOKED)
+    keys = runtime_of(deployment.app).keys
+    deployment.redis.hset(keys.circuit("orders"), mapping={"until": 1, "probes": 2, "opened": 1})
+    (quiet,) = health.health(context).findings
+    assert (quiet.colour, quiet.fails) == ("yellow", True)
+    assert quiet.sentence.endswith("nobody has anything to do: the next record of any tenant is its probe")
+    deployment.gate.notify("orders", "acme", LatencyNeutral().spacing)
+    (found,) = health.health(context).findings
+    assert (found.colour, found.fails) == ("red", True)
+
+
+def a_run_is_on(deployment: Deployment, pipeline: str, tenant: str, seconds: int) -> None:
+    """Let a run of the tenant be on that began so long ago, and gave its last heartbeat just now."""
+    gate, keys = deployment.gate, runtime_of(deployment.app).keys
+    gate.notify(pipeline, tenant, LatencyNeutral().spacing)
+    (runner,) = gate.look(pipeline, [tenant])
+    assert runner.token is not None
+    gate.begin_many([(RunKey(pipeline, tenant, runner.token), 0)], "celery@two")
+    deployment.redis.hincrby(keys.runner(pipeline, tenant), "began", -1000 * seconds)
+
+
+@pytest.mark.parametrize("others", [0, 150])
+def test_a_run_whose_call_does_not_come_back_is_named_with_its_worker(
+    deployment: Deployment, context: Context, others: int
+) -> None:
+    run(deployment.engine, LOOKED)
+    for number in range(others):
+        deployment.gate.notify("orders", f"new {number}", LatencyNeutral().spacing)
+        deployment.redis.zincrby(runtime_of(deployment.app).keys.due("orders"), -600, f"new {number}")
+    a_run_is_on(deployment, "orders", "acme", 290)
+    assert health.health(context).colour == "green"
+    a_run_is_on(deployment, "orders", "bolt", 400)
+    a_run_is_on(deployment, "orders", "cask", 310)
+    (found,) = health.health(context).findings
+    assert (found.colour, found.tenant) == ("yellow", "bolt")
+    assert found.sentence == (
+        "orders: the run of 'bolt' on the worker celery@two has been on for 7 min, and 1 other is on for too long: its "
+        "handler does not return"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds", "colour", "is_long"),
+    [
+        (None, 400, "red", True),
+        (1800, 400, "yellow", False),
+        (1800, 3_550, "yellow", False),
+        (1800, 3_700, "red", True),
+    ],
+)
+def test_a_queue_behind_runs_that_may_take_long_is_long_and_behind_those_that_may_not_it_stands_still(
+    deployment: Deployment, limit: float | None, seconds: int, colour: str, is_long: bool
+) -> None:
+    run(deployment.engine, LOOKED)
+    run(deployment.engine, ENDED.format("now() - interval '50 s'"))
+    deployment.gate.notify("orders", "late", LatencyNeutral().spacing)
+    waits_for_long(deployment, "late")
+    a_run_is_on(deployment, "orders", "acme", seconds)
+    own = {**PIPELINES, "orders": replace(PIPELINES["orders"], soft_time_limit=limit)}
+    found = health.health(Context(deployment.engine, runtime_of(deployment.app).gate, own, deployment.settings))
+    assert found.colour == colour
+    assert [one.tenant for one in found.findings] == (["late", "acme"] if is_long else ["late"])
+
+
+def test_a_run_that_was_replaced_is_told_of_with_its_worker_for_an_hour(
+    deployment: Deployment, context: Context
+) -> None:
+    run(deployment.engine, LOOKED)
+    gate, keys = deployment.gate, runtime_of(deployment.app).keys
+    a_run_is_on(deployment, "orders", "acme", 0)
+    assert health.health(context).colour == "green"
+    deployment.redis.zadd(keys.due("orders"), {"acme": 0})
+    assert gate.expire("orders", ["acme"]) == [Answer.REISSUED]
+
+    now = health.health(context)
+    told = "a run on the worker celery@two gave no heartbeat and was replaced 0 min ago: its process died or is frozen"
+    assert (now.colour, [one.sentence for one in now.findings]) == ("yellow", [f"orders: {told}"])
+    deployment.redis.hincrby(keys.counts("orders"), "replaced_at", -3_601_000)
+    assert health.health(context).colour == "green"
+
+
+def test_errors_are_grouped_by_their_text(deployment: Deployment, context: Context) -> None:
+    assert status.failing(context) == []
+    run(deployment.engine, FAILING)
+    quarantined(deployment.engine)
+    found = status.failing(context, "orders")
+    assert [(one.error, one.tenants, one.quarantined, one.sample) for one in found] == [
+        ("ValueError: 1", 2, 1, ["q", "t1", "t4"]),
+        ("ValueError: 2", 2, 0, ["t2", "t5"]),
+    ]
+    assert found[0].last is not None
+    assert status.failing(context, "calls") == []
+
+
+def test_errors_that_differ_in_addresses_and_ids_alone_are_of_one_kind(
+    deployment: Deployment, context: Context
+) -> None:
+    run(
+        deployment.engine,
+        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures, last_error, failed_at) "
+        "SELECT 'orders', 't' || n, 1, 'HTTPError: ' || (CASE WHEN n > 2 THEN 503 ELSE 429 END) || E' for \\'http://erp/o/'"
+        "|| n || E'\\'\\n id ' || md5(n::text) || ', order A-' || n || ' of ' || 4000 + n || ', took ' || n || '.5 s', "
+        "now() - n * interval '1 min' FROM generate_series(1, 6) n",
+    )
+    found = status.failing(context, "orders")
+    assert [(one.tenants, one.texts, one.sample, one.cut) for one in found] == [
+        (4, 4, ["t3", "t4", "t5", "t6"], False),
+        (2, 2, ["t1", "t2"], False),
+    ]
+    assert "http://erp/o/3" in found[0].error, "the last one stands for all"
+    assert found[0].kind == "HTTPError: 503 for '<url>' id <id>, order A-<n> of <n>, took <n> s"
+
+
+DISCARDED = (
+    "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, discarded_at) "
+    "SELECT 'orders', 'a', n::text, 1, 'ValueError: given up', now() FROM generate_series(1, 2500) n"
+)
+SEVERAL = (
+    "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
+    "SELECT 'orders', tenant, key, revision, 'ValueError: 1' FROM taskbridge.records WHERE tenant = 'many'"
+)
+
+
+def test_what_is_in_quarantine_is_seen_behind_much_that_was_discarded(deployment: Deployment, context: Context) -> None:
+    run(deployment.engine, DISCARDED)
+    quarantined(deployment.engine)
+    assert health.health(context).quarantined == 1
+    assert [(one.error, one.quarantined) for one in status.failing(context, "orders")] == [("ValueError: 1", 1)]
+    assert status.tenants(context, "orders", sort="failures")[0].tenant == "q"
+
+
+def test_counts_that_were_cut_say_so(deployment: Deployment, context: Context) -> None:
+    for number in range(1_001):
+        record(deployment.engine, "orders", "many", str(number), {})
+    run(deployment.engine, SEVERAL)
+    (group,) = status.failing(context, "orders")
+    assert (group.quarantined, group.cut) == (1_000, True)
+
+
+def test_records_that_nobody_may_have_found_are_not_denied(deployment: Deployment, context: Context) -> None:
+    assert health.health(context).unseen, "no worker has ever looked"
+    run(deployment.engine, LOOKED)
+    assert not health.health(context).unseen
+    runtime_of(deployment.app).pauses.pause("orders", "acme")
+    assert health.health(context).unseen, "a tenant that is paused has no runner"
+
+
+def test_what_is_handled_is_not_guessed_where_much_is_pending(deployment: Deployment) -> None:
+    for number in range(7):
+        record(deployment.engine, "orders", "acme", str(number), {})
+    there = Tenants(deployment.engine, "orders")
+    ((few, many),) = zip(*(there.counts("orders", ["acme"], most) for most in (8, 7)), strict=True)
+    assert (few["pending"], few["handled"]) == (7, 0)
+    assert (many["pending"], many["handled"]) == (7, None)
+
+
+def test_tenants_come_in_the_order_that_was_asked_for(deployment: Deployment, context: Context) -> None:
+    run(deployment.engine, FAILING)
+    record(deployment.engine, "orders", "waits", "1", {})
+    runtime_of(deployment.app).pauses.pause("orders", "t3")
+    names = [one.tenant for one in status.tenants(context, "orders")]
+    assert names == ["t1", "t2", "t3", "t4", "t5", "t6", "waits"]
+    assert [one.tenant for one in status.tenants(context, "orders", after="t5")] == ["t6", "waits"]
+    assert [one.tenant for one in status.tenants(context, "orders", failing=True, limit=3)] == ["t1", "t2", "t4"]
+    assert [one.tenant for one in status.tenants(context, "orders", sort="failures", limit=2)] == ["t2", "t5"]
+    assert [one.tenant for one in status.tenants(context, "orders", sort="failures", failing=True)] == [
+        "t2",
+        "t5",
+        "t1",
+        "t4",
+    ]
+    (oldest,) = status.tenants(context, "orders", sort="oldest", limit=1)
+    assert (oldest.tenant, oldest.pending, oldest.state) == ("waits", 1, "not seen yet")
+    assert {one.tenant: one.state for one in status.tenants(context, "orders")}["t3"] == "paused"
+
+
+def test_health_shows_who_is_active(deployment: Deployment, context: Context) -> None:
+    for number in range(3):
+        deployment.gate.notify("orders", f"tenant {number}", LatencyNeutral().spacing)
+    runtime_of(deployment.app).pauses.pause("calls")
+    found = health.health(context)
+    assert found.queued == 3
+    lines = {one.pipeline: one for one in found.pipelines}
+    assert (lines["orders"].runners, len(lines["orders"].active)) == (3, 3)
+    assert {one.state for one in lines["orders"].active} == {"queued"}
+    assert lines["orders"].active[0].lease_seconds > 0
+    assert (lines["calls"].paused, lines["orders"].paused) == (True, False)
+
+
+def test_queued_messages_are_counted_if_the_app_s_broker_is_the_same_redis(deployment: Deployment) -> None:
+    runtime, conf = runtime_of(deployment.app), deployment.app.conf
+
+    def queued() -> int | None:
+        gate = runtime.make_gate(Gate)
+        gate.notify("orders", "acme", LatencyNeutral().spacing)
+        return health.health(Context(deployment.engine, gate, PIPELINES, deployment.settings)).queued
+
+    conf.broker_transport_options = {"global_keyprefix": "shared-"}
+    assert queued() == 1
+    conf.update(broker_url="amqp://elsewhere//")
+    assert queued() is None

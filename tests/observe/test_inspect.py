@@ -1,0 +1,184 @@
+"""Why a tenant does not run: each cause is reached by a real worker, and said in one sentence."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Any, Final
+
+import pytest
+
+from taskbridge import LatencyNeutral
+from taskbridge.gate import Hold
+from taskbridge.observe import inspect
+from taskbridge.observe.context import Context
+from taskbridge.observe.types import Cause, TenantAnswer
+from taskbridge.process.runtime import runtime_of
+from taskbridge.store import Tenants, record
+from tests.deployment import Deployment
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+MODULE: Final = "tests.pipelines_of_states"
+LIMITED: Final = r"^the rate limit of calls, 1 record/m, is used up; it resumes in \d"
+
+
+def notify(deployment: Deployment, pipeline: str, tenant: str) -> None:
+    """Send one event, as a producer that declares the pipeline does."""
+    spacing = LatencyNeutral(lease=60, tick=30) if pipeline == "slow" else LatencyNeutral()
+    deployment.gate.notify(pipeline, tenant, spacing.spacing)
+
+
+def until(context: Context, pipeline: str, tenant: str, cause: Cause, seconds: float = 15.0) -> TenantAnswer:
+    """Ask until the cause is this one."""
+    seen: list[TenantAnswer] = []
+
+    def asked() -> bool:
+        seen[:] = [inspect.tenant(context, pipeline, tenant)]
+        return seen[0].cause is cause
+
+    try:
+        wait_until(asked, f"{tenant} of {pipeline}: {cause}", seconds)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; it is {seen[0].cause}: {seen[0].sentence}") from None
+    return seen[0]
+
+
+def narrow_ones(context: Context) -> list[TenantAnswer]:
+    """Ask until one of the three tenants runs and the others wait for its slot."""
+    seen: list[TenantAnswer] = []
+
+    def asked() -> bool:
+        seen[:] = [inspect.tenant(context, "narrow", name) for name in ("first", "second", "third")]
+        if sorted(one.cause for one in seen) != [Cause.RUNNING, Cause.WAIT_QUEUE, Cause.WAIT_QUEUE]:
+            return False
+        # One may have come into the queue after the other was looked at.
+        return all(" of 2 in the wait queue" in one.sentence for one in seen if one.cause is Cause.WAIT_QUEUE)
+
+    wait_until(asked, "one runs and two wait")
+    return seen
+
+
+def said(answer: TenantAnswer, pattern: str) -> None:
+    assert re.search(pattern, answer.sentence), answer.sentence
+
+
+def test_what_holds_a_tenant_is_named(deployment: Deployment, context: Context) -> None:
+    pauses = runtime_of(deployment.app).pauses
+    pauses.pause("orders", "paused", "the price list is wrong", by="alice")
+    for name in ("paused", "quiet"):
+        record(deployment.engine, "orders", name, "1", {})
+    record(deployment.engine, "orders", "failing", "1", {"do": "fail"})
+    record(deployment.engine, "orders", "asked", "1", {"do": "wait"})
+    record(deployment.engine, "orders", "both", "1", {"do": "down"})
+    for number in range(3):
+        record(deployment.engine, "calls", "limited", str(number), {})
+    for tenant in ("one", "two", "three"):
+        record(deployment.engine, "broken", tenant, "1", {"do": "down"})
+    for name in ("first", "second", "third"):
+        record(deployment.engine, "narrow", name, "1", {"seconds": 5})
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
+        failing = until(context, "orders", "failing", Cause.BACK_OFF)
+        said(failing, r"^back-off: it failed \d+ times? in a row, for .* next try .*; last error: .*no currency")
+        assert failing.pending == 1
+        assert failing.failing_since is not None
+
+        narrow = narrow_ones(context)
+        (running,) = (one for one in narrow if one.cause is Cause.RUNNING)
+        said(running, r"^it is running: run \d{16}-\S+ on the worker worker-0@test, begun .*, last heartbeat \d")
+        assert running.holder is not None
+        assert (running.holder.alive, running.holder.worker) == (True, "worker-0@test")
+        places = sorted(one.sentence for one in narrow if one.cause is Cause.WAIT_QUEUE)
+        text = "it is number {} of 2 in the wait queue for a free run slot of narrow, of which there are 1"
+        assert places == [text.format(1), text.format(2)]
+
+        # Its run's message may be in the queue still: only the run learns of the pause.
+        wait_until(lambda: inspect.tenant(context, "orders", "paused").state == "paused", "paused")
+        paused = until(context, "orders", "paused", Cause.PAUSED)
+        said(paused, r"^paused by alice, \d+s ago \(the price list is wrong\)$")
+        assert paused.pause is not None
+        assert (paused.pause.by, paused.state, paused.pending) == ("alice", "paused", 1)
+        until(context, "orders", "both", Cause.BACK_OFF)
+        record(deployment.engine, "orders", "both", "1", {"do": "wait"})
+        said(until(context, "orders", "both", Cause.ASKED_TO_WAIT), r"asked to wait \(RetryAfter\); next try in ")
+        said(until(context, "orders", "asked", Cause.ASKED_TO_WAIT), r"asked to wait \(RetryAfter\); next try in ")
+        said(until(context, "calls", "limited", Cause.RATE), LIMITED)
+        for tenant in ("one", "two", "three"):
+            record(deployment.engine, "broken", tenant, "2", {"do": "down"})
+        broken = until(context, "broken", "one", Cause.CIRCUIT, 30)
+        said(broken, r"^the circuit of broken has been open for .* number \d of \d in the wait queue.*nobody answers$")
+        quiet = until(context, "orders", "quiet", Cause.NOTHING)
+        said(quiet, r"^idle: nothing is pending, and its last run began ")
+        assert (quiet.handled, quiet.runs) == (1, 1)
+        assert inspect.tenant(context, "orders", "nobody").cause is Cause.UNKNOWN
+
+        pauses.pause("orders")
+        record(deployment.engine, "orders", "quiet", "2", {})
+        said(until(context, "orders", "quiet", Cause.PAUSED), r"^its whole pipeline is paused, \d+s ago$")
+
+
+def test_a_tenant_that_waits_for_its_tick_or_lingers_is_told_so(deployment: Deployment, context: Context) -> None:
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
+        record(deployment.engine, "slow", "acme", "1", {})
+        notify(deployment, "slow", "acme")
+        said(until(context, "slow", "acme", Cause.LINGERING), r"^all is handled; its runner waits .* ends, in ")
+        record(deployment.engine, "slow", "acme", "2", {})
+        notify(deployment, "slow", "acme")
+        tick = until(context, "slow", "acme", Cause.TICK)
+        said(tick, r"^its next run comes in \d+s: ")
+        assert tick.due_at is not None
+
+
+def test_a_tenant_that_fails_while_it_is_looked_at_has_failed(
+    deployment: Deployment, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = Tenants.counts
+    gate = runtime_of(deployment.app).gate
+
+    def then_it_fails(self: Tenants, *asked: Any) -> list[dict[str, Any]]:
+        found = counts(self, *asked)
+        if not gate.active("orders"):
+            record(deployment.engine, "orders", "acme", "1", {"do": "fail"})
+            notify(deployment, "orders", "acme")
+            wait_until(lambda: gate.look("orders", ["acme"])[0].hold is Hold.RETRY, "held after its failure")
+        return found
+
+    monkeypatch.setattr(Tenants, "counts", then_it_fails)
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
+        said(inspect.tenant(context, "orders", "acme"), r"^back-off: it failed \d+ times? in a row")
+
+
+def test_a_frozen_worker_is_told_from_a_slow_handler(deployment: Deployment, context: Context) -> None:
+    with deployment.worker("-P", "solo", TASKBRIDGE_PIPELINES=MODULE) as worker:
+        record(deployment.engine, "orders", "acme", "1", {"seconds": 20})
+        until(context, "orders", "acme", Cause.RUNNING)
+        worker.signal_all(signal.SIGSTOP)
+        try:
+            frozen = until(context, "orders", "acme", Cause.FROZEN)
+            said(
+                frozen, r"^run \d{16}-\S+ on the worker worker-0@test has it and gave its last heartbeat \d\.\d s ago: "
+            )
+            said(frozen, r"it died or is frozen, and a worker replaces it in \ds$")
+            assert frozen.state == "no heartbeat"
+            assert frozen.holder is not None
+            assert frozen.holder.alive is False
+            wait_until(
+                lambda: "no worker replaces it" in inspect.tenant(context, "orders", "acme").sentence,
+                "nobody replaces it",
+            )
+        finally:
+            worker.signal_all(signal.SIGCONT)
+            worker.kill()
+
+
+def test_without_a_worker_the_answer_says_so(deployment: Deployment, context: Context) -> None:
+    record(deployment.engine, "orders", "found", "1", {})
+    notify(deployment, "orders", "queued")
+    said(
+        inspect.tenant(context, "orders", "found"),
+        r"^1 record is pending.* no worker has ever looked for records of orders",
+    )
+    queued = inspect.tenant(context, "orders", "queued")
+    said(queued, r"^its run message has been in the queue for \d+s, and no worker has ever looked for records")
+    assert (queued.cause, queued.burst_events) == (Cause.NO_WORKER, 1)
