@@ -84,7 +84,7 @@ def servers(taskbridge_servers: Servers) -> Servers:
 
 
 @pytest.fixture(scope="session")
-def administrator(servers: Servers) -> Iterator[psycopg.Connection[Any]]:
+def database_maker(servers: Servers) -> Iterator[psycopg.Connection[Any]]:
     """A session that makes and drops databases: to open one for each takes half of the time."""
     with psycopg.connect(**parameters_of(servers.postgres_url), autocommit=True) as session:
         yield session
@@ -92,14 +92,14 @@ def administrator(servers: Servers) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture
 def taskbridge_postgres_url(
-    servers: Servers, taskbridge_template: str, administrator: psycopg.Connection[Any]
+    servers: Servers, taskbridge_template: str, database_maker: psycopg.Connection[Any]
 ) -> Iterator[str]:
     """As the plugin's fixture, but all databases are made in one session."""
     name = f"test_{secrets.token_hex(6)}"
-    make_database(administrator, name, taskbridge_template)
-    set_search_path(administrator, name, ["public"])
+    make_database(database_maker, name, taskbridge_template)
+    set_search_path(database_maker, name, ["public"])
     yield make_url(servers.postgres_url).set(database=name).render_as_string(hide_password=False)
-    drop_database(administrator, name)
+    drop_database(database_maker, name)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class _Held:
         return [
             dict(zip(("source", "pipeline", "state"), reason, strict=True))
             | {"records": records, "tenant": self.tenants[reason]}
-            for reason, records in self.records.most_common()
+            for reason, records in sorted(self.records.items(), key=lambda one: (-one[1], one[0][2], one[0][0]))
         ]
 
 

@@ -436,7 +436,7 @@ SWAPS = {
 
 
 @pytest.mark.parametrize("swap", SWAPS.values(), ids=SWAPS)
-@pytest.mark.parametrize("within", ["read_batch", "documents", "document", None])
+@pytest.mark.parametrize("within", ["read_batch", "documents", "one_document", None])
 def test_another_table_of_the_name_is_never_read_for_the_adopted_one(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, swap: tuple[str, ...], within: str | None
 ) -> None:
@@ -460,7 +460,7 @@ def test_another_table_of_the_name_is_never_read_for_the_adopted_one(
     monkeypatch.setattr(reader.cursors, "_reading", swap_before)
     if within is None:
         run(engine, *swap)
-    if within == "document":
+    if within == "one_document":
         page = reader.cursors.claim(Claim(RunKey("orders", "acme", TOKEN), 9, 1, 1, died=True))
         found = [reader.cursors.load(record) for record in page.records]
     else:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.store import (
@@ -457,7 +456,7 @@ def test_a_read_that_the_server_cancels_is_not_sent_again(engine: Engine) -> Non
     event.listen(hurried, "checkout", lambda *_: checkouts.append(None))
     with engine.begin() as blocking:
         blocking.exec_driver_sql("LOCK TABLE taskbridge.sync_cursors")
-        with pytest.raises(DBAPIError, match="statement timeout"):
+        with pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"):
             claim(Cursors(hurried))
     assert len(checkouts) == 3, (
         "the read, the look for a run that was replaced and holds the lock, and whose cursor it is"

@@ -207,7 +207,7 @@ def sessions(engine: Engine) -> set[int]:
 def test_a_lock_on_the_cursor_ends_the_claim(engine: Engine, bounded: Engine) -> None:
     with engine.begin() as other:
         other.exec_driver_sql("LOCK TABLE taskbridge.sync_cursors")
-        with within_the_bound(), pytest.raises(DBAPIError, match="statement timeout"):
+        with within_the_bound(), pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"):
             claim(Cursors(bounded))
 
 

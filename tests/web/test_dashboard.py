@@ -266,9 +266,9 @@ def test_a_page_does_not_wait_for_a_lock(deployment: Deployment, monkeypatch: py
         assert (answer.status_code, "no answer came in time" in answer.text) == (503, True)
 
 
-@pytest.mark.parametrize("postgres_url", [None, "postgresql://127.0.0.1:1/nowhere"])
+@pytest.mark.parametrize("away", [None, "postgresql://127.0.0.1:1/nowhere"])
 def test_pages_share_one_answer_about_the_health_or_its_failure(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, postgres_url: str | None
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, away: str | None
 ) -> None:
     declare(deployment)
     health, count = healths.health, 0
@@ -280,10 +280,10 @@ def test_pages_share_one_answer_about_the_health_or_its_failure(
 
     monkeypatch.setattr(healths, "health", counted)
     monkeypatch.setattr(reading, "HEALTH_SECONDS", 60.0)
-    app = make_app(replace(deployment.settings, postgres_url=postgres_url)).app if postgres_url else deployment.app
+    app = make_app(replace(deployment.settings, postgres_url=away)).app if away else deployment.app
     made = Reading(app, show_documents=False)
     for _ in range(3):
-        with pytest.raises(Unavailable) if postgres_url else nullcontext():
+        with pytest.raises(Unavailable) if away else nullcontext():
             made.values(made.now_live, QueryParams())
     assert count == 1
 

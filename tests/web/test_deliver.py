@@ -100,7 +100,7 @@ def endpoint() -> Iterator[Endpoint]:
     thread.start()
     yield made
     for handler in made.handlers:
-        if (pool := vars(handler)["_pool"]) is not None:
+        if (pool := vars(handler).get("_pool")) is not None:
             pool.close()
     made.server.shutdown()
     thread.join()
