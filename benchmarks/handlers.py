@@ -13,7 +13,6 @@ from taskbridge.declaring.pipeline import INVOICES, pipeline
 from taskbridge.handlers.journal import journal
 
 SECONDS_PER_RECORD: Final = float(os.environ.get("TASKBRIDGE_BENCH_SECONDS_PER_RECORD", "0"))
-SECONDS_PER_CALL: Final = float(os.environ.get("TASKBRIDGE_BENCH_SECONDS_PER_CALL", "0"))
 
 
 @pipeline(PIPELINE, policy=POLICY)
@@ -26,8 +25,8 @@ def take(batch: Batch) -> None:
 
 @pipeline(INVOICES)
 def handle(batch: Batch) -> None:
-    """Mark the call, take as long as it is told for the call and for each record, and write the journal."""
+    """Mark the call, take as long as it is told for each record, and write the journal."""
     mark()
-    if SECONDS_PER_RECORD or SECONDS_PER_CALL:
-        time.sleep(SECONDS_PER_CALL + SECONDS_PER_RECORD * len(batch))
+    if SECONDS_PER_RECORD:
+        time.sleep(SECONDS_PER_RECORD * len(batch))
     journal(batch)

@@ -18,13 +18,10 @@ from sqlalchemy import Engine
 
 from benchmarks.marks import mark
 
-__all__ = ["QUEUE", "SMALL", "app", "make_app", "prepare", "write"]
+__all__ = ["QUEUE", "app", "make_app", "prepare", "write"]
 
 QUEUE: Final = "celery"
-SMALL: Final = "small"
-"""A queue of its own for tenants with little work."""
 SECONDS_PER_RECORD: Final = float(os.environ.get("TASKBRIDGE_BENCH_SECONDS_PER_RECORD", "0"))
-SECONDS_PER_CALL: Final = float(os.environ.get("TASKBRIDGE_BENCH_SECONDS_PER_CALL", "0"))
 
 _TABLE: Final = """
 CREATE TABLE plain_records (
@@ -99,8 +96,8 @@ def _handle(rows: list[Any]) -> None:
 
 
 def _wait_for(rows: list[Any]) -> None:
-    if SECONDS_PER_RECORD or SECONDS_PER_CALL:
-        time.sleep(SECONDS_PER_CALL + SECONDS_PER_RECORD * len(rows))
+    if SECONDS_PER_RECORD:
+        time.sleep(SECONDS_PER_RECORD * len(rows))
 
 
 @cache

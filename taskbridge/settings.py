@@ -46,10 +46,7 @@ class Settings:
     republish_after: float = 5.0
     """A run message that nobody began is published again after this many seconds, then doubling."""
     run_budget: float = 1.0
-    """A run that has used this many seconds ends, and its tenant waits for its next turn. If a first event waits for a
-    slot, it ends after its next call."""
-    reserved: int = 0
-    """So many slots of each worker take first events only, and stand idle without any. One slot takes both always."""
+    """A run that has used this many seconds ends, and its tenant waits for its next turn."""
     ticker_interval: float = 0.05
     """The most seconds between two looks of a worker for deadlines that have passed."""
     tail_interval: float = 0.2
@@ -219,7 +216,6 @@ def unknown_variables(environment: Mapping[str, str]) -> list[tuple[str, str]]:
 _WHOLE: Final = {
     "metrics_port": "give a port's number, or 0 for none",
     "history_days": "give a number of days, or 0 for none",
-    "reserved": "give a number of slots, or 0 for none",
 }
 
 

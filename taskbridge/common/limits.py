@@ -53,7 +53,6 @@ SETTINGS: Final = {
     "transaction_timeout": Range(1, 86_400),
     "history_days": Range(0, 366, "days"),
     "metrics_port": Range(0, 65_535, ""),
-    "reserved": Range(0, 10_000, "slots"),
 }
 """Limits of `Settings`, by the names of its fields."""
 
@@ -61,7 +60,6 @@ OPTIONS: Final = {
     "batch_size": Range(1, 100_000, "records"),
     "max_attempts": Range(1, 1_000, ""),
     "max_runs": Range(0, 100_000, ""),
-    "latency_budget": Range(0.001, 3_600),
     "soft_time_limit": Range(0.001, 86_400),
     "lease": Range(0, 3_600),
     "tick": Range(0.001, 3_600),

@@ -47,7 +47,6 @@ class Pipeline:
     downstream_errors: tuple[type[Exception], ...] = ()
     source: str = ""
     start: str | datetime = "everything"
-    latency_budget: float = 0.05
 
     @property
     def criteria(self) -> DelaySinceLastRun | None:
@@ -70,12 +69,9 @@ class Pipeline:
             )
         for name in ("batch_size", "max_attempts", "max_runs"):
             self._check_whole(name)
-        for name in ("soft_time_limit", "latency_budget"):
-            seconds, limits = getattr(self, name), OPTIONS[name]
-            if seconds is None and name == "soft_time_limit":
-                continue
-            if type(seconds) not in (int, float) or not limits.has(seconds):
-                raise InvalidPolicy(f"pipeline {self.name}: {name} is {seconds!r}, give a number {limits}")
+        limit, limits = self.soft_time_limit, OPTIONS["soft_time_limit"]
+        if limit is not None and (type(limit) not in (int, float) or not limits.has(limit)):
+            raise InvalidPolicy(f"pipeline {self.name}: soft_time_limit is {limit!r}, give a number {limits}")
         for kind in self.downstream_errors:
             if not isinstance(kind, type) or not issubclass(kind, Exception):  # type: ignore[redundant-expr]
                 raise InvalidPolicy(f"pipeline {self.name}: downstream_errors holds {kind!r}, give exception classes")
@@ -186,7 +182,6 @@ def pipeline(
     tenant_rate_limit: RateLimit | str | Sequence[RateLimit | str] | None = None,
     soft_time_limit: float | None = None,
     downstream_errors: Iterable[type[Exception]] = (),
-    latency_budget: float = 0.05,
 ) -> Callable[[H], H]:
     """Declare the decorated function as the handler of a pipeline. It may be a coroutine function (`async def`).
 
@@ -198,7 +193,7 @@ def pipeline(
             or from a time. It counts when the pipeline is seen for the first time, and never again.
         policy: when runs may start.
         batch_size: most records that a handler is given at once; 1 to 100,000. It is given fewer where their documents
-            come to 64 MiB, where so many would exceed `latency_budget`, and during bisection.
+            come to 64 MiB, where so many took longer than a run's time budget, and during bisection.
         max_attempts: how often a record may fail alone before it goes to quarantine; 1 to 1,000.
         max_runs: how many runs of this pipeline may be under way at once, over all workers; 0: no limit.
         rate_limit: how many records of this pipeline may be delivered in a time, or how often its handler may be
@@ -212,9 +207,6 @@ def pipeline(
             Postgres, Redis and the broker, that say "what I call is down". A record goes to quarantine for them only on
             stronger evidence (docs/explanation/failures.md), and five in a row, of two tenants at the least, open the
             pipeline's circuit.
-        latency_budget: seconds that the records of one call may take, judging by the calls before it; four times what
-            a call costs by itself, if that is more. A first event of another tenant may wait for such a call; 0.001 to
-            3,600.
 
     Raises:
         InvalidName: the name is not allowed.
@@ -236,7 +228,6 @@ def pipeline(
                 downstream_errors=tuple(downstream_errors),
                 source=source or "",
                 start=start,
-                latency_budget=latency_budget,
             )
         )
         return handler

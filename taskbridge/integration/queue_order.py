@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from taskbridge.gate import OURS, Constant
-from taskbridge.process import worker_slots
 
 __all__ = ["QueueOrder"]
 
@@ -14,8 +13,7 @@ class QueueOrder:
     """Each queue of the app has its turn, as kombu's own `round_robin` gives it, and our queues have one together.
 
     Within that turn first events come before continuations, but not more than `FIRSTS_IN_A_ROW`: then a continuation
-    that waits comes first. Else a storm of first events would keep all continuations waiting until its end. A worker
-    that serves no other queues looks at none for which it has no free slot. kombu makes
+    that waits comes first. Else a storm of first events would keep all continuations waiting until its end. kombu makes
     one of these for each connection; the methods have the names of kombu's own orders (`kombu.utils.scheduling`).
     """
 
@@ -33,11 +31,7 @@ class QueueOrder:
 
     def consume(self, count: int) -> list[str]:
         """Return the first `count` queues, in the order in which to look at them now."""
-        names = [name for turn in self._turns for name in self._ordered(turn)]
-        slots = worker_slots.of_this_worker()
-        if slots is not None and len(names) == len(self._ours):
-            names = [name for name in names if slots.may_take(name)]
-        return names[:count]
+        return [name for turn in self._turns for name in self._ordered(turn)][:count]
 
     def rotate(self, last_used: str) -> str:
         """Let the others come before the queue that a message was taken from."""

@@ -39,7 +39,6 @@ from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import counted, error_line
 from taskbridge.gate.message import RUN_TASK
 from taskbridge.integration.broker_watch import watched
-from taskbridge.process import worker_slots
 from taskbridge.process.broker import broker_connection
 
 __all__ = [
@@ -62,8 +61,6 @@ BOUNDED_CONNECTIONS: Final = {"socket_timeout": 30, "socket_connect_timeout": BR
 
 A worker's watch finds such a connection sooner. A shorter time-out would also end connections to a slow server.
 """
-FIRSTS_ALONE: Final = 0.05
-"""Seconds of one look at the queue of first events alone; a slot for a continuation may become free meanwhile."""
 REFUSED_WAIT: Final = 1.0
 """Seconds until the broker is asked again what it refused."""
 
@@ -281,9 +278,6 @@ class _Patient:
         if time.monotonic() < self._asks_again:
             return
         above: Any = super()
-        slots = worker_slots.of_this_worker()
-        if slots is not None and slots.reserved and slots.for_continuations <= 0 and not args:
-            options.setdefault("timeout", FIRSTS_ALONE)
         try:
             above._brpop_start(*args, **options)
         except ResponseError as error:  # to the PING before it

@@ -19,14 +19,11 @@ from threading import BoundedSemaphore, Thread
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from redis import RedisError
-
 from taskbridge.common.histogram import Histogram
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import ForeignGate, TaskBridgeError
 from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, hurry, message
 from taskbridge.gate.inspector import Inspector
-from taskbridge.process import worker_slots
 from taskbridge.process.broker import broker_connection
 from taskbridge.process.heartbeat import Heartbeat
 from taskbridge.process.light_runtime import LightRuntime, redis_of
@@ -170,14 +167,6 @@ class Runtime(LightRuntime):
         if self.eager or message.serializer_of(self.app) != "json":
             return None
         return message.shared_prefix(self.app, self.settings.redis_url, self.keys.queues)
-
-    def first_event_waits(self) -> bool:
-        """Whether a first event waits for a slot of this worker. If Redis cannot tell, none does."""
-        if self.keys.queue(Queue.FIRST) not in self.taken_from:
-            return False
-        with suppress(RedisError):
-            return worker_slots.has_reserved(self.keys.queue(Queue.FIRST)) or self.gate.first_events() > 0
-        return False
 
     def cursors_of(self, pipeline: str) -> Cursors:
         """Return the cursors over the source that a pipeline reads.

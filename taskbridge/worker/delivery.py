@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from taskbridge.common.run_key import RunKey
@@ -34,8 +34,6 @@ from taskbridge.worker.traces import RunTrace
 
 __all__ = ["SLICE", "Run", "RunResult", "charge", "deliver", "permitted", "try_alone"]
 
-ASKED_EVERY: Final = 0.02
-"""Seconds between two times that a run asks whether a first event waits: after quick calls asking would cost more."""
 SLICE: Final = 0.05
 """How long a slot keeps taking further runs after its first, in seconds.
 
@@ -89,8 +87,6 @@ class Run:
     """How it ended; None: it has not."""
     is_over: bool = False
     """Whether it is settled, or has nothing to settle."""
-    asked: float = field(default_factory=time.monotonic)
-    """When it last asked whether a first event waits."""
 
     @property
     def cursors(self) -> Cursors:
@@ -111,43 +107,19 @@ class Run:
     def must_end(self) -> bool:
         """Whether it ends after this batch although records are left.
 
-        Others wait for it, it probes an open circuit, it is a first run that would go on in a slot reserved for first
-        events, or less than a tenth of its time budget is left, which is too little for another call.
+        Others wait for it, it probes an open circuit, or less than a tenth of its time budget is left, which is too
+        little for another call.
         """
-        settings = self.runtime.settings
-        has_time = self.seconds_left >= settings.run_budget / 10
-        goes_on_elsewhere = settings.reserved > 0 and self.begun.runs == 1
-        return self.began_together > 1 or self.begun.probe is not None or goes_on_elsewhere or not has_time
-
-    @property
-    def first_event_waits(self) -> bool:
-        """Whether a first event waits for a slot, as far as this run knows."""
-        now = time.monotonic()
-        if now - self.asked < ASKED_EVERY:
-            return False
-        self.asked = now
-        return self.runtime.first_event_waits()
+        has_time = self.seconds_left >= self.runtime.settings.run_budget / 10
+        return self.began_together > 1 or self.begun.probe is not None or not has_time
 
     @property
     def most_records(self) -> int:
-        """How many records one call is given, judging by the last calls: who comes meanwhile waits for it."""
-        budget = self.pipeline.latency_budget
+        """How many records the handler can handle in what is left of the budget, judging by its last calls."""
+        pace, budget, left = self.runtime.paces[self.pipeline.name], self.runtime.settings.run_budget, self.seconds_left
         if self.began_together > 1:
-            budget = min(budget, SLICE / self.began_together)
-        return min(self.pipeline.batch_size, self.runtime.paces[self.pipeline.name].most_records(budget))
-
-    @property
-    def most_read(self) -> int:
-        """How many records are read at once: for several calls, once as many were handled with no first event waiting.
-
-        Rate limits are paid for what is read.
-        """
-        most = self.most_records
-        return most if self.pipeline.is_limited else max(most, min(self.pipeline.batch_size, self.took))
-
-    def part_of(self, page: Page) -> Page:
-        """Return the records of a page that one call is given."""
-        return page if self.pipeline.is_limited else page.first(self.most_records)
+            budget = left = SLICE / self.began_together
+        return min(self.pipeline.batch_size, pace.most_records(left, budget))
 
     @property
     def claim(self) -> Claim:

@@ -61,10 +61,9 @@ def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> RunResult |
         try:
             page = claim(run)
             while isinstance(page, Page):
-                part = run.part_of(page)
-                move = deliver(run, part)
-                advance(run, part, move)
-                page = read_on(run, page, part)
+                move = deliver(run, page)
+                advance(run, page, move)
+                page = read_on(run, page)
             run.result = page
         except Exception as error:
             run.result = result_of(run, error)
@@ -152,25 +151,22 @@ def advance(run: Run, page: Page, move: Move | None) -> None:
         run.count(page, first_success=store.advance(run.runtime.database, move), row=move.row)
 
 
-def read_on(run: Run, page: Page, part: Page) -> Page | RunResult:
-    """Return what follows this part of a page, read or still to be read, or how the run ends.
+def read_on(run: Run, page: Page) -> Page | RunResult:
+    """Return the page after this one, or how the run ends.
 
     Raises:
         CursorLost: the run may have been replaced.
         Unread: the page cannot be read.
     """
-    if (result := result_after(run, part)) is not None:
-        return result
-    if (count := len(part.records)) < len(page.records):
-        return page.after(count, part.bisection.handled(count, run.pipeline.batch_size))
-    return admit(run, run.cursors.read(run.key, run.most_read))
+    result = result_after(run, page)
+    return result or admit(run, run.cursors.read(run.key, run.most_records))
 
 
 def result_after(run: Run, page: Page) -> RunResult | None:
     """Return how a run ends whose cursor is past this page; None: it goes on.
 
-    DONE: nothing is left. MORE: records are left, and a first event or others wait for this run, or the budget is
-    spent. STOPPED: the worker stops before that.
+    DONE: nothing is left. MORE: records are left, and the budget is spent or others wait for this run. STOPPED: the
+    worker stops before that.
 
     Raises:
         CursorLost: the run may have been replaced.
@@ -180,7 +176,7 @@ def result_after(run: Run, page: Page) -> RunResult | None:
         return DONE
     if not run.ownership.owned:
         raise CursorLost
-    if run.must_end or run.first_event_waits:
+    if run.must_end:
         return MORE
     return STOPPED if is_stopping() else None
 

@@ -142,9 +142,6 @@ def _more(runtime: Runtime, left: float) -> list[RunKey] | None:
     None: there are no more, or none that is done so soon.
     """
     most_first, most_next = (MOST_AT_ONCE if queue in runtime.taken_from else 0 for queue in runtime.keys.queues)
-    if runtime.settings.reserved:
-        # This slot may be reserved for first events.
-        most_next = 0
     if left <= 0 or is_stopping() or not (most_first or most_next):
         return None
     declared = set(runtime.pipelines.names())

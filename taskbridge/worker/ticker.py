@@ -19,11 +19,9 @@ from celery.worker import state as worker_state
 from taskbridge.common.server_errors import REDIS_AWAY, is_refused
 from taskbridge.common.texts import error_line
 from taskbridge.errors import ForeignGate
-from taskbridge.gate import Due, Queue
-from taskbridge.process import worker_slots
+from taskbridge.gate import Due
 from taskbridge.process.runtime import Runtime, runtime_of, serves
 from taskbridge.process.shutdown import note_stop, notice_signals
-from taskbridge.process.worker_slots import WorkerSlots
 from taskbridge.worker.tail import Rounds
 
 __all__ = ["TickerStep", "fire_due", "free_for_turns"]
@@ -132,16 +130,9 @@ class TickerStep(bootsteps.StartStopStep):
         """Start the threads."""
         notice_signals()
         runtime, served = runtime_of(worker.app), worker.app.amqp.queues.consume_from
-        slots = WorkerSlots(
-            # An autoscaler adds a slot once a message asks for it.
-            lambda: max(worker.max_concurrency or 0, int(worker.pool.num_processes)),
-            runtime.keys.queue(Queue.NEXT),
-            runtime.settings.reserved,
-            # Nothing wakes the main thread when a thread of the pool is free.
-            waits=type(worker.pool).__module__ != "celery.concurrency.thread",
+        runtime.idle_slots = lambda: free_for_turns(
+            runtime, served, int(worker.pool.num_processes) - len(worker_state.reserved_requests)
         )
-        worker_slots.use(slots)
-        runtime.idle_slots = lambda: free_for_turns(runtime, served, slots.for_continuations)
         rounds = Rounds(runtime)
         loops = {
             "owner": partial(keep_gate, runtime),

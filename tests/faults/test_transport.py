@@ -63,8 +63,7 @@ def test_reserved_messages_are_few_and_a_warm_shutdown_puts_them_back_in_their_p
         for tenant in ORDER:
             deployment.save(tenant, "1")
         wait_until(lambda: len(deployment.rows("SELECT 1 FROM ledger")) == 2, "two handlers are at work")
-        # Where a slot is a thread, the worker reserves one message for each.
-        assert queued() == ORDER[4 if pool == "threads" else 2 :]
+        assert queued() == ORDER[4:]
         # when it is told to stop
         stopping.stop()
     begun = {tenant for tenant, _ in deployment.deliveries()}

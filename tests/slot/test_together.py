@@ -96,7 +96,7 @@ def test_one_whose_companions_were_done_elsewhere_takes_a_whole_batch(inline: In
     for number in range(30):
         record_invoice(inline.deployment.engine, "a", f"more {number}", {})
     pace = inline.runtime.paces["invoices"] = Pace()
-    pace.note(10, 0.01)
+    pace.note(10, 0.1)
     sizes.clear()
     slot.run_together(inline.runtime, runs)
     assert sizes == [31]

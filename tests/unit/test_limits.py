@@ -45,7 +45,6 @@ OF_OPTIONS: dict[str, Callable[[Any], object]] = {
     "max_attempts": lambda value: _pipeline(max_attempts=value),
     "max_runs": lambda value: _pipeline(max_runs=value),
     "soft_time_limit": lambda value: _pipeline(soft_time_limit=value),
-    "latency_budget": lambda value: _pipeline(latency_budget=value),
     "lease": lambda value: LatencyNeutral(lease=value, tick=0.001),
     "tick": lambda value: LatencyNeutral(lease=0, tick=value),
     "delay": lambda value: DelaySinceLastRun([Criterion("$.level", "error", "$.service", value)]),
