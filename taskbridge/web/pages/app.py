@@ -170,6 +170,7 @@ class _Site:
         form = await _form(request)
         target, user = Target.of(form), str(request.state.user)
         done = await self._in_thread(lambda: act(self._reading.runtime, action, target, user))
+        self._reading.forget_health()
         log.info("%s of %s by the dashboard", action, target.pipeline)
         root = _root(request)
         response = RedirectResponse(f"{root}/{_back(form)}", 303)

@@ -102,6 +102,10 @@ class Reading:
             assert self._health is not None  # noqa: S101 - for the type
             return self._health
 
+    def forget_health(self) -> None:
+        """Read the health again for the next page, since an action may have changed it."""
+        self._read_at = float("-inf")
+
     @property
     def last_health(self) -> Health | None:
         """The health that was read last; None: the last reading failed, or there was none."""
