@@ -129,6 +129,8 @@ def test_a_record_and_its_tenant_are_found_in_two_clicks(visitor: Visitor, deplo
     with deployment.worker():
         deployment.save("acme", "in-1", "in-2")
         deployment.wait_until_idle()
+        # The history, from which the record's page has the run, gets it shortly after its tenant is idle.
+        wait_until(lambda: ">acme<" in visitor.get("/runs").text, "its run is in the history")
         found = visitor.get("/record", q="in-2").text
         (path,) = {one for one in re.findall(r'href="(/record[^"]+)"', found) if "pipeline=invoices" in one}
         record = visitor.client.get(path.replace("&amp;", "&")).text
@@ -137,8 +139,6 @@ def test_a_record_and_its_tenant_are_found_in_two_clicks(visitor: Visitor, deplo
         tenant = visitor.get("/tenant", pipeline="invoices", tenant="acme").text
     assert "nothing to do" in tenant
     assert re.search(r"<dt>handled</dt><dd>2</dd>", tenant), tenant
-    # The history has a run shortly after its tenant is idle.
-    wait_until(lambda: ">acme<" in visitor.get("/runs").text, "its run is in the history")
     assert "worker-0@test" in visitor.get("/runs").text
 
 
