@@ -40,12 +40,12 @@ SPACING: Final = LatencyNeutral().spacing
 
 
 def told(context: Context, tenant: str, key: str, state: str, pipeline: str = "orders") -> Story:
-    """Wait until a record has this state, and return its story."""
+    """Wait until a record has this state, and the history the run that gave it; return its story."""
 
     def asked() -> Story | None:
         found = record_answers.story(context, "orders", tenant, key, pipeline)
         assert found is not None
-        return found if found.state == state else None
+        return found if found.state == state and found.note is None else None
 
     story = wait_until(asked, f"{key} is {state}", 20)
     assert story is not None
