@@ -6,7 +6,10 @@ with the batch. What it sets in the session is reset in the message that ends th
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Lock, get_ident
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -33,6 +36,8 @@ STILL_IN_USE: Final = (
     "`batch.connection` is still in use: read `stream()` and `copy()` to their end or close them, leave `pipeline()` "
     "blocks, and wait for threads that you started"
 )
+INTERRUPTED_WITHIN: Final = 1.0
+"""Seconds that another thread has to notice that its session was interrupted."""
 _FIRST_NAME: Final = 1_000_000
 """Number of the first statement that a handler's connection prepares; those of the session begin at 0."""
 
@@ -103,7 +108,7 @@ class HandlerConnection(View):
         self.session = session
         self._is_over = False
         # psycopg uses it only in `with` statements.
-        self.lock = _Turn(seconds)  # type: ignore[assignment]
+        self.lock: _Turn = _Turn(seconds)  # type: ignore[assignment]
         if self.answer_timeout is not None:
             self.answer_timeout = seconds
         # A pooler that supports prepared statements refuses those of the next handler, which have the same names.
@@ -127,6 +132,7 @@ class HandlerConnection(View):
             HandlerMistake: a thread uses it, or a result was not read to its end. The session must be closed.
         """
         if not self.lock.acquire(blocking=False):
+            self._interrupt()
             raise HandlerMistake(STILL_IN_USE)
         try:
             if self.pgconn.pipeline_status != PipelineStatus.OFF or (
@@ -137,6 +143,12 @@ class HandlerConnection(View):
             self._return_messages()
         finally:
             self.lock.release()
+
+    def _interrupt(self) -> None:
+        """End what another thread waits for: to free a session that libpq works on would crash the process."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self.pgconn.socket)) as connected:
+            connected.shutdown(socket.SHUT_RDWR)
+        self.lock.wait_for_others(INTERRUPTED_WITHIN)
 
     def rollback(self) -> None:
         """Roll back; nothing happens after the end, when SQLAlchemy gives the session back to its pool."""
@@ -182,6 +194,11 @@ class _Turn:
         if acquired:
             self._thread = get_ident()
         return acquired
+
+    def wait_for_others(self, seconds: float) -> None:
+        """Wait until no other thread holds it, at most so many seconds."""
+        if self._thread != get_ident() and self.acquire(timeout=seconds):
+            self.release()
 
     def locked(self) -> bool:
         return self._lock.locked()

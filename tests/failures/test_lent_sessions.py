@@ -316,6 +316,24 @@ KEPT: dict[str, Callable[[psycopg.Connection[Any]], Any]] = {
 }
 
 
+def test_no_thread_is_inside_the_driver_when_its_session_is_closed(drill: Drill) -> None:
+    """Else libpq frees what it works on, and the process crashes now and then."""
+    threads: list[threading.Thread] = []
+    at_work: list[bool] = []
+
+    def handler(batch: Batch) -> None:
+        if not threads:
+            threads.append(sleeps(driver_of(batch.connection)))
+            driver = driver_of(batch.connection)
+            event.listen(drill.runtime.engine, "invalidate", lambda *_: at_work.append(driver.lock.locked()))
+
+    drill.handle(handler)
+    drill.save("acme", "1")
+    drill.go_on()
+    assert at_work == [False]
+    assert drill.states() == {"handled": 1}
+
+
 def test_who_uses_a_connection_after_its_batch_is_refused_and_spoils_nothing(drill: Drill) -> None:
     kept: list[psycopg.Connection[Any]] = []
     refused: list[str] = []
