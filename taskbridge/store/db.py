@@ -47,6 +47,7 @@ __all__ = [
     "OLDEST_POSTGRES",
     "SHORT_WAIT",
     "SILENT",
+    "AsyncPipeline",
     "Bounded",
     "Broken",
     "Database",
@@ -213,6 +214,29 @@ _OF_A_CLIENT: Final = (
 (https://www.pgbouncer.org/config.html, `track_extra_parameters`)."""
 
 
+class _EndsWithSync:
+    """A pipeline that ends with its Sync.
+
+    psycopg asks for a Flush after it. One that arrives once the transaction is over makes PgBouncer give the client a
+    session of the server again, which it keeps until its next transaction.
+    """
+
+    def _exit_gen(self: Any) -> PQGen[None]:
+        self._enqueue_sync()
+        try:
+            yield from self._communicate_gen()
+        finally:
+            yield from self._fetch_gen(flush=False)
+
+
+class _Pipeline(_EndsWithSync, psycopg.Pipeline):
+    pass
+
+
+class AsyncPipeline(_EndsWithSync, psycopg.AsyncPipeline):
+    """See `_EndsWithSync`."""
+
+
 class Bounded(psycopg.Connection[Any]):
     """A connection that is given up if an answer takes longer than `answer_timeout` seconds; None: no limit."""
 
@@ -233,6 +257,14 @@ class Bounded(psycopg.Connection[Any]):
     def __init__(self, pgconn: PGconn, *arguments: Any) -> None:
         super().__init__(pgconn, *arguments)
         self.cursor_factory = _Cursor
+
+    @contextmanager
+    def pipeline(self) -> Iterator[psycopg.Pipeline]:
+        """Send the statements of the block at once."""
+        if self._pipeline is None:
+            self._pipeline = _Pipeline(self)
+        with super().pipeline() as pipeline:
+            yield pipeline
 
     @property
     def ended(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -14,7 +16,7 @@ from psycopg.waiting import Ready, Wait
 from sqlalchemy import Engine
 
 from taskbridge.errors import Unavailable
-from taskbridge.store.db import Bounded, NoAnswer, fetch, local_settings
+from taskbridge.store.db import AsyncPipeline, Bounded, NoAnswer, fetch, local_settings
 from taskbridge.store.queries import queries, query, setting
 from taskbridge.store.records import Statement, refused
 
@@ -158,6 +160,14 @@ class _Session(psycopg.AsyncConnection[Any]):
         self.prepare_threshold = bounded.prepare_threshold
         self._limits = {**bounded.limits, "lock_timeout": LOCK_TIMEOUT} if bounded.pooled else {}
         """Settings with which each transaction begins, if nothing may stay in the session."""
+
+    @asynccontextmanager
+    async def pipeline(self) -> AsyncIterator[psycopg.AsyncPipeline]:
+        """Send the statements of the block at once."""
+        if self._pipeline is None:
+            self._pipeline = AsyncPipeline(self)
+        async with super().pipeline() as pipeline:
+            yield pipeline
 
     async def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:  # noqa: ARG002
         """Take the steps of `gen`, and wait for the server as long as `Bounded.wait` does.

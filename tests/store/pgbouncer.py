@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Self
 
 import pytest
 from sqlalchemy import make_url
@@ -81,6 +82,12 @@ class PgBouncer:
             self._process = subprocess.Popen([_BINARY, *other_user, str(self._file)], stdout=log, stderr=log)
         wait_until(lambda: self._process.poll() is not None or reachable(self._port), "PgBouncer")
         assert self._process.poll() is None, self._log.read_text()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """End it as an operator would who does not wait: its clients lose their connections."""

@@ -41,9 +41,8 @@ SELECT (SELECT json_object_agg(name, setting ORDER BY name) FROM pg_settings
 
 @pytest.fixture
 def pooler(postgres_url: str, tmp_path: Path) -> Iterator[PgBouncer]:
-    made = PgBouncer(postgres_url, tmp_path, size=SIZE)
-    yield made
-    made.stop()
+    with PgBouncer(postgres_url, tmp_path, size=SIZE) as made:
+        yield made
 
 
 @pytest.fixture
@@ -142,11 +141,21 @@ def test_an_event_loop_s_transactions_have_limits_and_leave_none(pooler: PgBounc
             connection.exec_driver_sql("SELECT FROM taskbridge.records FOR UPDATE")
             with pytest.raises(LockNotAvailable):
                 await pool.execute(one)
-        assert await pool.execute(one, one) != []
+        assert await pool.execute(one, one, one, one) != []
         await pool.close()
 
     asyncio.run(use())
     assert left_in_sessions(pooler) == fresh
+
+
+@NEEDS_PGBOUNCER
+def test_an_idle_connection_holds_no_session_of_the_pooler(postgres_url: str, tmp_path: Path) -> None:
+    with PgBouncer(postgres_url, tmp_path, size=1) as pooler:
+        engine = connect(pooler.url, statement_timeout=2)
+        with driving(engine) as first, driving(engine) as second:
+            for _ in range(200):
+                assert [scalar(driver, "SELECT 1") for driver in (first, second)] == [1, 1]
+        engine.dispose()
 
 
 @NEEDS_PGBOUNCER
@@ -157,16 +166,15 @@ def test_an_event_loop_s_transactions_have_limits_and_leave_none(pooler: PgBounc
 def test_doctor_names_the_pooler_and_its_mode(
     postgres_url: str, servers: Servers, tmp_path: Path, mode: str, shows_console: bool, found: str
 ) -> None:
-    pooler = PgBouncer(postgres_url, tmp_path, mode=mode, shows_console=shows_console)
-    runtime = runtime_of(make_app(Settings(pooler.url, servers.redis_url, tail_listens=True)).app)
-    first, second = (one for one in examine(runtime) if one.check == "pooler")
+    with PgBouncer(postgres_url, tmp_path, mode=mode, shows_console=shows_console) as pooler:
+        runtime = runtime_of(make_app(Settings(pooler.url, servers.redis_url, tail_listens=True)).app)
+        first, second = (one for one in examine(runtime) if one.check == "pooler")
+        runtime.close()
     assert first.level == Level.OK
     assert first.text.startswith(found)
     assert f"in {mode} mode: no statement is prepared" in first.text
     assert second.level == Level.WARNING
     assert "TAIL_LISTENS has no effect" in second.text
-    runtime.close()
-    pooler.stop()
 
 
 @NEEDS_PGBOUNCER

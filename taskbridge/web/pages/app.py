@@ -24,7 +24,7 @@ from taskbridge.common.texts import counted
 from taskbridge.errors import ConfigurationError, TaskBridgeError, UnknownPipeline, UsageError
 from taskbridge.settings import Settings, check_password
 from taskbridge.web.pages.access import Access, Allow, Guard
-from taskbridge.web.pages.acting import ACTIONS, MESSAGES, Target, act
+from taskbridge.web.pages.acting import ACTIONS, MESSAGES, Done, Target, act
 from taskbridge.web.pages.reading import Reading
 from taskbridge.web.pages.rendering import Renderer
 
@@ -169,8 +169,13 @@ class _Site:
             )
         form = await _form(request)
         target, user = Target.of(form), str(request.state.user)
-        done = await self._in_thread(lambda: act(self._reading.runtime, action, target, user))
-        self._reading.forget_health()
+
+        def do() -> Done:
+            done = act(self._reading.runtime, action, target, user)
+            self._reading.forget_health()
+            return done
+
+        done = await self._in_thread(do)
         log.info("%s of %s by the dashboard", action, target.pipeline)
         root = _root(request)
         response = RedirectResponse(f"{root}/{_back(form)}", 303)

@@ -104,7 +104,9 @@ class Reading:
 
     def forget_health(self) -> None:
         """Read the health again for the next page, since an action may have changed it."""
-        self._read_at = float("-inf")
+        # A reading that has begun before the action ends first.
+        with self._lock:
+            self._read_at = float("-inf")
 
     @property
     def last_health(self) -> Health | None:
