@@ -58,7 +58,7 @@ def runtime(app: Celery | None = None) -> Runtime:
 
     found = runtime_of(app or own_app)
     # A person waits, and no request.
-    found.patient = True
+    found.is_interactive = True
     return found
 
 

@@ -39,7 +39,7 @@ def remove(name: str, yes: bool, data_dir: Path, as_json: bool) -> None:
         raise InvalidInput(f"the pipeline {name!r} is declared here: remove its declaration first")
     if not yes:
         raise click.UsageError("this cannot be undone: add --yes once no worker declares the pipeline")
-    if read_ages(runtime.engine, [name])[name].tail < QUIET_SECONDS:
+    if read_ages(runtime.engine, [name])[name].poller < QUIET_SECONDS:
         console.complain(f"a worker still declares {name!r}: stop it, and try again after {QUIET_SECONDS:g} s")
         raise click.exceptions.Exit(1)
     found = forget_pipeline(runtime.engine, name)

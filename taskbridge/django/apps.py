@@ -20,12 +20,12 @@ class TaskBridge(AppConfig):
         from taskbridge import settings  # noqa: PLC0415 - Django loads this module early
         from taskbridge.django import borrowing, checks, configuration, migrating, test_databases  # noqa: PLC0415
         from taskbridge.process.light_runtime import ALSO_CHECKED, CHECKED_FIRST  # noqa: PLC0415
-        from taskbridge.process.runtime import reread  # noqa: PLC0415
+        from taskbridge.process.runtime import reset_runtimes  # noqa: PLC0415
         from taskbridge.worker.middleware import MIDDLEWARE  # noqa: PLC0415
 
         if configuration.variables not in settings.GIVEN:
             # The program `celery` configures the app, and so needs the names of queues, before it loads the project.
-            reread()
+            reset_runtimes()
             settings.GIVEN.append(configuration.variables)
             settings.OVERRIDES.append(test_databases.variables_of_a_test)
             configuration.note_names()

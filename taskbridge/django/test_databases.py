@@ -21,8 +21,8 @@ from django.db.backends.signals import connection_created
 
 from taskbridge.django.configuration import NAMES, POSTGRES, alias_of_handlers, alias_of_postgres, is_of_a_test, url_of
 from taskbridge.errors import ConfigurationError, TaskBridgeError
-from taskbridge.gate import hurry
-from taskbridge.process.runtime import BEFORE_USE, reread, runtimes
+from taskbridge.gate import deadline
+from taskbridge.process.runtime import BEFORE_USE, reset_runtimes, runtimes
 from taskbridge.settings import Settings
 
 __all__ = ["check_no_project_in_a_test", "follow", "variables_of_a_test"]
@@ -59,7 +59,7 @@ def _leave_databases(connection: Any, **_: Any) -> None:
     """Close TaskBridge's sessions when Django connects to no database, which it does to create, copy or drop one."""
     if connection.alias == NO_DB_ALIAS:
         _delete_keys()
-        reread()
+        reset_runtimes()
 
 
 def _follow_name() -> None:
@@ -69,11 +69,11 @@ def _follow_name() -> None:
     if name == _Current.name:
         return
     _delete_keys()
-    reread()
+    reset_runtimes()
     _Current.name, _Current.prefix = name, f"test-{secrets.token_hex(6)}"
-    from taskbridge.integration.installation import renew_all  # noqa: PLC0415 - imports Celery
+    from taskbridge.integration.installation import reset_apps  # noqa: PLC0415 - imports Celery
 
-    renew_all()
+    reset_apps()
     # Unlike `atexit`, this also runs when a process of `--parallel` ends.
     Finalize(None, _delete_keys, exitpriority=1)
 
@@ -86,7 +86,7 @@ def _delete_keys() -> None:
         has_used_redis = not {"redis", "event_redis"}.isdisjoint(vars(runtime))
         if runtime.settings.key_prefix == _Current.prefix and has_used_redis:
             try:
-                with hurry(SECONDS):
+                with deadline(SECONDS):
                     delete_keys(runtime)
             except (redis.RedisError, TaskBridgeError):
                 log.debug("what tests left in Redis is not deleted", exc_info=True)

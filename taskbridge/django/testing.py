@@ -35,7 +35,7 @@ from taskbridge.store.schema import VERSION_TABLE
 from taskbridge.testing.deploying import own_deployment
 from taskbridge.testing.inline import drain_all, notified
 from taskbridge.worker.handler import check_returned, done_first
-from taskbridge.worker.tail import base_round, tail_round
+from taskbridge.worker.poller import reconcile, poll_changes
 
 __all__ = ["Delivered", "Deployed", "deliver", "deployed"]
 
@@ -267,10 +267,10 @@ class Deployed:
             )
         runtime = runtime_of(self.app)
         for name in runtime.pipelines.names():
-            runtime.know(runtime.pipelines[name])
-            tail_round(runtime, name)
+            runtime.register(runtime.pipelines[name])
+            poll_changes(runtime, name)
             # This finds what was there before the first poll.
-            base_round(runtime, name)
+            reconcile(runtime, name)
         runs = drain_all(app=self.app, through_failures=through_failures)
         if not runs and alias is not None:
             with runtime.engine.connect() as connection:

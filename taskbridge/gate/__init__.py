@@ -23,10 +23,10 @@ if TYPE_CHECKING:
         Outcome,
         Reminder,
         Settlement,
-        TailHold,
+        PollingHold,
         Timing,
     )
-    from taskbridge.gate.wire import client, hurry
+    from taskbridge.gate.wire import client, deadline
 
 if not TYPE_CHECKING:
     # A process that only reads loads no script.
@@ -38,7 +38,7 @@ if not TYPE_CHECKING:
             "keys": "OURS Keys Queue",
             "inspector": "OLDEST_REDIS CircuitStatus Hold RunnerStatus Survey",
             "state": "Answer State",
-            "values": "Begun Blame DeadRun Due Message Notified Outcome Reminder Settlement TailHold Timing",
-            "wire": "client hurry",
+            "values": "Begun Blame DeadRun Due Message Notified Outcome Reminder Settlement PollingHold Timing",
+            "wire": "client deadline",
         },
     )

@@ -34,7 +34,7 @@ class Constant(int, Enum):
     REPEATED_WITHIN_MS = 15_000, "how long a worker that lost the reply of a `take` may ask for its messages again"
     EMPTY_RUN_MS = 200, "from the start of a run that took nothing to the next, where delays count from the last run"
     MARK_EVERY_US = 100_000, "how often tickers note the time"
-    TAIL_MEMORY_MS = 60_000, "how long Redis knows who held a tail last"
+    POLLER_MEMORY_MS = 60_000, "how long Redis knows who held a tail last"
     OWNER_MS = (
         300_000,
         "how long a gate belongs to a deployment of which no worker runs any more, at the least; with work left, a day",

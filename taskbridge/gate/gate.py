@@ -24,7 +24,7 @@ from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.message import PROBE, RUN_TASK_TEXT
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.state import Answer
-from taskbridge.gate.values import Begun, DeadRun, Due, Message, Notified, Reminder, Settlement, TailHold, Timing
+from taskbridge.gate.values import Begun, DeadRun, Due, Message, Notified, Reminder, Settlement, PollingHold, Timing
 from taskbridge.gate.wire import Call, Wire
 
 __all__ = ["Gate"]
@@ -124,7 +124,7 @@ class Gate(Inspector):
         pipeline: str,
         reminders: Sequence[Reminder],
         *,
-        by_base: bool = False,
+        by_reconciler: bool = False,
         most_in_flight: int = 1,
         keeps_last: bool = True,
     ) -> list[Answer]:
@@ -134,13 +134,13 @@ class Gate(Inspector):
         of reminders that are in flight; the others wait for their turn, so that neither first events nor deadlines
         stand behind them.
 
-        `by_base`: a base round found them. A run that is under way may be handling them, so it is not told; a tenant
-        without one waits for its turn. Without `by_base` a run that is under way is followed by another.
+        `by_reconciler`: a base round found them. A run that is under way may be handling them, so it is not told; a tenant
+        without one waits for its turn. Without `by_reconciler` a run that is under way is followed by another.
 
         `keeps_last`: the pipeline's delays count from the last run, so Redis is asked for it.
         """
         told = [(tenant, delay, "" if last is None else last) for tenant, delay, last in reminders]
-        shared = (self._timing.republish, most_in_flight, int(by_base), int(keeps_last))
+        shared = (self._timing.republish, most_in_flight, int(by_reconciler), int(keeps_last))
         return [answer for answer, _ in self._for_each("remind", {pipeline: (shared, told)})]
 
     def _for_each(
@@ -394,11 +394,11 @@ class Gate(Inspector):
                 pipe.llen(f"{self._queue_prefix}{queue}")
             return any(pipe.execute())
 
-    def hold_tail(self, pipeline: str, hold_ms: int, last: TailHold | None = None) -> TailHold:
+    def hold_polling(self, pipeline: str, hold_ms: int, last: PollingHold | None = None) -> PollingHold:
         """Ask whether this process may look after a pipeline's tail for so many milliseconds; `last`: what it heard."""
         had_until = 0 if last is None else last.ends_ms
-        wait_ms, lost, ends_ms = self._run("hold_tail", pipeline, "", None, self._ticker, hold_ms, had_until)
-        return TailHold(wait_ms, bool(lost), ends_ms)
+        wait_ms, lost, ends_ms = self._run("hold_polling", pipeline, "", None, self._ticker, hold_ms, had_until)
+        return PollingHold(wait_ms, bool(lost), ends_ms)
 
     def _run(self, name: str, pipeline: str, tenant: str, queue: Queue | None, *args: str | float) -> Any:
         """Run a script once and return its reply."""

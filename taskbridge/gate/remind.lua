@@ -1,18 +1,18 @@
 -- Tenants have pending records: start each one's runner, or note it in the runner that it has. However often they are found,
 -- that counts as one event until a run begins, and as none after that where an event came too, or the burst is on. Those
 -- without a runner wait for their turn where many of them are queued, since first events stand behind these. So they do where
--- a base round found them (`by_base`): where Redis lost its data it finds many at once. Who waits for a deadline keeps it: where
+-- a base round found them (`by_reconciler`): where Redis lost its data it finds many at once. Who waits for a deadline keeps it: where
 -- many come due at once, the ticker starts them, and turns are far slower. A run that is under way may be handling those, so
 -- it is not told.
 -- USES: queueing last fair_queue in_flight
 -- KEYS: due queue fair_queue virtual_time in_flight
 -- KEYS OF EACH: runner last
--- ARGV: pipeline republish_ms:number most_in_flight:number by_base:flag keeps_last:flag nonce now_ms
+-- ARGV: pipeline republish_ms:number most_in_flight:number by_reconciler:flag keeps_last:flag nonce now_ms
 -- ARGV OF EACH: tenant delay_ms:number last_ms:number
 -- RETURNS: of each {STARTED, token} | {POSTPONED} | {DELAYED} | {ABSORBED}; `last_ms` is the last run as Postgres has it, or empty
 
 -- How many runs may still be queued. The queue's length would say nothing where the broker is another server.
-local room = by_base and 0 or most_in_flight - count_in_flight(in_flight_key, true, now)
+local room = by_reconciler and 0 or most_in_flight - count_in_flight(in_flight_key, true, now)
 
 -- Tenants whose runs this call started. A tenant may stand in it several times.
 local started = {}
@@ -29,7 +29,7 @@ local function remind(own_us, runner_key, last_key, tenant, delay_ms, last_ms)
       started[tenant] = true
       return STARTED, token
     end
-    if state == "queued" or state == "running" and by_base then
+    if state == "queued" or state == "running" and by_reconciler then
       return ABSORBED, false
     end
     local runner = redis.call("HMGET", runner_key, "held", "began", "delay", "events", "swept", "earliest")

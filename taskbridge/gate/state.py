@@ -25,7 +25,7 @@ Why no record is lost
     An event is a wake-up, and it may come before its record's commit, or never. So the tail looks at all commits and
     reminds each tenant with records that none of its runs has looked at. `queued` may ignore a reminder: a token begins
     once, and no run settles as done without a read after its own begin. Everywhere else it counts as an event. What
-    was lost with Redis is found by base rounds, which ask Postgres alone (`taskbridge/worker/tail.py`).
+    was lost with Redis is found by base rounds, which ask Postgres alone (`taskbridge/worker/poller.py`).
 
 Why a quiet runner ends without a run
     While it lingers nothing was notified and nothing reminded. What was committed since is found by the tail.

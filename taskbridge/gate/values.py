@@ -19,7 +19,7 @@ __all__ = [
     "Outcome",
     "Reminder",
     "Settlement",
-    "TailHold",
+    "PollingHold",
     "Timing",
 ]
 
@@ -152,7 +152,7 @@ class Reminder(NamedTuple):
     last_ms: int | None = None
 
 
-class TailHold(NamedTuple):
+class PollingHold(NamedTuple):
     """The hold of a pipeline's tail. `wait_ms`: 0 if this process has it, else the milliseconds until another's ends.
 
     `lost`: Redis lost its data, or came back with older data. `ends_ms`: when the hold ends, by the gate's clock.

@@ -27,7 +27,7 @@ from redis.retry import Retry
 
 from taskbridge.common.server_errors import REDIS_AWAY, REDIS_SWITCHED, is_switched
 
-__all__ = ["COMMAND", "Call", "Wire", "client", "hurry"]
+__all__ = ["COMMAND", "Call", "Wire", "client", "deadline"]
 
 CHUNK: Final = 500
 """Calls of one round trip."""
@@ -45,11 +45,11 @@ Call = tuple[Sequence[str], Sequence[str | float]]
 
 TIMEOUT: Final = 3.0
 """Seconds that a worker waits for an answer of Redis, up to four times: a connection may be lost without notice."""
-PEOPLES_TIMEOUT: Final = 2.0
+INTERACTIVE_TIMEOUT: Final = 2.0
 """Seconds that a command or a page waits for an answer of Redis, up to twice."""
 
 
-def client(url: str, hurried: float | None = None, *, for_people: bool = False) -> redis.Redis:
+def client(url: str, seconds: float | None = None, *, interactive: bool = False) -> redis.Redis:
     """Return a client for `url`. It times out rather than hang where Redis does not answer.
 
     Where the server is not the one to talk to any more, its connection is made anew. With `max_connections` in the URL,
@@ -57,17 +57,17 @@ def client(url: str, hurried: float | None = None, *, for_people: bool = False) 
 
     Args:
         url: where Redis is.
-        hurried: seconds that its user has at the most; it waits no longer than the block of `hurry` around the call.
-        for_people: somebody waits for what is asked here, so it gives up sooner than a worker.
+        seconds: seconds that its user has at the most; it waits no longer than the block of `deadline` around the call.
+        interactive: somebody waits for what is asked here, so it gives up sooner than a worker.
 
     Raises:
         ValueError: the URL cannot be read.
     """
-    tries_once_more = for_people or hurried is not None
+    tries_once_more = interactive or seconds is not None
     options: dict[str, Any] = {
         "decode_responses": True,
-        "socket_timeout": PEOPLES_TIMEOUT if for_people else TIMEOUT,
-        "socket_connect_timeout": PEOPLES_TIMEOUT if for_people else TIMEOUT,
+        "socket_timeout": INTERACTIVE_TIMEOUT if interactive else TIMEOUT,
+        "socket_connect_timeout": INTERACTIVE_TIMEOUT if interactive else TIMEOUT,
         "retry": Retry(NoBackoff(), 1) if tries_once_more else Retry(ExponentialBackoff(cap=1, base=0.05), 3),
         "retry_on_error": list(REDIS_SWITCHED),
     }
@@ -77,15 +77,15 @@ def client(url: str, hurried: float | None = None, *, for_people: bool = False) 
     kind: type[redis.ConnectionPool] = redis.ConnectionPool
     if "max_connections=" in url:
         kind = redis.BlockingConnectionPool
-        options["timeout"] = hurried or options["socket_timeout"]
+        options["timeout"] = seconds or options["socket_timeout"]
     pool = kind.from_url(url, **options)
-    if hurried is not None:
-        pool.connection_class = _hurried(pool.connection_class)
+    if seconds is not None:
+        pool.connection_class = _with_deadline(pool.connection_class)
     return redis.Redis.from_pool(pool)
 
 
-class hurry:  # noqa: N801 - used as a function is
-    """Give this thread so many seconds for all that it does on hurried connections in the block.
+class deadline:  # noqa: N801 - used as a function is
+    """Give this thread so many seconds for all that it does on seconds connections in the block.
 
     A timeout for each step would be spent several times: by each address of a name, the greeting, another try.
     """
@@ -115,7 +115,7 @@ class _Deadline(threading.local):
 _deadline: Final = _Deadline()
 
 
-class _Hurried:
+class _WithDeadline:
     """What a connection of redis-py does otherwise: each step has what is left of the time, and no longer."""
 
     _sock: Any
@@ -130,8 +130,8 @@ class _Hurried:
 
 
 @cache
-def _hurried(kind: type) -> type:
-    return type(f"Hurried{kind.__name__}", (_Hurried, kind), {})
+def _with_deadline(kind: type) -> type:
+    return type(f"Deadline{kind.__name__}", (_WithDeadline, kind), {})
 
 
 class Wire:
@@ -205,7 +205,7 @@ class Wire:
             # A reply that was not read must not become the next call's.
             connection.disconnect()
             self._pool.release(connection)
-            if isinstance(error, redis.TimeoutError) and not issubclass(self._pool.connection_class, _Hurried):
+            if isinstance(error, redis.TimeoutError) and not issubclass(self._pool.connection_class, _WithDeadline):
                 # The others may be lost too, and each would be waited for as long.
                 self._drop()
             if isinstance(error, REDIS_AWAY):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from taskbridge.common.seldom import Seldom
+from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.pipeline import INVOICES, Pipeline
 from taskbridge.declaring.policy import LatencyNeutral
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["JOURNAL", "NOT_FOR_THE_JOURNAL", "journal"]
 
 log = logging.getLogger(__name__)
-_seldom: Final = Seldom()
+_throttle: Final = LogThrottle()
 
 WAITS: Final = 5.0
 """Seconds until another worker may take a batch that is not for the journal."""
@@ -56,7 +56,7 @@ def _journal_alone(batch: Batch) -> None:
         RetryAfter: it is.
     """
     if INVOICES in batch.connection.exec_driver_sql(queries(batch.connection)("once_adopted")).scalars():
-        if count := _seldom.counted(INVOICES):
+        if count := _throttle.counted(INVOICES):
             said = "%d batches wait since this was last said, now one of tenant %r: %s: %s"
             log.error(said, count, batch.tenant, *NOT_FOR_THE_JOURNAL)
         raise RetryAfter(WAITS)

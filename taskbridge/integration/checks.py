@@ -45,7 +45,7 @@ __all__ = ["Finding", "Level", "examine", "worst"]
 SKEW_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 1.0
 PROBE_SECONDS: Final = 5.0
-BASE_SECONDS: Final = 300.0
+RECONCILER_SECONDS: Final = 300.0
 """A base is stored after each page, and rests for half a minute at the most; a page may wait for its time-outs."""
 INTERVALS: Final = 10
 OTHER_SESSIONS: Final = 4
@@ -342,8 +342,8 @@ def _seen_elsewhere(examined: _Examined) -> str:
     # Other checks report what cannot be asked here.
     with suppress(Exception):
         for name, ages in read_ages(examined.runtime.engine, examined.runtime.pipelines.names()).items():
-            if not nobody_looks(ages.tail, examined.runtime.settings.tail_interval):
-                return f"a worker has looked for records of {name} {ages.tail:,.0f} s ago"
+            if not nobody_looks(ages.poller, examined.runtime.settings.tail_interval):
+                return f"a worker has looked for records of {name} {ages.poller:,.0f} s ago"
     return ""
 
 
@@ -459,10 +459,10 @@ def _work(examined: _Examined) -> Findings:
             f"{source}: no pipeline reads this source, so its records lie there",
             "declare a pipeline with this source; if the name was mistyped, write them under the right one",
         )
-    longest = max(BASE_SECONDS, INTERVALS * runtime.settings.base_interval)
+    longest = max(RECONCILER_SECONDS, INTERVALS * runtime.settings.base_interval)
     for name, ages in read_ages(runtime.engine, runtime.pipelines.names()).items():
-        if ages.base > longest and not nobody_looks(ages.tail, runtime.settings.tail_interval):
-            since = "ever since it was declared" if math.isinf(ages.base) else f"for {ages.base:,.0f} s"
+        if ages.reconciler > longest and not nobody_looks(ages.poller, runtime.settings.tail_interval):
+            since = "ever since it was declared" if math.isinf(ages.reconciler) else f"for {ages.reconciler:,.0f} s"
             yield _warning(
                 f"{name}: nobody looks for what Redis may have forgotten, {since}",
                 "start a worker that declares the pipeline; if one runs, its log says what keeps it",

@@ -34,7 +34,7 @@ from taskbridge.settings import Settings, unknown_variables
 from taskbridge.store import is_adopted
 from taskbridge.worker.ticker import TickerStep
 
-__all__ = ["check_pool", "fit", "install", "installed_beside", "is_installed", "renew", "renew_all"]
+__all__ = ["check_pool", "apply_config", "install", "installed_beside", "is_installed", "reset_app", "reset_apps"]
 
 REDIS: Final = frozenset({"redis", "rediss", "sentinel"})
 SILENT_SECONDS: Final = 3.0
@@ -76,7 +76,7 @@ def install(app: Celery, settings: Settings | None = None) -> Bridge:
     _add_queues(app)
     app.on_after_configure.connect(_configured, weak=False)
     if app.configured:  # type: ignore[attr-defined]
-        fit(app)
+        apply_config(app)
     return bridge
 
 
@@ -117,7 +117,7 @@ def _add_queues(app: Celery) -> None:
         _select(amqp.queues, app)
 
 
-def renew(app: Celery) -> None:
+def reset_app(app: Celery) -> None:
     """Let the app make its queues, routes and pool anew when they are next used: its settings have changed.
 
     `Celery.close` is not for this: an app that is closed learns of no shared task that is declared afterwards.
@@ -127,12 +127,12 @@ def renew(app: Celery) -> None:
     _add_queues(app)
 
 
-def renew_all() -> None:
+def reset_apps() -> None:
     """Do so for all apps that TaskBridge was installed on, and fit their configuration to what they read then."""
     for app in list(_INSTALLED):
-        renew(app)
+        reset_app(app)
         if app.configured:  # type: ignore[attr-defined]
-            fit(app)
+            apply_config(app)
 
 
 def _select(queues: Any, app: Celery) -> None:
@@ -141,10 +141,10 @@ def _select(queues: Any, app: Celery) -> None:
 
 
 def _configured(sender: Celery, **_: Any) -> None:
-    fit(sender)
+    apply_config(sender)
 
 
-def fit(app: Any) -> None:
+def apply_config(app: Any) -> None:
     """Change what our tasks need in the configuration, and nothing else: other tasks and queues stay as they are."""
     conf, keys = app.conf, keys_of(app)
     first, following = ({"queue": keys.queue(queue)} for queue in Queue)
@@ -178,7 +178,7 @@ def _worker_begins(instance: Any, options: Any, **_: Any) -> None:
     app, chosen = instance.app, options.get("queues") or ()
     if app not in _INSTALLED:
         return
-    fit(app)
+    apply_config(app)
     names = chosen.split(",") if isinstance(chosen, str) else chosen
     serves_ours = not names or any(str(name).strip().startswith(OURS) for name in names)
     if serves_ours and (transport := transport_of(app.conf)):

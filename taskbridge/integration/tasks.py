@@ -11,7 +11,7 @@ from celery import Celery, Task
 from celery.exceptions import Reject
 from celery.result import AsyncResult
 
-from taskbridge.common.seldom import Seldom
+from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.common.texts import error_line, printable
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import Unavailable
@@ -48,7 +48,7 @@ class RecordTask(_Task):
     """`record_event`: its arguments hold a document, which logs, events and Flower must not show."""
 
     abstract = True
-    _reported = Seldom()
+    _reported = LogThrottle()
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *further: Any, **options: Any) -> AsyncResult[Any]:
         """Publish it; its arguments are shown as `(...)`."""

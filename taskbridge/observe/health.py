@@ -53,12 +53,12 @@ class _Paused(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A pipeline in Redis and in Postgres. `tail`: seconds since a worker looked for its records."""
+    """A pipeline in Redis and in Postgres. `since_poll`: seconds since a worker looked for its records."""
 
     pipeline: Pipeline
     survey: Survey
     backlog: Backlog
-    tail: float
+    since_poll: float
     paused: _Paused
     tail_interval: float
 
@@ -68,7 +68,7 @@ class _Seen(NamedTuple):
 
     @property
     def nobody_looks(self) -> bool:
-        return nobody_looks(self.tail, self.tail_interval)
+        return nobody_looks(self.since_poll, self.tail_interval)
 
     @property
     def is_served(self) -> bool:
@@ -90,7 +90,7 @@ def _look(context: Context) -> list[_Seen]:
     ages = read_ages(database, names)
     interval = context.settings.tail_interval
     return [
-        _Seen(context.pipelines[name], survey, backlogs[name], ages[name].tail, paused[name], interval)
+        _Seen(context.pipelines[name], survey, backlogs[name], ages[name].poller, paused[name], interval)
         for name, survey in surveys.items()
     ]
 
@@ -121,7 +121,7 @@ def health(context: Context) -> Health:
         oldest_pending_seconds=max((one.oldest_seconds for one in lines), default=0.0),
         overdue_seconds=max((one.survey.overdue_seconds for one in lines), default=0.0),
         is_overdue=any(one.survey.overdue_seconds > OVERDUE_SECONDS for one in lines),
-        tail_seconds=max((one.tail for one in seen), default=math.inf),
+        seconds_since_poll=max((one.since_poll for one in seen), default=math.inf),
         is_looked_for=not any(one.nobody_looks for one in seen),
         open_circuits=[one.pipeline for one in lines if one.survey.circuit.open],
         runners=sum(one.runners for one in lines),
@@ -152,16 +152,16 @@ def left_out(context: Context) -> Finding | None:
     )
 
 
-def nobody_looks(tail_seconds: float, tail_interval: float) -> bool:
-    """Whether no worker has looked for records of a pipeline for too long; `tail_seconds`: since the last look."""
-    return tail_seconds > NO_WORKER_SECONDS + tail_interval
+def nobody_looks(seconds_since_poll: float, tail_interval: float) -> bool:
+    """Whether no worker has looked for records of a pipeline for too long; `seconds_since_poll`: since the last look."""
+    return seconds_since_poll > NO_WORKER_SECONDS + tail_interval
 
 
 def _nobody_works(seen: Sequence[_Seen]) -> Finding | None:
     """Return the one finding that replaces those of several pipelines, if nobody looks for records of any."""
     if len(seen) < 2 or not all(one.nobody_looks for one in seen):
         return None
-    last = min(one.tail for one in seen)
+    last = min(one.since_poll for one in seen)
     since = "" if math.isinf(last) else f" for {last:,.0f} s"
     return Finding(
         f"no worker is at work: none has looked for records of any of the {len(seen):,} pipelines{since}",
@@ -176,10 +176,10 @@ def _unserved(one: _Seen, *, is_known: bool) -> Iterator[Finding]:
     overdue = one.survey.overdue_seconds
     if one.nobody_looks and not is_known:
         for_long = "has ever looked for its records"
-        if not math.isinf(one.tail):
-            for_long = f"has looked for records for {one.tail:,.0f} s"
+        if not math.isinf(one.since_poll):
+            for_long = f"has looked for records for {one.since_poll:,.0f} s"
         remedy = "start a worker that declares the pipeline; if one runs, read its log"
-        yield one.finding(f"no worker {for_long}", remedy, grave=True, seconds=one.tail)
+        yield one.finding(f"no worker {for_long}", remedy, grave=True, seconds=one.since_poll)
     if overdue > OVERDUE_SECONDS:
         yield one.finding(
             f"a run was due {overdue:,.0f} s ago, and no worker has begun it",

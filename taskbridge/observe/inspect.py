@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     counts: dict[str, Any]
     pause: Pause | None
     now_ms: int
-    tail_seconds: float
+    seconds_since_poll: float
     ttl_ms: int
     tail_interval: float
     most_runs: int
@@ -50,7 +50,7 @@ class Seen(NamedTuple):
     @property
     def nobody_looks(self) -> bool:
         """Whether no worker has looked for records of the pipeline for too long."""
-        return nobody_looks(self.tail_seconds, self.tail_interval)
+        return nobody_looks(self.seconds_since_poll, self.tail_interval)
 
     @property
     def late_ms(self) -> int:
@@ -77,9 +77,9 @@ class Seen(NamedTuple):
     @property
     def nobody(self) -> str:
         """For how long no worker has looked for records, in words."""
-        if math.isinf(self.tail_seconds):
+        if math.isinf(self.seconds_since_poll):
             return f"no worker has ever looked for records of {self.pipeline}: start one that declares it"
-        seconds = f"{self.tail_seconds:,.0f} s"
+        seconds = f"{self.seconds_since_poll:,.0f} s"
         return f"no worker has looked for records of {self.pipeline} for {seconds}: start one that declares it"
 
     @property
@@ -106,7 +106,7 @@ def tenant(context: Context, pipeline: str, name: str) -> TenantAnswer:
         counts,
         pause,
         context.inspector.now_ms(),
-        read_ages(context.database, [pipeline])[pipeline].tail,
+        read_ages(context.database, [pipeline])[pipeline].poller,
         context.ttl_ms,
         context.settings.tail_interval,
         declared.max_runs,

@@ -164,9 +164,9 @@ METRICS: Final = (
         "gauge",
         _AGES,
         "Since a worker last noted how far it has looked for new records; infinite before the first time.",
-        "tail",
+        "poller",
     ),
-    Metric("taskbridge_base_age_seconds", "gauge", _AGES, "The same of the look at all that is pending.", "base"),
+    Metric("taskbridge_base_age_seconds", "gauge", _AGES, "The same of the look at all that is pending.", "reconciler"),
     Metric(
         "taskbridge_runners", "gauge", _SURVEYS, "Tenants that have a runner: waiting, queued or running.", "runners"
     ),
@@ -236,7 +236,7 @@ class Metrics(Collector):
 
     def __init__(self, runtime: LightRuntime, ticker: Runtime | None = None) -> None:
         # A scrape waits for Redis no longer than a person does.
-        self._runtime = runtime if ticker is None else ticker.for_people
+        self._runtime = runtime if ticker is None else ticker.interactive
         self._ticker = ticker
         self._sums = _Sums(self._runtime)
         self._alone = threading.Lock()
@@ -320,7 +320,7 @@ class Metrics(Collector):
             # If nobody looks for records, tenants that have some have no runner, so their number is unknown.
             found[_BACKLOGS] = {
                 name: _Unknown(one.quarantined, one.failing)
-                if not one.pending and nobody_looks(ages[name].tail, interval)
+                if not one.pending and nobody_looks(ages[name].poller, interval)
                 else one
                 for name, one in read_backlogs(runtime.database, sources, tenants).items()
             }

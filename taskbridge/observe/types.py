@@ -147,7 +147,7 @@ class PipelineLine:
 class Health:
     """The health of all pipelines together. Times are seconds.
 
-    `tail_seconds`: since any worker last looked for records; infinite: never. `workers`: those that have a run, among
+    `seconds_since_poll`: since any worker last looked for records; infinite: never. `workers`: those that have a run, among
     the runners that are due first. `queued`: run messages in the two queues; None: the broker is another server.
     `overdue_seconds`: how long ago the earliest deadline passed on which no worker has acted. Pending records are those
     of the tenants whose runners are due first; `unseen`: there may be others, and older ones.
@@ -160,7 +160,7 @@ class Health:
     oldest_pending_seconds: float
     overdue_seconds: float
     is_overdue: bool
-    tail_seconds: float
+    seconds_since_poll: float
     is_looked_for: bool
     open_circuits: list[str]
     runners: int

@@ -17,7 +17,7 @@ from taskbridge.gate import Keys, client
 from taskbridge.gate.inspector import Inspector
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.settings import Settings
-from taskbridge.store import Pauses, Tenants, check_cluster, check_schema, check_version, connect, deployment, know
+from taskbridge.store import Pauses, Tenants, check_cluster, check_schema, check_version, connect, deployment, register_pipeline
 from taskbridge.store.db import parameters_of
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ CHECKED_FIRST: Final[list[Callable[[Settings], None]]] = []
 """What has to hold before this process connects to Postgres or to the gate's Redis; each raises what is wrong."""
 
 
-def redis_of(settings: Settings, hurried: float | None = None, *, for_people: bool = False) -> redis.Redis:
-    """Return a client of the gate's Redis; `hurried` and `for_people` are as in `taskbridge.gate.client`.
+def redis_of(settings: Settings, seconds: float | None = None, *, interactive: bool = False) -> redis.Redis:
+    """Return a client of the gate's Redis; `seconds` and `interactive` are as in `taskbridge.gate.client`.
 
     Raises:
         ConfigurationError: there is no URL, it cannot be read, or this process is not to use it.
@@ -46,7 +46,7 @@ def redis_of(settings: Settings, hurried: float | None = None, *, for_people: bo
     for one in CHECKED_FIRST:
         one(settings)
     try:
-        made = client(settings.redis_url, hurried, for_people=for_people)
+        made = client(settings.redis_url, seconds, interactive=interactive)
         pool = made.connection_pool
         pool.connection_class(**pool.connection_kwargs)
     except (TypeError, AttributeError, redis.RedisError) as error:
@@ -102,7 +102,7 @@ class LightRuntime:
     @cached_property
     def redis(self) -> redis.Redis:
         """The gate's client."""
-        return redis_of(self.settings, for_people=True)
+        return redis_of(self.settings, interactive=True)
 
     @property
     def keys(self) -> Keys:
@@ -154,15 +154,15 @@ class LightRuntime:
         """The pauses of tenants and pipelines."""
         return Pauses(self.database)
 
-    def know(self, pipeline: Pipeline) -> None:
+    def register(self, pipeline: Pipeline) -> None:
         """Let the database know the pipeline, once in this process.
 
         Raises:
             InvalidPolicy: it has read another source until now.
         """
-        if self._known.get(pipeline.name) != pipeline.source:
-            know(self.database, pipeline.name, pipeline.source, pipeline.start)
-            self._known[pipeline.name] = pipeline.source
+        if self._registered.get(pipeline.name) != pipeline.source:
+            register_pipeline(self.database, pipeline.name, pipeline.source, pipeline.start)
+            self._registered[pipeline.name] = pipeline.source
 
     @cached_property
     def _known(self) -> dict[str, str]:
@@ -212,4 +212,4 @@ class LightRuntime:
         if redis:
             self.check_owner()
         for name in self.pipelines.names():
-            self.know(self.pipelines[name])
+            self.register(self.pipelines[name])

@@ -22,14 +22,14 @@ from weakref import WeakKeyDictionary
 from taskbridge.common.histogram import Histogram
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import ForeignGate, TaskBridgeError
-from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, hurry, message
+from taskbridge.gate import OURS, Gate, Keys, Queue, Timing, deadline, message
 from taskbridge.gate.inspector import Inspector
 from taskbridge.process.broker import broker_connection
 from taskbridge.process.heartbeat import Heartbeat
 from taskbridge.process.light_runtime import LightRuntime, redis_of
 from taskbridge.process.pace import Pace
 from taskbridge.settings import Settings
-from taskbridge.store import Cursors, Records, Tails, driver_error
+from taskbridge.store import Cursors, Records, Changes, driver_error
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from taskbridge.process.event_loop import EventLoop
     from taskbridge.process.event_threads import EventThreads
 
-__all__ = ["BEFORE_USE", "Runtime", "afresh", "keys_of", "reread", "runtime_of", "runtimes", "serves"]
+__all__ = ["BEFORE_USE", "Runtime", "new_runtimes", "keys_of", "reset_runtimes", "runtime_of", "runtimes", "serves"]
 
 G = TypeVar("G", bound=Gate)
 
@@ -85,7 +85,7 @@ class Runtime(LightRuntime):
         """Until when (`time.monotonic`) messages are retried later without a try, because Postgres was unavailable."""
         self.waits: dict[tuple[str, str], RetryAfter] | None = None
         """What handlers asked to wait for last, by pipeline and tenant, where a test looks; None: nobody does."""
-        self.patient = False
+        self.is_interactive = False
         """Whether an event may take as long as any other call."""
         self.events_rest_until = 0.0
         """Until when (`time.monotonic`) no event is sent, because Redis did not answer in time."""
@@ -113,17 +113,17 @@ class Runtime(LightRuntime):
     @cached_property
     def redis(self) -> Redis:
         """The gate's client."""
-        return redis_of(self.settings, for_people=self.patient)
+        return redis_of(self.settings, interactive=self.is_interactive)
 
     @cached_property
-    def for_people(self) -> Runtime:
+    def interactive(self) -> Runtime:
         """The same, with clients of its own for Redis that wait no longer than a person does."""
-        return _ForPeople(self)
+        return _InteractiveRuntime(self)
 
     @cached_property
     def event_gate(self) -> Gate:
-        """The gate for events: who saved something waits no longer for Redis than `taskbridge.gate.hurry` says."""
-        return self.gate if self.patient else self.make_gate(Gate, self.event_redis, self.publish_for_event)
+        """The gate for events: who saved something waits no longer for Redis than `taskbridge.gate.deadline` says."""
+        return self.gate if self.is_interactive else self.make_gate(Gate, self.event_redis, self.publish_for_event)
 
     @cached_property
     def event_redis(self) -> Redis:
@@ -218,15 +218,15 @@ class Runtime(LightRuntime):
         return Counter()
 
     @cached_property
-    def tails(self) -> Tails:
+    def changes(self) -> Changes:
         """How far all records of each pipeline have been looked at."""
-        return Tails(self.engine)
+        return Changes(self.engine)
 
     def pending(self, pipeline: str) -> Iterator[str]:
         """Return the tenants with pending records, each once; whether they are due does not matter."""
         declared = self.pipelines[pipeline]
-        self.know(declared)
-        return self.tails.pending(pipeline, declared.source)
+        self.register(declared)
+        return self.changes.pending(pipeline, declared.source)
 
     @cached_property
     def heartbeat(self) -> Heartbeat:
@@ -263,7 +263,7 @@ class Runtime(LightRuntime):
             return
         foreign = None
         try:
-            with translated_errors(), hurry(self.settings.notify_timeout):
+            with translated_errors(), deadline(self.settings.notify_timeout):
                 owner = Inspector(self.event_redis, self.keys).owner()
                 if owner is not None:
                     foreign = owner[1] if owner[0] != self.deployment[0] else ""
@@ -400,8 +400,8 @@ class Runtime(LightRuntime):
 
     def close_sessions(self) -> None:
         """Close the sessions of Postgres that were opened; others are opened where they are needed."""
-        if "tails" in self.__dict__:
-            self.tails.close()
+        if "changes" in self.__dict__:
+            self.changes.close()
         super().close_sessions()
 
     def close(self) -> None:
@@ -411,28 +411,28 @@ class Runtime(LightRuntime):
             self.__dict__[name].close()
         for name in {"event_threads", "asking_threads"} & self.__dict__.keys():
             self.__dict__[name].shutdown()
-        if "for_people" in self.__dict__:
-            self.for_people.close()
+        if "interactive" in self.__dict__:
+            self.interactive.close()
         self._drop_producers()
 
     def forget(self) -> None:
         """Drop what was inherited through a fork, without talking on the parent's connections."""
         if "engine" in self.__dict__:
             self.engine.dispose(close=False)
-        kept = {name: self.__dict__[name] for name in ("has_own_settings", "slots", "worker", "patient", "taken_from")}
+        kept = {name: self.__dict__[name] for name in ("has_own_settings", "slots", "worker", "is_interactive", "taken_from")}
         app, settings = self.app, self.settings
         self.__dict__.clear()
         Runtime.__init__(self, app, settings)
         self.__dict__.update(kept)
 
 
-class _ForPeople(Runtime):
+class _InteractiveRuntime(Runtime):
     """A runtime for people in a process that does other work too. Postgres is used by the pool of that."""
 
     def __init__(self, of: Runtime) -> None:
         super().__init__(of.app, of.settings)
         self._of = of
-        self.patient = True
+        self.is_interactive = True
 
     @property
     def engine(self) -> Engine:
@@ -466,7 +466,7 @@ def runtime_of(app: Celery, settings: Settings | None = None) -> Runtime:
 
 
 @contextmanager
-def afresh() -> Iterator[None]:
+def new_runtimes() -> Iterator[None]:
     """Let every app of the process make a new runtime in the block, from the environment as it is by then.
 
     At the block's end these are closed, and the apps have those that they had before.
@@ -482,7 +482,7 @@ def afresh() -> Iterator[None]:
         _RUNTIMES.update(before)
 
 
-def reread() -> None:
+def reset_runtimes() -> None:
     """Let each app read its settings again when it is next used, unless it was given settings of its own.
 
     Until then no app keeps a session of Postgres.

@@ -16,11 +16,11 @@ from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
 from taskbridge.common.names import check_tenant, check_tenants
-from taskbridge.common.seldom import Seldom
+from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import Unavailable
-from taskbridge.gate import Answer, Gate, Spacing, hurry
+from taskbridge.gate import Answer, Gate, Spacing, deadline
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.producer.traces import send_traced
 
@@ -103,7 +103,7 @@ def send(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> list[A
         spaced = _spaced(runtime, events)
         try:
             for start in range(0, len(spaced), AT_ONCE):
-                with hurry(runtime.settings.notify_timeout):
+                with deadline(runtime.settings.notify_timeout):
                     answers += send_traced(runtime.event_gate, spaced[start : start + AT_ONCE])
         except redis.TimeoutError:
             runtime.events_rest_until = time.monotonic() + REST
@@ -143,7 +143,7 @@ def send_committed(app: Celery, events: Events) -> None:
 
 
 @contextmanager
-def logged(runtime: Runtime, events: Iterable[Event], throttle: Seldom | None = None) -> Iterator[None]:
+def logged(runtime: Runtime, events: Iterable[Event], throttle: LogThrottle | None = None) -> Iterator[None]:
     """Log in place of an error that events were not sent: the caller's records are committed.
 
     With `throttle` the log has one line a minute.

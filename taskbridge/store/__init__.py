@@ -44,13 +44,13 @@ if TYPE_CHECKING:
         Prune,
         Step,
         forget_pipeline,
-        know,
+        register_pipeline,
         prune,
         undeclared_readers,
         unread_sources,
     )
     from taskbridge.store.page import Page
-    from taskbridge.store.poller import Found, Kind, Tails
+    from taskbridge.store.poller import ChangesPage, Kind, Changes
     from taskbridge.store.quarantine import Audit, Pause, Paused, Pauses, Quarantine, QuarantinedRecord
     from taskbridge.store.rebasing import Rebased, rebase
     from taskbridge.store.receiving import AsyncPool, Incoming, forget_received, receive_statement
@@ -130,7 +130,7 @@ if not TYPE_CHECKING:
                 "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters Tenants WaitingRecords read_ages read_backlogs "
                 "read_counters"
             ),
-            "poller": "Found Kind Tails",
+            "poller": "ChangesPage Kind Changes",
             "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
         },

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.errors import InvalidInput
 from taskbridge.store.adopted import Adopted, known
-from taskbridge.store.db import driving, in_one_message, within
+from taskbridge.store.db import checked_out, in_one_message, within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, quoted, setting
 
 __all__ = ["Backfilled", "backfill", "begin_again"]
@@ -245,7 +245,7 @@ class _Writer:
                 setting("statement_timeout", None, LOCAL),
             )
         )
-        with driving(self._engine) as driver:
+        with checked_out(self._engine) as driver:
             try:
                 stored = in_one_message(
                     driver,

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from taskbridge.store.db import driving, rows
+from taskbridge.store.db import checked_out, rows
 from taskbridge.store.queries import queries
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Due(NamedTuple):
 
 def backfills_due(database: Database) -> Iterator[Due]:
     """Return the adopted tables whose backfill did not begin or did not end, unless somebody chose that."""
-    with driving(database) as driver:
+    with checked_out(database) as driver:
         found = rows(driver, queries(database)("backfills_due"))
     for one in found:
         tenant, *others = one["columns"]

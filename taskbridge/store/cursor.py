@@ -37,7 +37,7 @@ from taskbridge.store.db import (
     NoSession,
     begin_transaction,
     distrust,
-    driving,
+    checked_out,
     fetch,
     in_one_message,
     rows,
@@ -189,7 +189,7 @@ class Cursors:
         except Unread:
             # The claim may have been rolled back with the read, and only the owner of the cursor can store the failure.
             if self._owner(claim.key) != claim.key.token:
-                with driving(self._engine) as driver:
+                with checked_out(self._engine) as driver:
                     if driver.execute(*reading.before).fetchone() is None:
                         raise StaleToken(str(self._owner(claim.key))) from None
             raise
@@ -244,7 +244,7 @@ class Cursors:
         """
         documents = self._documents
         cursors: list[psycopg.Cursor[Any]] = []
-        with suppress(QueryCanceled), driving(self._engine) as driver:
+        with suppress(QueryCanceled), checked_out(self._engine) as driver:
             cursors += [driver.cursor() for _ in claims]
             with driver.pipeline(), shorter(driver, SHORT_STATEMENT, SHORT_WAIT):
                 for claim, cursor in zip(claims, cursors, strict=True):
@@ -305,7 +305,7 @@ class Cursors:
         which = {"source": self._source, "tenant": record.tenant, "key": record.external_id}
         values = {**which, "revision": record.revision, "small": ANY_SIZE}
         try:
-            with driving(self._engine) as driver:
+            with checked_out(self._engine) as driver:
                 documents = self._look_up()
                 row = driver.execute(self._reading("one_document", documents), values).fetchone()
             if row is None:
@@ -378,7 +378,7 @@ class Cursors:
 
         READ COMMITTED, whatever the database's default is, so that the read sees what the claim waited for.
         """
-        with driving(self._engine) as driver:
+        with checked_out(self._engine) as driver:
             cursor = driver.cursor()
             with driver.pipeline():
                 self._send(driver, cursor, documents, reading)
@@ -497,7 +497,7 @@ class Cursors:
         An error is only logged: the next success is stored instead.
         """
         try:
-            with driving(self._engine) as driver:
+            with checked_out(self._engine) as driver:
                 values = {**key._asdict(), "trial": trial}
                 in_one_message(driver, self._query("succeeded"), values, lock_timeout=SHORT_WAIT)
         except psycopg.Error as error:
@@ -507,7 +507,7 @@ class Cursors:
         """Return (tenant, Unix time in milliseconds) of each last run that began within `within_ms`, in pages."""
         values = {"pipeline": pipeline, "within_ms": within_ms, "after": "", "limit": page}
         while True:
-            with driving(self._engine) as driver, within(driver, LONG_LOOK, LOCKED):
+            with checked_out(self._engine) as driver, within(driver, LONG_LOOK, LOCKED):
                 found = rows(driver, self._query("last_runs"), values)
             yield [(row["tenant"], row["last_ms"]) for row in found if row["last_ms"] is not None]
             if len(found) < page:

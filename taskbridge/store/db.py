@@ -58,7 +58,7 @@ __all__ = [
     "distrust",
     "driver_error",
     "driver_of",
-    "driving",
+    "checked_out",
     "fetch",
     "in_one_message",
     "in_one_trip",
@@ -538,7 +538,7 @@ def driver_of(connection: Connection | psycopg.Connection[Any]) -> psycopg.Conne
 
 
 @contextmanager
-def driving(database: Database) -> Iterator[Bounded]:
+def checked_out(database: Database) -> Iterator[Bounded]:
     """Check out psycopg's connection in autocommit, which saves a run the overhead of SQLAlchemy.
 
     Raises:
@@ -590,7 +590,7 @@ def pooler_of(database: Database, url: str) -> Pooler | None:
 
     Two open connections use the same session of the server only in transaction mode.
     """
-    with driving(database) as first, driving(database) as second:
+    with checked_out(database) as first, checked_out(database) as second:
         pids, others = (
             {scalar(driver, query("backend_pid")) for _ in range(POOLER_TRIES)} for driver in (first, second)
         )
@@ -732,7 +732,7 @@ def scalar(driver: psycopg.Connection[Any], statement: str, values: Mapping[str,
 
 def fetch(database: Database, name: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Execute a named query in a transaction of its own, and return its rows."""
-    with driving(database) as driver:
+    with checked_out(database) as driver:
         return rows(driver, queries(database)(name), values)
 
 

@@ -16,9 +16,9 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus
 
 from taskbridge.common.histogram import BOUNDS_MS
-from taskbridge.common.seldom import Seldom
+from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.common.texts import error_line, storable
-from taskbridge.store.db import SHORT_WAIT, driving, local_settings, typed_rows, within
+from taskbridge.store.db import SHORT_WAIT, checked_out, local_settings, typed_rows, within
 from taskbridge.store.queries import Queries, queries
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ LONG_LOOK: Final = 5.0
 """Seconds for a statement over the history: the reconciler waits for it."""
 LONGEST_ERROR: Final = 1_000
 """Characters of an error in a row."""
-_seldom: Final = Seldom()
+_throttle: Final = LogThrottle()
 
 
 class HistoryRow(NamedTuple):
@@ -78,7 +78,7 @@ def with_history(
     All of it is one message, so a process that freezes keeps nothing locked. Returns the statement's rows.
     """
     query = queries(database)
-    with driving(database) as driver:
+    with checked_out(database) as driver:
         limits = local_settings({**driver.limits, **settings})
         needed = [query("begin"), *limits, driver.bound(statement, values), query("commit")]
         results = driver.exchange([*needed, *insert_statements(driver, query, rows)], len(needed))
@@ -89,7 +89,7 @@ def with_history(
 def write_runs(database: Database, rows: Sequence[HistoryRow]) -> None:
     """Insert rows of history that follow no other statement. An error is only logged."""
     try:
-        with driving(database) as driver:
+        with checked_out(database) as driver:
             driver.exchange(insert_statements(driver, queries(database), rows))
     except Exception as error:
         _report(error)
@@ -114,7 +114,7 @@ def report_failed_insert(results: Sequence[PGresult]) -> None:
 
 
 def _report(error: Exception) -> None:
-    if count := _seldom.counted("history"):
+    if count := _throttle.counted("history"):
         log.error("the run history cannot be written (%d times since the last report): %s", count, error_line(error))
 
 
@@ -123,13 +123,13 @@ def keep_runs(database: Database, days: int) -> None:
 
     No run waits for it: what needs a lock that is taken is left to the next call.
     """
-    with driving(database) as driver, within(driver, LONG_LOOK):
+    with checked_out(database) as driver, within(driver, LONG_LOOK):
         driver.execute(queries(database)("keep_runs"), {"days": days})
 
 
 def sum_runs(database: Database, pipeline: str) -> None:
     """Sum a pipeline's runs of each complete minute that has no sums yet; if these are many, only the first."""
     counts = ", ".join(f"count(*) FILTER (WHERE bucket = {number})" for number in range(len(BOUNDS_MS) + 1))
-    with driving(database) as driver, within(driver, LONG_LOOK):
+    with checked_out(database) as driver, within(driver, LONG_LOOK):
         text = queries(database)("sum_runs").replace("{counts}", counts)
         driver.execute(text, {"pipeline": pipeline, "bounds": [*BOUNDS_MS]})

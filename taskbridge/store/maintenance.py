@@ -13,7 +13,7 @@ import psycopg
 from psycopg.errors import LockNotAvailable
 
 from taskbridge.errors import InvalidPolicy
-from taskbridge.store.db import LOOKUPS, SHORT_WAIT, Database, driving, in_one_message, rows, scalar, within
+from taskbridge.store.db import LOOKUPS, SHORT_WAIT, Database, checked_out, in_one_message, rows, scalar, within
 from taskbridge.store.queries import Queries, queries
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "Prune",
     "Step",
     "forget_pipeline",
-    "know",
+    "register_pipeline",
     "prune",
     "undeclared_readers",
     "unread_sources",
@@ -37,7 +37,7 @@ EVERY_RECORD: Final = "1:1:"
 """A snapshot that sees no transaction, so that every record lies after it."""
 
 
-def know(database: Database, pipeline: str, source: str, start: str | datetime = EVERYTHING) -> None:
+def register_pipeline(database: Database, pipeline: str, source: str, start: str | datetime = EVERYTHING) -> None:
     """Register a pipeline when it is seen for the first time: what it reads, and where its cursors begin.
 
     Args:
@@ -51,12 +51,12 @@ def know(database: Database, pipeline: str, source: str, start: str | datetime =
         InvalidPolicy: it has read another source so far, or what was written since `start` is no longer known.
     """
     sql, values = queries(database), {"pipeline": pipeline, "source": source}
-    with driving(database) as driver:
+    with checked_out(database) as driver:
         found = scalar(driver, sql("known_source"), values)
         if found is None:
             snapshot = _first_snapshot(driver, sql, pipeline, source, start)
             # One message: a process that freezes between two would block the commits of all batches of the source.
-            statements = (sql(block) for block in ("begin", "know_lock", "know_pipeline", "commit"))
+            statements = (sql(block) for block in ("begin", "register_lock", "register_pipeline", "commit"))
             driver.exchange([driver.bound("; ".join(statements), {**values, "start": snapshot})])
             found = scalar(driver, sql("known_source"), values)
     if found != source:
@@ -85,7 +85,7 @@ def _first_snapshot(
 def undeclared_readers(database: Database, declared: Sequence[str]) -> dict[str, list[str]]:
     """Return, for each source that several pipelines read, those that are not among `declared`."""
     readers = defaultdict(list)
-    with driving(database) as driver, within(driver, None):
+    with checked_out(database) as driver, within(driver, None):
         for row in rows(driver, queries(database)("pipelines")):
             readers[row["source"]].append(row["pipeline"])
     return {source: sorted({*names} - {*declared}) for source, names in readers.items() if len(names) > 1}
@@ -93,14 +93,14 @@ def undeclared_readers(database: Database, declared: Sequence[str]) -> dict[str,
 
 def unread_sources(database: Database, read: Collection[str]) -> list[str]:
     """Return the sources that have records or are adopted, are not among `read`, and have no registered pipeline."""
-    with driving(database) as driver, within(driver, None):
+    with checked_out(database) as driver, within(driver, None):
         found = rows(driver, queries(database)("unread_sources"), {"read": [*read]})
     return [row["source"] for row in found]
 
 
 def forget_pipeline(database: Database, pipeline: str) -> dict[str, int] | None:
     """Delete the data of a pipeline; return how many cursors and rows of quarantine; None: there was nothing."""
-    with driving(database) as driver, within(driver, None):
+    with checked_out(database) as driver, within(driver, None):
         (row,) = rows(driver, queries(database)("forget"), {"pipeline": pipeline})
     return dict(row) if any(row.values()) else None
 
@@ -169,7 +169,7 @@ def prune(database: Database, what: Prune, size: int = STEP) -> Iterator[Step]:
     quarantine or to be tried again. It can be stopped after any step.
     """
     query = queries(database)
-    with driving(database) as driver, within(driver, None):
+    with checked_out(database) as driver, within(driver, None):
         before = scalar(driver, query("prune_before"), {"seconds": what.older_than.total_seconds()})
         readers = _readers(driver, query, what)
     values = {"before": before, "pipeline": what.pipeline, "dry_run": what.dry_run, "limit": size}
@@ -188,7 +188,7 @@ def _steps(database: Database, statement: str, values: dict[str, Any]) -> Iterat
     settings = {**LOOKUPS, "transaction_isolation": "read committed", "lock_timeout": SHORT_WAIT}
     while more:
         # One message: a process that freezes in the middle of it keeps nothing locked.
-        with driving(database) as driver, within(driver, None):
+        with checked_out(database) as driver, within(driver, None):
             try:
                 ((pruned, quarantine, old, held, last, more),) = in_one_message(driver, step, values, **settings)
             except LockNotAvailable:

@@ -1,7 +1,7 @@
 """How far a pipeline's records have been polled: T, the snapshot of the change poller, and B, the reconciler's.
 
 Both are kept in Postgres and not in Redis: after a crash, ids that were not flushed may be used again, and a T in Redis
-would hide their rows. See `taskbridge.worker.tail` for what is done with them.
+would hide their rows. See `taskbridge.worker.poller` for what is done with them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from sqlalchemy import Engine
 
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.store.cursor import Waiting
-from taskbridge.store.db import GRACE, Bounded, driving, in_one_message, in_one_trip, rows, with_second_try
+from taskbridge.store.db import GRACE, Bounded, checked_out, in_one_message, in_one_trip, rows, with_second_try
 from taskbridge.store.queries import compact, queries
 
-__all__ = ["Found", "Kind", "Tails"]
+__all__ = ["ChangesPage", "Kind", "Changes"]
 
 PAGE: Final = 5_000
 """Records of the first page of a pass: some tens of milliseconds, most of them for its tenants."""
@@ -32,7 +32,7 @@ FEW: Final = 0.1
 """Tenants for each record of a page, up to which they are few."""
 MOST_OPEN: Final = 10_000
 """Transactions that a stored snapshot may list; it sees nothing from the first one beyond that."""
-BASE_FACTOR: Final = 30
+RECONCILER_FACTOR: Final = 30
 """A page of the reconciler, or of all pending records, may take this many times as long as one of the poller."""
 LOCKED: Final = "500ms"
 """How long a page waits for a lock: the passes of other pipelines wait for it."""
@@ -41,8 +41,8 @@ LOCKED: Final = "500ms"
 class Kind(StrEnum):
     """Whose snapshot it is: the change poller's or the reconciler's."""
 
-    TAIL = "tail"
-    BASE = "base"
+    POLLER = "tail"
+    RECONCILER = "base"
 
 
 class Position(NamedTuple):
@@ -53,7 +53,7 @@ class Position(NamedTuple):
     is_open: bool
 
 
-class Found(NamedTuple):
+class ChangesPage(NamedTuple):
     """What a page found: the tenants to remind, and the snapshot that may be stored once they have been.
 
     `before`: the snapshot that is stored now, `stored_at` the microsecond at which it was. `fresh`: the pass has found
@@ -70,8 +70,8 @@ class Found(NamedTuple):
     size: int
 
 
-class _Round(NamedTuple):
-    """What the pages of a pass have in common: values of the query `round`."""
+class _Pass(NamedTuple):
+    """What the pages of a pass have in common: values of the query `pass_page`."""
 
     kind: str
     pipeline: str
@@ -83,7 +83,7 @@ class _Round(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """A row of `tail_stands`."""
+    """A row of `stored_snapshot`."""
 
     now: str
     before: str
@@ -91,12 +91,12 @@ class _Stored(NamedTuple):
     known: bool
 
 
-class Tails:
+class Changes:
     """T and B of the pipelines of one database.
 
     Args:
         engine: connections to it.
-        seconds: how long a page of the change poller may take; one of the reconciler, `BASE_FACTOR` times as long.
+        seconds: how long a page of the change poller may take; one of the reconciler, `RECONCILER_FACTOR` times as long.
         page: records of the first page of a pass.
         most_open: transactions that a stored snapshot may list.
     """
@@ -110,7 +110,7 @@ class Tails:
         # Closes its connection when nothing refers to it any more.
         self._listening: Any = None
 
-    def look(
+    def read_page(
         self,
         kind: Kind,
         pipeline: str,
@@ -118,9 +118,9 @@ class Tails:
         smallest: int,
         *,
         has_delays: bool = True,
-        previous: Found | None = None,
+        previous: ChangesPage | None = None,
         more_seconds: float = 0.0,
-    ) -> Found:
+    ) -> ChangesPage:
         """Return the tenants with pending records among the next records that T or B does not see.
 
         The pass starts over if the stored snapshot is not the one that its previous page stored: another worker has
@@ -138,7 +138,7 @@ class Tails:
         Raises:
             Unavailable: the server is a standby.
         """
-        of = _Round(kind.value, pipeline, source, smallest, has_delays, every=kind is Kind.TAIL)
+        of = _Pass(kind.value, pipeline, source, smallest, has_delays, every=kind is Kind.POLLER)
         seconds = self._seconds_of(kind) + more_seconds
         page = self._page_of(of, previous, seconds)
         # The times tell what the snapshots do not: inside of a transaction a page stores the one that was there.
@@ -162,9 +162,9 @@ class Tails:
             yield from tenants
 
     def _all_pages(self, pipeline: str, source: str) -> Iterator[list[Waiting]]:
-        of, page = _Round(Kind.BASE.value, pipeline, source, 0, has_delays=True, every=True, with_paused=True), None
+        of, page = _Pass(Kind.RECONCILER.value, pipeline, source, 0, has_delays=True, every=True, with_paused=True), None
         while page is None or page.until is not None:
-            page = self._page_of(of, page, self._seconds_of(Kind.BASE))
+            page = self._page_of(of, page, self._seconds_of(Kind.RECONCILER))
             yield page.waiting
 
     def retries(
@@ -178,8 +178,8 @@ class Tails:
         values = {**of, "has_delays": has_delays, "with_paused": with_paused, "size": self._page}
         tenant = key = ""
         while True:
-            with self._limited(self._seconds_of(Kind.BASE)) as connection:
-                found = connection.execute(self._query("tail_retries"), {**values, "tenant": tenant, "key": key})
+            with self._limited(self._seconds_of(Kind.RECONCILER)) as connection:
+                found = connection.execute(self._query("retries"), {**values, "tenant": tenant, "key": key})
             if not (rows := found.fetchall()):
                 return
             tenant, key, *_ = rows[-1]
@@ -189,7 +189,7 @@ class Tails:
                 if delay_ms is not None
             ]
 
-    def _page_of(self, of: _Round, previous: Found | None, seconds: float) -> Found:
+    def _page_of(self, of: _Pass, previous: ChangesPage | None, seconds: float) -> ChangesPage:
         position = None if previous is None else previous.until
         after = {"after_xid": str(position.xid if position else 0), "after_id": position.id if position else -1}
         size = self._page if previous is None else self._next_size(previous)
@@ -204,24 +204,24 @@ class Tails:
             f"{of.pipeline}: Postgres is a standby, which does not know what is under way: connect to its primary"
         )
 
-    def _next_size(self, previous: Found) -> int:
+    def _next_size(self, previous: ChangesPage) -> int:
         """Return how many records the page after this one has: a COPY of many, of few tenants, takes few pages."""
         grows = len(previous.waiting) <= FEW * previous.size
         return min(previous.size * GROWS, self._page * LARGEST) if grows else self._page
 
-    def keep(self, kind: Kind, pipeline: str, found: Found, more_seconds: float = 0.0) -> Found:
+    def store_page(self, kind: Kind, pipeline: str, found: ChangesPage, more_seconds: float = 0.0) -> ChangesPage:
         """Store what a page has seen, now that its tenants were reminded; return the page for the next `look`."""
         seconds = self._seconds_of(kind) + more_seconds
         seen = None if found.seen == found.before else found.seen
         values = {"pipeline": pipeline, "kind": kind.value, "seen": seen, "stored_at": found.stored_at}
-        # No page waits for the disk; see `plan_of_rounds`.
+        # No page waits for the disk; see `plan_of_passes`.
         settings = {**_limits(seconds), "synchronous_commit": "off"}
         with self._checked_out(seconds) as connection:
-            kept = in_one_message(connection, self._query("tail_keep"), values, **settings)
+            kept = in_one_message(connection, self._query("store_snapshot"), values, **settings)
         return found._replace(before=found.seen, stored_at=kept[0][0] if kept else None)
 
     def _seconds_of(self, kind: Kind) -> float:
-        return self._seconds * (1 if kind is Kind.TAIL else BASE_FACTOR)
+        return self._seconds * (1 if kind is Kind.POLLER else RECONCILER_FACTOR)
 
     def listen(self) -> Bounded:
         """Return a connection of its own on which `notifies` tells of commits that were announced.
@@ -254,31 +254,31 @@ class Tails:
         """Return the stored snapshot and the rows of a page, both read in one snapshot."""
 
         def read() -> tuple[_Stored | None, list[tuple[Any, ...]]]:
-            with self._limited(seconds, "begin_round") as connection:
+            with self._limited(seconds, "begin_pass") as connection:
                 stored, rows = connection.cursor(row_factory=args_row(_Stored)), connection.cursor()
-                stored.execute(self._query("tail_stands"), values)
-                rows.execute(compact(self._query("round")), values)
+                stored.execute(self._query("stored_snapshot"), values)
+                rows.execute(compact(self._query("pass_page")), values)
             return stored.fetchone(), rows.fetchall()
 
         return with_second_try(read)
 
     def _begin(self, pipeline: str, *, anew: bool) -> None:
         """Store where both passes begin; `anew`: in place of what is stored. A standby stores nothing."""
-        with driving(self._engine) as connection:
+        with checked_out(self._engine) as connection:
             if not rows(connection, self._query("server"))[0]["is_standby"]:
-                connection.execute(self._query("tail_begin"), {"pipeline": pipeline, "anew": anew})
+                connection.execute(self._query("begin_passes"), {"pipeline": pipeline, "anew": anew})
 
     @contextmanager
     def _limited(self, seconds: float, begin: str = "begin") -> Iterator[psycopg.Connection[Any]]:
         """Check out a connection in a transaction that ends within so many seconds, all of it in one round trip."""
         with self._checked_out(seconds) as connection, in_one_trip(connection, self._query(begin)):
-            connection.execute(self._query("plan_of_rounds"), _limits(seconds))
+            connection.execute(self._query("plan_of_passes"), _limits(seconds))
             yield connection
 
     @contextmanager
     def _checked_out(self, seconds: float) -> Iterator[Bounded]:
         """Check out a connection that is given up if it has not answered for so many seconds, plus `GRACE`."""
-        with driving(self._engine) as connection:
+        with checked_out(self._engine) as connection:
             connection.answer_timeout = seconds + GRACE
             yield connection
 
@@ -287,7 +287,7 @@ def _limits(seconds: float) -> dict[str, str]:
     return {"lock_timeout": LOCKED, "statement_timeout": f"{round(1000 * seconds)}ms"}
 
 
-def _found(previous: Found | None, stored: _Stored, rows: list[tuple[Any, ...]], size: int, most_open: int) -> Found:
+def _found(previous: ChangesPage | None, stored: _Stored, rows: list[tuple[Any, ...]], size: int, most_open: int) -> ChangesPage:
     ((xid, last, fresh, open_xids, *_),) = [row for row in rows if row[4] is None]
     waiting = [Waiting(*row[4:]) for row in rows if row[4] is not None]
     after, opened = 0, set(open_xids)
@@ -299,7 +299,7 @@ def _found(previous: Found | None, stored: _Stored, rows: list[tuple[Any, ...]],
     seen = stored.before if previous is None else previous.seen
     seen = _advanced(seen, stored.now, after, xid, opened, most_open)
     until = None if xid is None else Position(xid, last, xid in opened)
-    return Found(waiting, seen, stored.before, stored.stored_at, fresh, until, size)
+    return ChangesPage(waiting, seen, stored.before, stored.stored_at, fresh, until, size)
 
 
 def _advanced(seen: str, now: str, after: int, until: int | None, opened: Collection[int], most_open: int) -> str:

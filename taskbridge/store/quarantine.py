@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskbridge.common.names import key_spellings
 from taskbridge.common.texts import storable
-from taskbridge.store.db import driving, fetch, rows, within
+from taskbridge.store.db import checked_out, fetch, rows, within
 from taskbridge.store.queries import queries
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Quarantine:
             "discarded": discarded,
             "limit": limit,
         }
-        with driving(self._database) as driver, within(driver, self._seconds):
+        with checked_out(self._database) as driver, within(driver, self._seconds):
             found = rows(driver, queries(self._database)("quarantined"), values)
         count = found[0]["found"] if found else 0
         return [QuarantinedRecord(*(row[name] for name in QuarantinedRecord._fields)) for row in found], count
@@ -222,5 +222,5 @@ class Audit:
         """Write down that `who` did `action`; texts are kept as Postgres can hold them."""
         values = {"pipeline": pipeline, "tenant": tenant, "key": key}
         values |= {"who": storable(who), "action": action, "detail": None if detail is None else storable(detail)}
-        with driving(self._database) as driver:
+        with checked_out(self._database) as driver:
             driver.execute(queries(self._database)("audit_note"), values)

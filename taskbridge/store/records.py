@@ -20,7 +20,7 @@ from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.common.server_errors import causes, sqlstate
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable
-from taskbridge.store.db import SHORT_WAIT, driving, in_one_message, is_busy, rows, within
+from taskbridge.store.db import SHORT_WAIT, checked_out, in_one_message, is_busy, rows, within
 from taskbridge.store.documents import decoded, unreadable
 from taskbridge.store.queries import Queries, queries
 from taskbridge.store.unmatched import UnmatchedRecord, read_unmatched
@@ -315,7 +315,7 @@ class Records:
         return given_up
 
     def _rows(self, name: str, **values: Any) -> list[dict[str, Any]]:
-        with driving(self._engine) as driver, within(driver, None):
+        with checked_out(self._engine) as driver, within(driver, None):
             return rows(driver, self._query(name), {"source": self._source, **values})
 
     def match_again(self, match: Matcher) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
@@ -328,7 +328,7 @@ class Records:
     def _settle(self, message_id: str, found: Match | Unmatched) -> bool:
         """Store the result for a message; return whether it was stored."""
         values = {"source": self._source, "key": message_id, **_columns(found)}
-        with driving(self._engine) as driver:
+        with checked_out(self._engine) as driver:
             try:
                 # Others must not wait for the message while this waits for the record, which is another row.
                 return bool(in_one_message(driver, self._query("match_again"), values, lock_timeout=SHORT_WAIT))

@@ -17,7 +17,7 @@ import psycopg
 from taskbridge.common.libraries import explained_imports
 from taskbridge.common.server_errors import FOREIGN_CLUSTER
 from taskbridge.errors import ForeignCluster, SchemaMismatch
-from taskbridge.store.db import driver_error, driver_of, driving, fetch, scalar, within
+from taskbridge.store.db import driver_error, driver_of, checked_out, fetch, scalar, within
 from taskbridge.store.queries import LOCAL, filled, queries, query, quoted, schema_of, setting
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def check_schema(database: Database) -> None:
     if found == head():
         return
     if found is None:
-        with driving(database) as driver:
+        with checked_out(database) as driver:
             _refuse_foreign(driver, schema_of(database))
         raise SchemaMismatch("the database has no schema of TaskBridge", "run `taskbridge migrate`")
     if found in _known():
@@ -131,7 +131,7 @@ def check_schema(database: Database) -> None:
 
 def current(database: Database) -> str | None:
     """Return the database's revision, None where there is none."""
-    with driving(database) as driver:
+    with checked_out(database) as driver:
         return _current(driver, schema_of(database))
 
 
@@ -162,7 +162,7 @@ def _migrations() -> Path:
 
 def in_its_cluster(database: Database) -> bool:
     """Say whether the database is in the cluster whose transaction ids it holds; the schema must be the newest."""
-    with driving(database) as driver:
+    with checked_out(database) as driver:
         return bool(scalar(driver, queries(database)("in_its_cluster")))
 
 

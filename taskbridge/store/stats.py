@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
-from taskbridge.store.db import LOOKUPS, driving, fetch, rows, within
+from taskbridge.store.db import LOOKUPS, checked_out, fetch, rows, within
 from taskbridge.store.queries import queries
 
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ class Backlog(NamedTuple):
 
 
 class Ages(NamedTuple):
-    """Seconds since the last pass of the change poller (`tail`) and of the reconciler (`base`); infinite: never."""
+    """Seconds since the last pass of the change poller (`poller`) and of the reconciler (`reconciler`); infinite: never."""
 
-    tail: float = math.inf
-    base: float = math.inf
+    poller: float = math.inf
+    reconciler: float = math.inf
 
 
 class WaitingRecords(NamedTuple):
@@ -98,7 +98,7 @@ def limited(
     database: Database, seconds: float = LOOK_SECONDS, settings: Mapping[str, str] | None = None
 ) -> Iterator[psycopg.Connection[Any]]:
     """Check out a connection of which each statement is cancelled after so many seconds."""
-    with driving(database) as driver, within(driver, seconds, settings={**_LOOKS, **(settings or {})}):
+    with checked_out(database) as driver, within(driver, seconds, settings={**_LOOKS, **(settings or {})}):
         yield driver
 
 
@@ -106,7 +106,7 @@ def read_ages(database: Database, pipelines: Collection[str]) -> dict[str, Ages]
     """Return how long ago the records of `pipelines` were polled."""
     query, found = queries(database), dict.fromkeys(pipelines, Ages())
     with limited(database) as driver:
-        for row in rows(driver, query("tail_ages"), {"pipelines": [*pipelines]}):
+        for row in rows(driver, query("pass_ages"), {"pipelines": [*pipelines]}):
             found[row["pipeline"]] = found[row["pipeline"]]._replace(**{row["kind"]: row["seconds"]})
     return found
 
@@ -207,7 +207,7 @@ class Tenants:
 
     def _rows(self, name: str, pipeline: str, **values: Any) -> list[dict[str, Any]]:
         values |= {"pipeline": pipeline, "source": self._source}
-        with driving(self._database) as driver, within(driver, self._seconds):
+        with checked_out(self._database) as driver, within(driver, self._seconds):
             return rows(driver, queries(self._database)(name), values)
 
 

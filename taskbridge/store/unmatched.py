@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskbridge.store.db import driving, rows, scalar, within
+from taskbridge.store.db import checked_out, rows, scalar, within
 from taskbridge.store.queries import queries
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def read_unmatched(
     while True:
         place = {"after": after[0], "after_key": after[1]}
         values = {"source": source, "reason": reason, **place, "limit": page_size, "thin": thin}
-        with driving(database) as driver:
+        with checked_out(database) as driver:
             page = [UnmatchedRecord(*row) for row in driver.execute(query, values)]
         yield from page
         if len(page) < page_size:
@@ -50,7 +50,7 @@ def read_unmatched(
 
 def count_unmatched(database: Database, source: str) -> int:
     """Return how many records of a source no criterion matched."""
-    with driving(database) as driver, within(driver, None):
+    with checked_out(database) as driver, within(driver, None):
         return int(scalar(driver, queries(database)("count_unmatched"), {"source": source}))
 
 
@@ -59,7 +59,7 @@ def unmatched_sources(database: Database, most: int = 100_000) -> dict[str, int]
 
     At most `most` are counted in all.
     """
-    with driving(database) as driver, within(driver, None):
+    with checked_out(database) as driver, within(driver, None):
         return {
             row["source"]: row["count"] for row in rows(driver, queries(database)("unmatched_sources"), {"size": most})
         }
@@ -67,5 +67,5 @@ def unmatched_sources(database: Database, most: int = 100_000) -> dict[str, int]
 
 def is_adopted(database: Database, source: str) -> bool:
     """Return whether a source is an adopted table, or was: its rows may be unmatched without any criteria."""
-    with driving(database) as driver, within(driver, None):
+    with checked_out(database) as driver, within(driver, None):
         return source in {row["source"] for row in rows(driver, queries(database)("once_adopted"))}

@@ -15,8 +15,8 @@ from kombu.exceptions import OperationalError
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.gate.keys import beginning
 from taskbridge.gate.scripts import SCRIPTS
-from taskbridge.integration.installation import fit, renew
-from taskbridge.process.runtime import Runtime, afresh, runtime_of
+from taskbridge.integration.installation import apply_config, reset_app
+from taskbridge.process.runtime import Runtime, new_runtimes, runtime_of
 from taskbridge.testing.clock import inject_clock
 
 __all__ = ["delete_keys", "own_deployment"]
@@ -60,12 +60,12 @@ def own_deployment(app: Celery, **variables: str) -> Iterator[Runtime]:
         with (
             mock.patch.dict(os.environ, {**variables, "TASKBRIDGE_KEY_PREFIX": prefix}),
             mock.patch.object(Runtime, "runs_by_hand", True),
-            afresh(),
+            new_runtimes(),
         ):
             with translated_errors():
                 runtime = runtime_of(app)
-                renew(app)
-                fit(app)
+                reset_app(app)
+                apply_config(app)
                 inject_clock(runtime)
             try:
                 yield runtime
@@ -73,4 +73,4 @@ def own_deployment(app: Celery, **variables: str) -> Iterator[Runtime]:
                 delete_keys(runtime)
     finally:
         app.conf.task_routes = routes
-        renew(app)
+        reset_app(app)

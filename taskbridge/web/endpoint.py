@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import Lifespan, Receive, Scope, Send
 
-from taskbridge.common.seldom import Seldom
+from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.common.texts import error_line, printable
 from taskbridge.errors import TaskBridgeError, UsageError
 from taskbridge.web.storing import Storage
@@ -130,9 +130,9 @@ class Endpoint(ABC, Generic[B]):
         self._storages = storages
         self._held = 0
         """Bytes of the bodies that are received or not yet answered."""
-        self._refused = Seldom()
+        self._refused = LogThrottle()
         """Refusals, by status."""
-        self._failures = Seldom()
+        self._failures = LogThrottle()
         """Faults that are not the sender's, by class."""
 
     async def begin(self, headers: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import psycopg
 from celery import Celery
 
-from taskbridge.common.seldom import Seldom
+from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import error_line, printable
 from taskbridge.declaring.criteria import Unmatched
@@ -58,7 +58,7 @@ class Storage:
         self._changed: set[tuple[str, str]] = set()
         self._matched: dict[Event, int | None] = {}
         self._is_sending = self._is_prepared = False
-        self._failures = Seldom()
+        self._failures = LogThrottle()
         """Events that were not sent."""
         self._forgets_at = 0.0
 

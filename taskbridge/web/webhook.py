@@ -16,7 +16,7 @@ from jsonpath_rfc9535.segments import JSONPathChildSegment
 from jsonpath_rfc9535.selectors import NameSelector
 
 from taskbridge.common.names import check_key, check_source_name, check_tenant
-from taskbridge.common.seldom import Seldom
+from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.common.texts import log_error, shown
 from taskbridge.declaring.criteria import compiled
 from taskbridge.errors import ConfigurationError, InvalidInput, UsageError
@@ -98,7 +98,7 @@ class Webhook:
     _finders: dict[str, Callable[[Request], Any]] = field(init=False, repr=False, compare=False)
     _is_unsigned: bool = field(init=False, repr=False, compare=False)
     """Whether the webhook's id is in a header that is not signed."""
-    _unread: Seldom = field(default_factory=Seldom, init=False, repr=False, compare=False)
+    _unread: LogThrottle = field(default_factory=LogThrottle, init=False, repr=False, compare=False)
     """Requests for which a function raised an error, by its class."""
 
     def __post_init__(self) -> None:

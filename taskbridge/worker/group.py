@@ -94,7 +94,7 @@ class _Group:
             if len(runs) == 1 or run.begun.died or run.begun.probe is not None:
                 continue
             try:
-                self._runtime.know(run.pipeline)
+                self._runtime.register(run.pipeline)
             except Exception as error:
                 self._end(run, error)
             else:

@@ -121,7 +121,7 @@ def claim(run: Run) -> Page | RunResult:
         StaleToken: a higher token owns the cursor.
         Unread: the page cannot be read.
     """
-    run.runtime.know(run.pipeline)
+    run.runtime.register(run.pipeline)
     page = run.cursors.claim(run.claim)
     if run.begun.probe is not None:
         return failures.probe(run, page)

@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import Final, NoReturn
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.common.seldom import Seldom
+from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.common.texts import error_text, log_error, short_traceback, storable
 from taskbridge.errors import RunFailed
 from taskbridge.gate.message import PROBE
@@ -39,7 +39,7 @@ REST: Final = 1.0
 """Seconds for which a slot without a session of Postgres takes no run, at the most."""
 LONGEST_FAILURE: Final = 1_000
 """The most characters of the text that Celery has of a failed run."""
-_seldom: Final = Seldom()
+_throttle: Final = LogThrottle()
 
 
 def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
@@ -102,7 +102,7 @@ def _rest(error: Exception) -> None:
 
     The run that found none is not lost, nor has it failed: it is in the queue again.
     """
-    if count := _seldom.counted("sessions"):
+    if count := _throttle.counted("sessions"):
         log.warning(
             "a slot of this worker has no session of Postgres and leaves its runs to other slots (%d times since it "
             "last said so): allow more sessions than there are slots, or start fewer slots (-c): %s",
@@ -127,7 +127,7 @@ def _declined(runtime: Runtime, keys: Sequence[RunKey]) -> bool:
         return True
     runtime.gate.decline(keys)
     for key in keys:
-        if count := _seldom.counted(key.pipeline):
+        if count := _throttle.counted(key.pipeline):
             log.warning(
                 "this worker does not declare the pipeline %s, and declined %d of its runs since it last said so, now "
                 "that of tenant %r: a worker that declares it does them",

@@ -1,4 +1,4 @@
-"""The ticker: starts what is due, and replaces runs that died. Beside it run the rounds of `taskbridge.worker.tail`.
+"""The ticker: starts what is due, and replaces runs that died. Beside it run the rounds of `taskbridge.worker.poller`.
 
 It is part of every worker, whatever its pool, and runs in the worker's main process. The tickers of many workers
 share the work without a leader: acting on a deadline is atomic in the gate, so the second one finds nothing to do.
@@ -22,7 +22,7 @@ from taskbridge.errors import ForeignGate
 from taskbridge.gate import Due
 from taskbridge.process.runtime import Runtime, runtime_of, serves
 from taskbridge.process.shutdown import note_stop, notice_signals
-from taskbridge.worker.tail import Rounds
+from taskbridge.worker.poller import Poller
 
 __all__ = ["TickerStep", "fire_due", "free_for_turns"]
 
@@ -133,16 +133,16 @@ class TickerStep(bootsteps.StartStopStep):
         runtime.idle_slots = lambda: free_for_turns(
             runtime, served, int(worker.pool.num_processes) - len(worker_state.reserved_requests)
         )
-        rounds = Rounds(runtime)
+        poller = Poller(runtime)
         loops = {
             "owner": partial(keep_gate, runtime),
             "ticker": partial(fire_due, runtime),
-            "tail": rounds.tail_pages,
-            "base": rounds.base_pages,
-            "hold": rounds.renew_holds,
+            "tail": poller.poll_pages,
+            "base": poller.reconcile_pages,
+            "hold": poller.renew_holds,
         }
         if runtime.settings.tail_listens:
-            loops["listener"] = rounds.listen
+            loops["listener"] = poller.listen
         for name, look in loops.items():
             thread = threading.Thread(target=self._loop, args=(name, look), name=f"taskbridge-{name}", daemon=True)
             thread.start()

@@ -57,7 +57,7 @@ class Board:
         runtime = runtime_of(deployment.app)
         runtime.pipelines = declared()
         for name in runtime.pipelines.names():
-            runtime.know(runtime.pipelines[name])
+            runtime.register(runtime.pipelines[name])
         with served(dashboard(deployment.app, actions=True, show_documents=True)) as url:
             board = cls(deployment, browser, url, pictures)
             try:

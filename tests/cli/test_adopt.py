@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy import Engine
 
-from taskbridge.store import adoption, backfill, know
+from taskbridge.store import adoption, backfill, register_pipeline
 from tests.cli.program import Program
 from tests.cli.test_doctor import findings
 from tests.deployment import ROOT
@@ -113,7 +113,7 @@ def test_pruned_rows_are_sent_again_by_the_first_backfill_alone_and_by_again(
     # given a row from before the adoption, and one whose record was handled and pruned
     run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
     assert taskbridge(*ADOPT).status == 0
-    know(engine, "orders", "orders")
+    register_pipeline(engine, "orders", "orders")
     run(engine, "INSERT INTO orders VALUES (2, 'acme', 1, 'b')")
     reader = Reader(engine)
     assert prune(taskbridge, reader) == 1

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, make_url
 from taskbridge.embedded import Servers
 from taskbridge.gate import Keys, Queue
 from tests.cli.program import Ended, Program
-from tests.cli.rounds import stood
+from tests.cli.passes import stood
 
 
 def findings(ended: Ended) -> dict[str, list[str]]:

@@ -10,11 +10,11 @@ from sqlalchemy import Engine
 
 from taskbridge.gate import Keys
 from taskbridge.observe.metrics import METRICS
-from taskbridge.store import Kind, Tails, record_invoice
+from taskbridge.store import Kind, Changes, record_invoice
 from tests.cli.alerts import declare
 from tests.cli.held import open_circuit
 from tests.cli.program import Program
-from tests.cli.rounds import stood
+from tests.cli.passes import stood
 from tests.quarantined import put_in_quarantine
 from tests.scraping import SAMPLES, samples
 
@@ -65,8 +65,8 @@ def test_nobody_looks_for_new_records_and_no_worker_is_there_to_tell(taskbridge:
     found = samples(taskbridge("metrics", TASKBRIDGE_REDIS_URL="redis://127.0.0.1:1/0").stdout)
     assert found["taskbridge_tail_age_seconds"] == pytest.approx(100, abs=30)
     assert found["taskbridge_base_age_seconds"] == pytest.approx(200, abs=30)
-    tails = Tails(engine)
-    tails.keep(Kind.TAIL, "invoices", tails.look(Kind.TAIL, "invoices", "invoices", 0))
+    changes = Changes(engine)
+    changes.store_page(Kind.POLLER, "invoices", changes.read_page(Kind.POLLER, "invoices", "invoices", 0))
     found = samples(taskbridge("metrics").stdout)
     assert found["taskbridge_tail_age_seconds"] < 30
     assert found["taskbridge_base_age_seconds"] > 190

@@ -18,7 +18,7 @@ from taskbridge.producer.notify import notify, notify_many
 from taskbridge.producer.recording import record_event
 from taskbridge.store import record_invoice
 from taskbridge.worker import slot
-from taskbridge.worker.tail import base_round, tail_round
+from taskbridge.worker.poller import reconcile, poll_changes
 from taskbridge.worker.ticker import fire_due
 from tests.costs.meter import Meter
 from tests.runs import begin, settle
@@ -160,26 +160,26 @@ def ticker_with_many_due(meter: Meter, tenant: str) -> Call:
     return partial(fire_due, meter.runtime)
 
 
-def tail_without_news(meter: Meter, tenant: str) -> Call:
+def poll_without_news(meter: Meter, tenant: str) -> Call:
     _save_many(meter, tenant)
-    tail_round(meter.runtime, INVOICES)
-    return lambda: _is_true(lambda: not tail_round(meter.runtime, INVOICES, stores=False))
+    poll_changes(meter.runtime, INVOICES)
+    return lambda: _is_true(lambda: not poll_changes(meter.runtime, INVOICES, stores=False))
 
 
-def tail_with_many_new(meter: Meter, tenant: str) -> Call:
-    tail_round(meter.runtime, INVOICES)
+def poll_with_many_new(meter: Meter, tenant: str) -> Call:
+    poll_changes(meter.runtime, INVOICES)
     _save_many(meter, tenant)
     # Where many runs are queued, reminders would add none.
     meter.redis.flushdb()
-    return lambda: _is_true(lambda: tail_round(meter.runtime, INVOICES))
+    return lambda: _is_true(lambda: poll_changes(meter.runtime, INVOICES))
 
 
-def base_with_many_pending(meter: Meter, tenant: str) -> Call:
-    base_round(meter.runtime, INVOICES)
+def reconcile_many_pending(meter: Meter, tenant: str) -> Call:
+    reconcile(meter.runtime, INVOICES)
     _save_many(meter, tenant)
-    tail_round(meter.runtime, INVOICES)
+    poll_changes(meter.runtime, INVOICES)
     meter.redis.flushdb()
-    return partial(_base, meter, MANY)
+    return partial(_reconcile, meter, MANY)
 
 
 def new_alert(meter: Meter, tenant: str) -> Call:
@@ -220,9 +220,9 @@ PATHS: Final[dict[str, Path]] = {
     "heartbeat": heartbeat,
     "ticker, nobody due": ticker_with_nobody_due,
     "ticker, 100 tenants due": ticker_with_many_due,
-    "tail, nothing new": tail_without_news,
-    "tail, 100 tenants with news": tail_with_many_new,
-    "base, 100 tenants with pending records": base_with_many_pending,
+    "poll, nothing new": poll_without_news,
+    "poll, 100 tenants with news": poll_with_many_new,
+    "reconciliation, 100 tenants with pending records": reconcile_many_pending,
     "record_invoice, new": new_invoice,
     "record_invoice, unchanged": unchanged_invoice,
     "record_event": new_alert,
@@ -251,8 +251,8 @@ def _save_many(meter: Meter, tenant: str) -> None:
             record_invoice(engine, one, "1", {"number": "1"}, connection)
 
 
-def _base(meter: Meter, started: int) -> None:
-    assert len(base_round(meter.runtime, INVOICES)) == started
+def _reconcile(meter: Meter, started: int) -> None:
+    assert len(reconcile(meter.runtime, INVOICES)) == started
 
 
 def _is_answer(answers: list[Answer], expected: Answer) -> None:

@@ -11,7 +11,7 @@ from taskbridge.gate import Answer
 from taskbridge.producer.notify import notify_many, start
 from taskbridge.store import record_invoice
 from taskbridge.testing.clock import inject_clock
-from taskbridge.worker.tail import base_round, tail_round
+from taskbridge.worker.poller import reconcile, poll_changes
 from taskbridge.worker.ticker import fire_due
 from tests.costs.meter import Meter, metered
 from tests.costs.paths import do_nothing
@@ -40,8 +40,8 @@ def started(meter: Meter) -> None:
 
 
 def found(meter: Meter) -> None:
-    """Whoever resumed them died before it started them, and the base finds them."""
-    base_round(meter.runtime, INVOICES)
+    """Whoever resumed them died before it started them, and the reconciler finds them."""
+    reconcile(meter.runtime, INVOICES)
     fire_due(meter.runtime)
 
 
@@ -63,8 +63,8 @@ def test_paused_tenants_cost_nothing_until_they_are_resumed(
 
         def look() -> None:
             clock.us += TEN_MINUTES_US
-            tail_round(meter.runtime, INVOICES, stores=False)
-            base_round(meter.runtime, INVOICES)
+            poll_changes(meter.runtime, INVOICES, stores=False)
+            reconcile(meter.runtime, INVOICES)
             fire_due(meter.runtime)
 
         look()

@@ -26,7 +26,7 @@ from taskbridge.django.typed import typed
 from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError
 from taskbridge.process.light_runtime import LightRuntime
-from taskbridge.process.runtime import afresh
+from taskbridge.process.runtime import new_runtimes
 from taskbridge.settings import Settings
 from taskbridge.store import adopt, adoption, connect
 from taskbridge.store.db import parameters_of
@@ -257,7 +257,7 @@ def test_remedies_name_where_the_database_is_set(
     (found,) = run_checks(databases=["default"])
     assert found.id == "taskbridge.E003"
     assert said.format("DATABASES['default']") in str(found.hint)
-    with afresh(), pytest.raises(CommandError):
+    with new_runtimes(), pytest.raises(CommandError):
         call_command("taskbridge", "prune", "--older-than", "1d")
     assert said.format("DATABASES['default']") in capfd.readouterr().err
     url = url_of("default")

@@ -16,7 +16,7 @@ from taskbridge.django.testing import deployed
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import runtime_of
-from taskbridge.store import adopt, adoption, know, record
+from taskbridge.store import adopt, adoption, register_pipeline, record
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE
 from tests.store.adopting import ORDERS, run
@@ -55,7 +55,7 @@ def test_a_server_that_is_away_is_named_in_one_sentence(here: Deployment, monkey
 def test_all_tables_are_emptied_but_those_that_say_what_the_database_is(here: Deployment) -> None:
     run(here.engine, ORDERS)
     adopt(here.engine, adoption(here.engine, "orders", "customer", ["id"]))
-    know(here.engine, "orders", "orders")
+    register_pipeline(here.engine, "orders", "orders")
     run(
         here.engine,
         "INSERT INTO orders VALUES (1, 'acme', 1, 'a')",
@@ -109,7 +109,7 @@ def test_nothing_is_left_of_a_test_whether_or_not_it_fails(fails: bool, here: De
 
 def test_an_app_with_settings_of_its_own_keeps_no_session_where_a_test_s_database_is_dropped(here: Deployment) -> None:
     runtime, open_before = runtime_of(here.app), sessions(here.engine)
-    runtime.tails.listen()
+    runtime.changes.listen()
     record(runtime.engine, "orders", "acme", "1", {})
     assert len(sessions(here.engine) - open_before) == 2
     with connections["default"]._nodb_cursor():

@@ -39,7 +39,7 @@ class Reader:
         if block.kind == "file":
             (self.directory / block.name).write_text(block.text, encoding="utf-8")
         elif block.kind == "prints":
-            # The worker's tail may find a record before its event comes, and a run may be over before the next event.
+            # The worker's poller may find a record before its event comes, and a run may be over before the next event.
             printed = self.printed
             printed += printed.replace("absorbed", "started") + printed.replace("delayed", "absorbed")
             assert [line for line in block.text.splitlines() if line not in printed] == [], self.printed

@@ -17,7 +17,7 @@ def pushed(deployment: Deployment) -> int:
     return int(deployment.redis.info("commandstats").get("cmdstat_lpush", {"calls": 0})["calls"])
 
 
-# The tail may find the record first, and publish its run.
+# The poller may find the record first, and publish its run.
 @pytest.mark.parametrize("deployment", [{"tail_interval": 60.0, "base_interval": 600.0}], indirect=True)
 def test_the_first_event_is_published_before_notify_returns(deployment: Deployment) -> None:
     # given a worker at rest
@@ -32,7 +32,7 @@ def test_the_first_event_is_published_before_notify_returns(deployment: Deployme
         assert deployment.deliveries() == [("acme", "1")]
 
 
-# A round of the tail may fall between a commit and its event, and a run that uses up its budget is followed by another.
+# A pass of the poller may fall between a commit and its event, and a run that uses up its budget is followed by another.
 @pytest.mark.parametrize(
     "deployment", [{"tail_interval": 60.0, "base_interval": 600.0, "run_budget": 60.0}], indirect=True
 )

@@ -27,7 +27,7 @@ def serving(deployment: Deployment, *options: str, **extra: Any) -> Iterator[tup
         yield worker, port
 
 
-# The tail may find a record before its event comes, and its reminder counts as one.
+# The poller may find a record before its event comes, and its reminder counts as one.
 @pytest.mark.e2e
 @pytest.mark.parametrize("deployment", [{"tail_interval": 60.0, "base_interval": 600.0}], indirect=True)
 @pytest.mark.parametrize(

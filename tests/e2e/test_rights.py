@@ -256,7 +256,7 @@ def test_the_rights_of_the_page_are_enough_for_failures(rights: Rights, producer
 
 def test_a_producer_notifies_a_tenant_that_waits_for_its_turn(rights: Rights, producer: Any) -> None:
     gate = rights.deployment.gate
-    gate.remind("invoices", [Reminder("found", 200, None)], by_base=True)
+    gate.remind("invoices", [Reminder("found", 200, None)], by_reconciler=True)
     assert notify_many(producer, ["found", "other"]) == [Answer.STARTED] * 2
     assert rights.refused() == []
 

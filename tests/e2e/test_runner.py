@@ -13,7 +13,7 @@ from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.gate import Answer, Begun, State
 from taskbridge.store import record_invoice
 from taskbridge.worker import slot
-from taskbridge.worker.tail import base_round
+from taskbridge.worker.poller import reconcile
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.waiting import wait_until
@@ -164,11 +164,11 @@ def test_a_tenant_whose_run_ends_while_a_base_round_looks_gets_a_run_that_finds_
 
     # when its run ends after Postgres was asked for what is pending and before Redis is told
     monkeypatch.setattr(inline.runtime.gate, "remind", run_before_the_reminders)
-    base_round(inline.runtime, "invoices")
+    reconcile(inline.runtime, "invoices")
     inline.run_all()
     # then nothing is delivered twice, and one that really has no runner gets one
     assert inline.seen == ["a"]
     monkeypatch.undo()
     inline.deployment.save("acme", "b", notify=False)
-    base_round(inline.runtime, "invoices")
+    reconcile(inline.runtime, "invoices")
     assert inline.runtime.gate.look("invoices", ["acme"])[0].deadline_ms is not None

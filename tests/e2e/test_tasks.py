@@ -249,7 +249,7 @@ def test_eager_mode_gives_many_tenants_their_turns(deployment: Deployment) -> No
     tenants = [f"tenant-{at:03}" for at in range(120)]
     record_many(deployment.engine, "invoices", [(tenant, "1", {}) for tenant in tenants])
     Gate(deployment.redis, Keys(), publish=lambda *_: None).remind(
-        "invoices", [Reminder(tenant, 0) for tenant in tenants], by_base=True
+        "invoices", [Reminder(tenant, 0) for tenant in tenants], by_reconciler=True
     )
 
     deployment.app.conf.task_always_eager = True

@@ -30,7 +30,7 @@ from taskbridge.declaring.pipeline import DECLARED
 from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError, UnknownPipeline
 from taskbridge.gate import Keys, Queue, State
-from taskbridge.process.runtime import afresh, runtime_of
+from taskbridge.process.runtime import new_runtimes, runtime_of
 from taskbridge.settings import Settings
 from taskbridge.testing import assert_notified, drain, drain_all, notified
 from taskbridge.testing.deploying import own_deployment
@@ -239,7 +239,7 @@ def test_nothing_stays_in_redis_whichever_app_it_was(
 
 def test_another_app_has_its_runtime_back_after_the_block(taskbridge_settings: Settings) -> None:
     runtime = runtime_of(app)
-    with afresh():
+    with new_runtimes():
         assert runtime_of(app) is not runtime
     assert runtime_of(app) is runtime
     assert runtime.settings == taskbridge_settings

@@ -11,7 +11,7 @@ from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.gate import Answer, Begun, Outcome, Settlement
 from taskbridge.handlers.journal import journal
 from taskbridge.store import Claim, Pauses, read_counters
-from taskbridge.worker.tail import tail_round
+from taskbridge.worker.poller import poll_changes
 from tests.failures.drill import BAD, NUMBERS, Drill
 from tests.failures.test_runs_that_do_not_end import Killer
 from tests.runs import begin, settle
@@ -62,11 +62,11 @@ def dies(drill: Drill) -> None:
     drill.replace_run(message[1])
 
 
-def test_a_run_whose_records_the_tail_was_quicker_with_has_its_events(drill: Drill) -> None:
+def test_a_run_whose_records_the_poller_was_quicker_with_has_its_events(drill: Drill) -> None:
     drill.handle(journal)
-    tail_round(drill.runtime, "invoices")
+    poll_changes(drill.runtime, "invoices")
     drill.deployment.save("acme", "1", notify=False)
-    tail_round(drill.runtime, "invoices")
+    poll_changes(drill.runtime, "invoices")
     assert drill.run_one()
     assert counted(drill) == (0, 0), "nobody sent an event yet"
     drill.go_on()
@@ -78,9 +78,9 @@ def test_a_run_whose_records_the_tail_was_quicker_with_has_its_events(drill: Dri
 
 def test_a_run_that_finds_nothing_and_had_no_event_has_no_row(drill: Drill) -> None:
     drill.handle(journal)
-    tail_round(drill.runtime, "invoices")
+    poll_changes(drill.runtime, "invoices")
     drill.deployment.save("acme", "1", notify=False)
-    tail_round(drill.runtime, "invoices")
+    poll_changes(drill.runtime, "invoices")
     with drill.deployment.engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM taskbridge.records")
     assert drill.run_one()
@@ -216,12 +216,12 @@ def test_events_of_a_time_without_a_history_are_not_in_it(drill: Drill) -> None:
     assert counted(drill) == (5, 1)
 
 
-def test_a_burst_that_the_tail_began_absorbs_each_event(drill: Drill) -> None:
+def test_a_burst_that_the_poller_began_absorbs_each_event(drill: Drill) -> None:
     """Else the counter of absorbed events would fall, which no counter may."""
     drill.handle(ask_to_wait)
-    tail_round(drill.runtime, "invoices")
+    poll_changes(drill.runtime, "invoices")
     drill.deployment.save("acme", "1", notify=False)
-    tail_round(drill.runtime, "invoices")
+    poll_changes(drill.runtime, "invoices")
     drill.run_one()
     figures = read_counters(drill.deployment.engine, ["invoices"])["invoices"]
     assert (figures.events, figures.bursts, figures.absorbed) == (0, 1, 0)

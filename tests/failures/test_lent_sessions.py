@@ -22,7 +22,7 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
 from taskbridge.errors import HandlerMistake
 from taskbridge.store import connect
-from taskbridge.store.db import driver_of, driving
+from taskbridge.store.db import driver_of, checked_out
 from taskbridge.worker import slot
 from tests.failures.drill import Drill
 from tests.store.pooler import SettingPooler
@@ -221,13 +221,13 @@ def test_a_session_behind_a_pooler_has_its_own_settings_again(drill: Drill) -> N
         if len(seen) == 1:
             raise ValueError
 
-    with driving(engine) as driver:
+    with checked_out(engine) as driver:
         first = driver.execute(SETTINGS).fetchall(), driver.info.backend_pid
     drill.handle(handler)
     for tenant in ("\u65e5\u672c", "bolt"):
         drill.save(tenant, "1")
         drill.go_on()
-        with driving(engine) as driver:
+        with checked_out(engine) as driver:
             assert (driver.execute(SETTINGS).fetchall(), driver.info.backend_pid) == first
     assert [type(error) for error in drill.errors] == [ValueError]
     assert seen == ["\u65e5\u672c"] * 3

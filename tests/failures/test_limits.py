@@ -17,8 +17,8 @@ from taskbridge.declaring.policy import LatencyNeutral, RateLimit
 from taskbridge.errors import InvalidPolicy
 from taskbridge.gate import State
 from taskbridge.handlers.journal import journal
-from taskbridge.store import know
-from taskbridge.worker.tail import base_round
+from taskbridge.store import register_pipeline
+from taskbridge.worker.poller import reconcile
 from tests.failures.drill import Drill
 from tests.store.adopting import ORDERS, adopted, run
 
@@ -54,7 +54,7 @@ def test_a_batch_that_comes_again_for_another_reader_counts_as_no_failure(drill:
     def write_back(batch: Batch) -> None:
         batch.connection.exec_driver_sql("UPDATE orders SET note = note || 'x'")
         if len(drill.calls) == 1:
-            know(engine, "audit", "invoices")
+            register_pipeline(engine, "audit", "invoices")
 
     drill.handle(write_back)
     run(engine, ORDERS)
@@ -480,7 +480,7 @@ def test_a_pause_lets_the_batch_in_hand_end_and_starts_no_other(drill: Drill) ->
     assert drill.states() == {"handled": 2, "pending": 3}
     with drill.deployment.engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM taskbridge.pauses")
-    base_round(drill.runtime, "invoices")
+    reconcile(drill.runtime, "invoices")
     drill.go_on()
     assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in "abcde"]
 
@@ -492,7 +492,7 @@ def test_a_resumption_whose_word_got_lost_is_found_by_a_base_round(drill: Drill)
     drill.run_one()
     with drill.deployment.engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM taskbridge.pauses")
-    base_round(drill.runtime, "invoices")
+    reconcile(drill.runtime, "invoices")
     drill.go_on(within_ms=1_000)
     assert drill.states() == {"handled": 1}
 

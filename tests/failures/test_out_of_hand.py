@@ -31,7 +31,7 @@ class AttributesOfTheAnswer(Exception):
 
 class WaitWithoutSeconds(RetryAfter):
     def __init__(self) -> None:
-        """Leave out what the base class sets."""
+        """Leave out what the reconciler class sets."""
 
 
 def deep_group() -> BaseException:

@@ -14,7 +14,7 @@ from taskbridge.gate import State
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producer.notify import notify, notify_many
 from taskbridge.store import record, record_invoice
-from taskbridge.worker.tail import Rounds
+from taskbridge.worker.poller import Poller
 from taskbridge.worker.ticker import fire_due
 from tests.deployment import Deployment
 from tests.waiting import TIME_FACTOR, wait_until
@@ -129,19 +129,19 @@ def test_all_of_redis_is_lost_in_mid_burst(deployment: Deployment) -> None:
 
 def test_a_lock_on_the_log_ends_no_round_for_good(deployment: Deployment) -> None:
     runtime = runtime_of(deployment.app)
-    rounds = Rounds(runtime)
-    rounds.tail_pages()
+    poller = Poller(runtime)
+    poller.poll_pages()
     deployment.save("acme", "1", notify=False)
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql("LOCK TABLE taskbridge.records")
-        rounds.tail_pages()
-        rounds.base_pages()
+        poller.poll_pages()
+        poller.reconcile_pages()
     assert deployment.gate.active("invoices") == []
-    assert {(one.extra, one.base_extra) for one in rounds.standings.values()} == {(0.0, 0.0)}, (
+    assert {(one.extra, one.reconcile_extra) for one in poller.states.values()} == {(0.0, 0.0)}, (
         "a lock takes as long however long one waits, so the next try comes no later"
     )
-    rounds.standings.clear()
-    rounds.tail_pages()
+    poller.states.clear()
+    poller.poll_pages()
     assert deployment.gate.active("invoices") == ["acme"]
 
 
@@ -228,7 +228,7 @@ def test_a_handler_that_raises_is_tried_again_and_events_do_not_hurry_it(deploym
     "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "solo"))]
 )
 def test_a_handler_longer_than_the_runner_ttl_keeps_its_tenant(deployment: Deployment, pool: str) -> None:
-    # The heartbeat moves the deadline on while the handler works. All is saved before a worker is there: its tail would
+    # The heartbeat moves the deadline on while the handler works. All is saved before a worker is there: its poller would
     # find what is saved so far.
     deployment.save("acme", *NUMBERS, notify=False)
     with deployment.worker("-P", pool, handler_seconds=2.5) as worker:

@@ -16,9 +16,9 @@ import pytest
 from taskbridge.embedded import Servers
 from taskbridge.gate import Keys
 from taskbridge.process.runtime import runtime_of
-from taskbridge.store import Kind, Tails, connect, migrate
+from taskbridge.store import Kind, Changes, connect, migrate
 from taskbridge.testing.servers import open_directory
-from taskbridge.worker.tail import Rounds
+from taskbridge.worker.poller import Poller
 from tests.deployment import Deployment
 from tests.waiting import wait_until
 from verification.torture.servers import PostgresHere
@@ -28,29 +28,29 @@ pytestmark = pytest.mark.e2e
 WRITE = "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('invoices', {}, '1', '{{}}')"
 
 
-def rounds_of(deployment: Deployment, page: int) -> Rounds:
-    """Rounds of which the first ones are made."""
+def poller_of(deployment: Deployment, page: int) -> Poller:
+    """Poller of which the first ones are made."""
     runtime = runtime_of(deployment.app)
-    runtime.tails = Tails(deployment.engine, page=page)
-    rounds = Rounds(runtime)
+    runtime.changes = Changes(deployment.engine, page=page)
+    poller = Poller(runtime)
     for kind in Kind:
-        to_the_end(rounds, kind)
-    return rounds
+        to_the_end(poller, kind)
+    return poller
 
 
-def page(rounds: Rounds, kind: Kind) -> bool:
+def page(poller: Poller, kind: Kind) -> bool:
     """Make a page; whether another one follows."""
-    standing = rounds.standings["invoices"]
-    if kind is Kind.TAIL:
-        rounds.tail_pages()
-        return standing.tail is not None
-    standing.base_at, standing.holds_until = 0.0, time.monotonic() + 60
-    rounds.base_pages()
-    return standing.base is not None
+    state = poller.states["invoices"]
+    if kind is Kind.POLLER:
+        poller.poll_pages()
+        return state.polling is not None
+    state.reconciles_at, state.holds_until = 0.0, time.monotonic() + 60
+    poller.reconcile_pages()
+    return state.reconciling is not None
 
 
-def to_the_end(rounds: Rounds, kind: Kind) -> None:
-    wait_until(lambda: not page(rounds, kind), "the last page")
+def to_the_end(poller: Poller, kind: Kind) -> None:
+    wait_until(lambda: not page(poller, kind), "the last page")
 
 
 def stands(deployment: Deployment) -> dict[str, Any]:
@@ -63,18 +63,18 @@ def stands(deployment: Deployment) -> dict[str, Any]:
 def test_a_round_begins_anew_where_what_its_page_stored_is_lost(
     deployment: Deployment, kind: Kind, together: bool
 ) -> None:
-    rounds = rounds_of(deployment, page=2)
+    rounds = poller_of(deployment, page=2)
     with deployment.engine.connect() as connection:
         for tenant in "abcde":
             connection.exec_driver_sql(WRITE.format(f"'{tenant}'"))
             if not together:
                 connection.commit()
         connection.commit()
-    if kind is Kind.BASE:
-        to_the_end(rounds, Kind.TAIL)
+    if kind is Kind.RECONCILER:
+        to_the_end(poller, Kind.POLLER)
         deployment.redis.delete(Keys().due("invoices"), *(Keys().runner("invoices", one) for one in "abcde"))
     before = stands(deployment)[kind]
-    assert page(rounds, kind)
+    assert page(poller, kind)
     assert sorted(deployment.gate.active("invoices")) == ["a", "b"]
     # The server is what it was before the page, and the id of a record that this saw is another's.
     with deployment.engine.begin() as connection:
@@ -85,7 +85,7 @@ def test_a_round_begins_anew_where_what_its_page_stored_is_lost(
         connection.exec_driver_sql("SET LOCAL taskbridge.keep_ids = 'on'")
         connection.exec_driver_sql("UPDATE taskbridge.records SET tenant = 'victim' WHERE tenant = 'a'")
 
-    to_the_end(rounds, kind)
+    to_the_end(poller, kind)
     assert sorted(deployment.gate.active("invoices")) == [*"abcde", "victim"]
 
 
@@ -115,7 +115,7 @@ def test_a_crash_that_loses_commits_of_a_page_hides_no_record(
     engine = connect(postgres.url)
     migrate(engine)
     deployment = Deployment(engine, servers.redis_url, tmp_path)
-    rounds = rounds_of(deployment, page=100)
+    rounds = poller_of(deployment, page=100)
     time.sleep(3)
     lost, later = (
         f"DO $$ BEGIN FOR i IN 1..{count} LOOP {WRITE.format(name)}; COMMIT; END LOOP; END $$"
@@ -126,7 +126,7 @@ def test_a_crash_that_loses_commits_of_a_page_hides_no_record(
         connection.exec_driver_sql("SET synchronous_commit = off")
         connection.exec_driver_sql(lost)
         connection.exec_driver_sql("RESET synchronous_commit")
-    assert [page(rounds, kind) for kind in Kind] == [True, True]
+    assert [page(poller, kind) for kind in Kind] == [True, True]
     postgres.strike(signal.SIGQUIT)
     postgres.start()
     engine.dispose()
@@ -137,7 +137,7 @@ def test_a_crash_that_loses_commits_of_a_page_hides_no_record(
             connection.exec_driver_sql(WRITE.format(f"'{victim}'"))
         connection.exec_driver_sql(later)
     for kind in Kind:
-        to_the_end(rounds, kind)
+        to_the_end(poller, kind)
     assert set(victims) <= set(deployment.gate.active("invoices"))
     deployment.close()
     engine.dispose()

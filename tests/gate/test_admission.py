@@ -284,7 +284,7 @@ class LossyAdmission(LossyGateAndModel, Admission):
     def a_quiet_end(self) -> None:
         for which in range(len(self.active)):
             # Who lost its deadline gets another by a reminder.
-            self.remind(which, 0, None, by_base=True)
+            self.remind(which, 0, None, by_reconciler=True)
         super().a_quiet_end()
 
 

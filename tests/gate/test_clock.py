@@ -148,16 +148,16 @@ def test_a_ticker_that_died_keeps_nobody_out_for_an_hour(crowd: Crowd) -> None:
 
 
 def test_a_tail_that_nobody_reads_for_an_hour(crowd: Crowd) -> None:
-    assert crowd.gate.hold_tail(PIPELINE, 700)[:2] == (0, True)
+    assert crowd.gate.hold_polling(PIPELINE, 700)[:2] == (0, True)
     crowd.client.set(crowd.keys.tailing(PIPELINE), "another " + str(crowd.gate.us // 1000 + 700))
-    assert crowd.gate.hold_tail(PIPELINE, 700).wait_ms > 0
+    assert crowd.gate.hold_polling(PIPELINE, 700).wait_ms > 0
     fail_over(crowd)
     look(crowd)
     crowd.client.persist(crowd.keys.tailing(PIPELINE))
 
     crowd.passes(705)
 
-    assert crowd.gate.hold_tail(PIPELINE, 700).wait_ms == 0
+    assert crowd.gate.hold_polling(PIPELINE, 700).wait_ms == 0
 
 
 def test_a_clock_that_steps_forward_and_back_again(crowd: Crowd) -> None:

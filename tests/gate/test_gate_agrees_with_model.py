@@ -117,7 +117,7 @@ DRAWS: dict[str, Sequence[Any]] = {
     "delay": RULE_DELAYS,
     "ago": AGO,
     "ahead": AHEADS,
-    "by_base": (False, True),
+    "by_reconciler": (False, True),
     "calls_for": ([(0, 0)], [(0, 1_000), (0, 0), (1, 0)], [(2, 0), (1, 60_000), (0, 0), (1, 0)]),
     "early": (0, 1),
     "events": ([], [0], [1_000, 0]),
@@ -202,25 +202,25 @@ class GateAndModel(RuleBasedStateMachine):
         answer = self.gate.notify(*subject, spacing)
         self._agree(subject, Notify(self.gate.nonce), answer, spacing)
 
-    @rule(which=subjects, delay=delays, ago=st.sampled_from(AGO), by_base=st.booleans())
-    def remind(self, which: int, delay: int, ago: int | None, by_base: bool) -> None:
+    @rule(which=subjects, delay=delays, ago=st.sampled_from(AGO), by_reconciler=st.booleans())
+    def remind(self, which: int, delay: int, ago: int | None, by_reconciler: bool) -> None:
         subject = self.active[which]
         spacing = self._spacing(subject, delay)
         last = None if ago is None else self.gate.us // 1000 - ago
-        (answer,) = self.gate.remind(subject[0], [Reminder(subject[1], spacing.delay, last)], by_base=by_base)
-        self._agree(subject, Remind(last, by_base, self.gate.nonce), answer, spacing)
+        (answer,) = self.gate.remind(subject[0], [Reminder(subject[1], spacing.delay, last)], by_reconciler=by_reconciler)
+        self._agree(subject, Remind(last, by_reconciler, self.gate.nonce), answer, spacing)
 
-    @rule(order=st.lists(subjects, min_size=2, max_size=4), delay=delays, by_base=st.booleans())
-    def remind_many(self, order: list[int], delay: int, by_base: bool) -> None:
+    @rule(order=st.lists(subjects, min_size=2, max_size=4), delay=delays, by_reconciler=st.booleans())
+    def remind_many(self, order: list[int], delay: int, by_reconciler: bool) -> None:
         """In one command, in which each has its own microsecond."""
         pipeline = self.active[order[0]][0]
         several = [subject for subject in (self.active[one] for one in order) if subject[0] == pipeline]
         spacing = self._spacing(several[0], delay)
         reminders = [Reminder(tenant, spacing.delay) for _, tenant in several]
-        answers = self.gate.remind(pipeline, reminders, by_base=by_base)
+        answers = self.gate.remind(pipeline, reminders, by_reconciler=by_reconciler)
         (us,), published = self._taken(1)
         for at, (subject, answer) in enumerate(zip(several, answers, strict=True)):
-            self._step(subject, Remind(None, by_base), answer, spacing, us + at, published)
+            self._step(subject, Remind(None, by_reconciler), answer, spacing, us + at, published)
         self.gate.us += len(several)
         assert published == []
         self._look()
@@ -380,7 +380,7 @@ class GateAndModel(RuleBasedStateMachine):
         token = self._token(subject, 0)
         calls: dict[str, Callable[[], None]] = {
             "notify": lambda: self.notify(which, 0),
-            "remind": lambda: self.remind(which, 0, None, by_base=False),
+            "remind": lambda: self.remind(which, 0, None, by_reconciler=False),
             "begin": lambda: self.begin(which, self._age(subject, token)),
             "settle": lambda: self.settle(which, self._age(subject, token), outcome, 0, 1),
             "expire": lambda: self._expire(which, early=True),
@@ -398,35 +398,35 @@ class GateAndModel(RuleBasedStateMachine):
         self._begin_a_run(which)
         self.settle(which, 0, outcome, 30_000, 1)
         self.time_passes(wait)
-        self.remind(which, 0, None, by_base=False)
+        self.remind(which, 0, None, by_reconciler=False)
 
-    @rule(which=subjects, by_base=st.booleans())
-    def a_paused_tenant_is_notified_and_then_reminded(self, which: int, by_base: bool) -> None:
+    @rule(which=subjects, by_reconciler=st.booleans())
+    def a_paused_tenant_is_notified_and_then_reminded(self, which: int, by_reconciler: bool) -> None:
         """A reminder says that the pause is over."""
         self._begin_a_run(which)
         self.settle(which, 0, Outcome.PAUSED, 0, 1)
         self.notify(which, 0)
-        self.remind(which, 0, None, by_base=by_base)
+        self.remind(which, 0, None, by_reconciler=by_reconciler)
 
-    @rule(which=subjects, by_base=st.booleans())
-    def an_event_after_a_run_and_a_reminder_when_it_is_due(self, which: int, by_base: bool) -> None:
+    @rule(which=subjects, by_reconciler=st.booleans())
+    def an_event_after_a_run_and_a_reminder_when_it_is_due(self, which: int, by_reconciler: bool) -> None:
         """Before a ticker has seen its deadline."""
         self._begin_a_run(which)
         self.settle(which, 0, Outcome.DONE, 0, 1)
         self.notify(which, 1_000)
         self.time_passes(1_000)
-        self.remind(which, 1_000, None, by_base=by_base)
+        self.remind(which, 1_000, None, by_reconciler=by_reconciler)
 
-    @rule(which=subjects, by_base=st.booleans())
-    def a_run_is_reminded_while_it_is_on(self, which: int, by_base: bool) -> None:
+    @rule(which=subjects, by_reconciler=st.booleans())
+    def a_run_is_reminded_while_it_is_on(self, which: int, by_reconciler: bool) -> None:
         """With records that it may have in hand, or not."""
         self._begin_a_run(which)
-        self.remind(which, 0, None, by_base=by_base)
+        self.remind(which, 0, None, by_reconciler=by_reconciler)
 
     @rule(which=subjects, delay=delays)
     def a_reminder_and_then_an_event(self, which: int, delay: int) -> None:
         """Where the reminder finds the tenant idle or lingering, the event comes before its turn."""
-        self.remind(which, 0, None, by_base=True)
+        self.remind(which, 0, None, by_reconciler=True)
         self.notify(which, delay)
 
     @rule(which=subjects, steps=st.integers(1, 4))
@@ -873,12 +873,12 @@ class GateAndModelWithTurns(GateAndModel):
         self.beat(which, None)
         self.notify(which, delay)
 
-    @rule(which=subjects, wait=st.sampled_from((0, BURSTS.delay)), by_base=st.booleans())
-    def a_tenant_that_lingers_is_found(self, which: int, wait: int, by_base: bool) -> None:
+    @rule(which=subjects, wait=st.sampled_from((0, BURSTS.delay)), by_reconciler=st.booleans())
+    def a_tenant_that_lingers_is_found(self, which: int, wait: int, by_reconciler: bool) -> None:
         self._begin_a_run(which)
         self.settle(which, 0, Outcome.DONE, 0, 1)
         self.time_passes(wait)
-        self.remind(which, 0, None, by_base=by_base)
+        self.remind(which, 0, None, by_reconciler=by_reconciler)
 
 
 def _number(token: str) -> int:

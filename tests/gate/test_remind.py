@@ -27,8 +27,8 @@ def crowd(redis_client: redis.Redis, keys: Keys) -> Crowd:
     return Crowd(redis_client, keys)
 
 
-def remind(crowd: Crowd, *tenants: str, by_base: bool = False) -> list[Answer]:
-    return crowd.gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants], by_base=by_base)
+def remind(crowd: Crowd, *tenants: str, by_reconciler: bool = False) -> list[Answer]:
+    return crowd.gate.remind(PIPELINE, [Reminder(tenant, 200) for tenant in tenants], by_reconciler=by_reconciler)
 
 
 def run(crowd: Crowd, tenant: str, spacing: Spacing = BURSTS) -> Answer:
@@ -58,8 +58,8 @@ def test_a_lingering_runner_that_is_reminded_runs_once_more(crowd: Crowd) -> Non
     assert crowd.deadline_passes("a") is Answer.ENDED
 
 
-@pytest.mark.parametrize("by_base", [False, True])
-def test_who_had_an_event_does_not_wait_behind_those_that_were_found(crowd: Crowd, by_base: bool) -> None:
+@pytest.mark.parametrize("by_reconciler", [False, True])
+def test_who_had_an_event_does_not_wait_behind_those_that_were_found(crowd: Crowd, by_reconciler: bool) -> None:
     """A round may find the record of the event right before a ticker sees that the tenant is due."""
     assert remind(crowd, "other") == [Answer.STARTED], "as many as reminders may publish"
     crowd.notify("a", spacing=BURSTS)
@@ -67,19 +67,19 @@ def test_who_had_an_event_does_not_wait_behind_those_that_were_found(crowd: Crow
     crowd.notify("a", spacing=BURSTS)
     crowd.passes(200)
 
-    assert remind(crowd, "a", by_base=by_base) == [Answer.DELAYED]
+    assert remind(crowd, "a", by_reconciler=by_reconciler) == [Answer.DELAYED]
     assert crowd.gate.expire(PIPELINE, ["a"]) == [Answer.PUBLISHED]
 
 
-@pytest.mark.parametrize("by_base", [False, True])
-def test_who_is_due_is_started_by_the_ticker_also_where_a_round_finds_it_first(crowd: Crowd, by_base: bool) -> None:
+@pytest.mark.parametrize("by_reconciler", [False, True])
+def test_who_is_due_is_started_by_the_ticker_also_where_a_round_finds_it_first(crowd: Crowd, by_reconciler: bool) -> None:
     """Turns are given one at a time. Where thousands come due at once, a round finds many before the ticker does."""
     assert remind(crowd, "other") == [Answer.STARTED], "as many as reminders may publish"
     due = Reminder("a", 1_000, crowd.gate.us // 1000)
     assert crowd.gate.remind(PIPELINE, [due]) == [Answer.DELAYED]
     crowd.passes(1_000)
 
-    assert crowd.gate.remind(PIPELINE, [due], by_base=by_base) == [Answer.DELAYED]
+    assert crowd.gate.remind(PIPELINE, [due], by_reconciler=by_reconciler) == [Answer.DELAYED]
     assert not crowd.status("a").waits_for_turn
     assert crowd.gate.tick(PIPELINE, 10).tenants == ["a"]
     assert crowd.gate.expire(PIPELINE, ["a"]) == [Answer.PUBLISHED]
@@ -88,7 +88,7 @@ def test_who_is_due_is_started_by_the_ticker_also_where_a_round_finds_it_first(c
 def test_a_run_that_is_reminded_while_it_works_is_followed_by_another(crowd: Crowd) -> None:
     crowd.start("a")
 
-    assert remind(crowd, "a", by_base=True) == [Answer.ABSORBED]
+    assert remind(crowd, "a", by_reconciler=True) == [Answer.ABSORBED]
     assert crowd.status("a").events == 1, "it may be the one that handles them"
     assert remind(crowd, "a") == [Answer.ABSORBED]
     assert crowd.settle("a", Outcome.DONE, BURSTS) is Answer.LINGERING
@@ -96,10 +96,10 @@ def test_a_run_that_is_reminded_while_it_works_is_followed_by_another(crowd: Cro
 
 
 def test_an_event_after_a_reminder_is_counted_twice(crowd: Crowd) -> None:
-    """The tail may find a record between its commit and its event."""
-    for by_base in (False, True):
-        name = f"found {by_base}"
-        remind(crowd, name, by_base=by_base)
+    """The poller may find a record between its commit and its event."""
+    for by_reconciler in (False, True):
+        name = f"found {by_reconciler}"
+        remind(crowd, name, by_reconciler=by_reconciler)
         crowd.gate.notify(PIPELINE, name, BURSTS)
         begun = crowd.begin(name)
 
@@ -284,8 +284,8 @@ def test_two_tenants_of_one_call_share_neither_a_message_nor_a_moment(redis_clie
 
 
 def test_who_is_found_waits_for_its_turn_and_once(crowd: Crowd) -> None:
-    assert remind(crowd, "a", by_base=True) == [Answer.POSTPONED]
-    assert remind(crowd, "a", by_base=True) == [Answer.ABSORBED]
+    assert remind(crowd, "a", by_reconciler=True) == [Answer.POSTPONED]
+    assert remind(crowd, "a", by_reconciler=True) == [Answer.ABSORBED]
     assert remind(crowd, "a") == [Answer.ABSORBED]
     crowd.gate.publish_waiting(crowd.gate.fair_queue(10))
     assert run(crowd, "a") is Answer.FINISHED
@@ -293,7 +293,7 @@ def test_who_is_found_waits_for_its_turn_and_once(crowd: Crowd) -> None:
 
 
 def test_the_first_event_of_a_tenant_that_was_found_does_not_wait_for_its_turn(crowd: Crowd) -> None:
-    remind(crowd, "b", "a", by_base=True)
+    remind(crowd, "b", "a", by_reconciler=True)
     assert crowd.published == []
 
     assert crowd.gate.notify(PIPELINE, "a", BURSTS) is Answer.STARTED
@@ -304,7 +304,7 @@ def test_the_first_event_of_a_tenant_that_was_found_does_not_wait_for_its_turn(c
 
 
 def test_who_has_more_to_do_waits_for_its_turn_also_where_an_event_comes(crowd: Crowd) -> None:
-    remind(crowd, "a", "b", by_base=True)
+    remind(crowd, "a", "b", by_reconciler=True)
     crowd.gate.publish_waiting(crowd.gate.fair_queue(1))
     crowd.begin("a")
     assert crowd.settle("a", Outcome.MORE, BURSTS) is Answer.POSTPONED

@@ -39,7 +39,7 @@ VERBS = {
     "expire": {Verb.DEADLINE},
     "permit": set[Verb](),
     "tick": set[Verb](),
-    "hold_tail": set[Verb](),
+    "hold_polling": set[Verb](),
     "probe": set[Verb](),
     "own": set[Verb](),
     "take": set[Verb](),
@@ -357,7 +357,7 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
         "beat": lambda gate, token: gate.beat(RunKey("invoices", "acme", token)),
         "tick": lambda gate, _: gate.tick("invoices", 10),
         "remind": lambda gate, _: gate.remind("invoices", [Reminder("acme", 0)]),
-        "hold_tail": lambda gate, _: gate.hold_tail("invoices", 700),
+        "hold_polling": lambda gate, _: gate.hold_polling("invoices", 700),
     }
     | {
         f"settle: {outcome}": lambda gate, token, outcome=outcome: settle(

@@ -110,7 +110,7 @@ def test_a_deadline_behind_many_tenants_that_were_found_at_once(crowd: Crowd, sl
     workers = Slots(crowd, slots)
     crowd.start("late")
     crowd.published.clear()  # its first run has begun
-    answers = crowd.gate.remind(PIPELINE, [Reminder(f"t{at:03}", 0) for at in range(MANY)], by_base=True)
+    answers = crowd.gate.remind(PIPELINE, [Reminder(f"t{at:03}", 0) for at in range(MANY)], by_reconciler=True)
     workers.tick()
 
     workers.come_to_the_deadline_of("late")
@@ -365,7 +365,7 @@ def test_pipelines_take_turns_with_each_other(crowd: Crowd) -> None:
 
 
 def found(crowd: Crowd, pipeline: str, count: int) -> None:
-    crowd.gate.remind(pipeline, [Reminder(f"t{at:05}", 0) for at in range(count)], by_base=True)
+    crowd.gate.remind(pipeline, [Reminder(f"t{at:05}", 0) for at in range(count)], by_reconciler=True)
 
 
 def served(crowd: Crowd, count: int) -> list[str]:
@@ -395,7 +395,7 @@ def test_lone_tenants_beside_10_000_with_a_backlog(crowd: Crowd, slots: int) -> 
     crowd.passes(10)
     workers.turns.clear()
 
-    # The tail finds one, another has an event, and the deadline of the third has passed.
+    # The poller finds one, another has an event, and the deadline of the third has passed.
     assert crowd.gate.remind(PIPELINE, [Reminder("found", 0)]) == [Answer.STARTED]
     crowd.notify("event")
     workers.tick()
@@ -447,7 +447,7 @@ def test_a_pipeline_pays_for_turns_that_it_did_not_need(crowd: Crowd) -> None:
     found(crowd, "orders", 500)
     for at in range(500):
         assert crowd.gate.notify("orders", f"t{at:05}", SPACING) is Answer.STARTED
-    crowd.gate.remind("orders", [Reminder("next", 0)], by_base=True)
+    crowd.gate.remind("orders", [Reminder("next", 0)], by_reconciler=True)
 
     assert "orders:next" in served(crowd, 3)
 
@@ -457,7 +457,7 @@ def test_turns_go_on_where_their_tags_or_their_set_are_lost(crowd: Crowd, lost: 
     found(crowd, "bulk", 20)
     crowd.client.delete(getattr(crowd.keys, lost))
     found(crowd, "orders", 20)
-    crowd.gate.remind("bulk", [Reminder("late", 0)], by_base=True)
+    crowd.gate.remind("bulk", [Reminder("late", 0)], by_reconciler=True)
 
     members = served(crowd, 21 if lost == "fair_queue" else 41)
 

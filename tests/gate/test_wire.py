@@ -91,7 +91,7 @@ def test_a_gate_that_writes_to_a_replica_for_good_after_a_switchover(tmp_path: P
         gate = Gate(client(old_url.replace(str(old_port), str(address.port))), keys, publish=lambda *_: None)
         try:
             assert gate.notify("invoices", "a", SPACING) is Answer.STARTED
-            gate.hold_tail("invoices", 700)
+            gate.hold_polling("invoices", 700)
             gate.look("invoices", ["a"])
             wait_until(lambda: new.exists(keys.runner("invoices", "a")), "the replica has what was written")
 
@@ -101,7 +101,7 @@ def test_a_gate_that_writes_to_a_replica_for_good_after_a_switchover(tmp_path: P
             old.replicaof("127.0.0.1", str(new_port))
 
             assert gate.notify("invoices", "b", SPACING) is Answer.STARTED
-            gate.hold_tail("invoices", 700)
+            gate.hold_polling("invoices", 700)
             assert new.exists(keys.runner("invoices", "b"))
             assert gate.notify_many([("invoices", name, SPACING) for name in "ab"]) == [
                 Answer.ABSORBED,

@@ -15,9 +15,9 @@ from kombu import Queue as KombuQueue
 import taskbridge
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Queue
-from taskbridge.integration.installation import check_pool, renew_all
+from taskbridge.integration.installation import check_pool, reset_apps
 from taskbridge.integration.queue_order import QueueOrder
-from taskbridge.process.runtime import reread
+from taskbridge.process.runtime import reset_runtimes
 from taskbridge.settings import Settings
 from tests.deployment import Deployment
 
@@ -107,9 +107,9 @@ def test_it_sends_to_the_queues_of_the_prefix_that_is_in_force(monkeypatch: pyte
     app = app_with(task_routes={"*": {"queue": "mine"}})
     taskbridge.install(app)
     for prefix in ("first", "second", "first"):
-        reread()
+        reset_runtimes()
         monkeypatch.setenv("TASKBRIDGE_KEY_PREFIX", prefix)
-        renew_all()
+        reset_apps()
         assert app.amqp.router.route({}, "taskbridge.notify_event")["queue"].name == f"taskbridge.{prefix}.first"
         assert app.amqp.router.route({}, "host.task")["queue"].name == "mine"
     assert len(app.conf.task_routes) == 3
@@ -119,7 +119,7 @@ def test_a_shared_task_that_is_declared_after_its_settings_changed_is_a_task_of_
     app = app_with()
     taskbridge.install(app)
     app.finalize()
-    renew_all()
+    reset_apps()
 
     @shared_task(name="host.late")
     def late() -> None:
@@ -272,7 +272,7 @@ def test_an_app_whose_broker_changed_has_a_pool_of_the_new_one() -> None:
     taskbridge.install(app, SETTINGS)
     assert app.pool.connection.port == 1
     app.conf.broker_url = app.conf.broker_write_url = "redis://127.0.0.1:2/0"
-    renew_all()
+    reset_apps()
     assert app.pool.connection.port == 2
 
 

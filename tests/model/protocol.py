@@ -3,8 +3,8 @@
 What is in it
     Records are committed, and events come: before a record's commit, after it, or never. The gate moves by the
     project's own table (`choose`). Run messages travel in any order. A run begins, then sweeps: it claims the cursor,
-    reads a batch of one record, delivers it, advances; after that it sweeps again or settles. Rounds of the tail read
-    what T does not see, remind the tenant, store T; base rounds read what B does not see, remind, store B. A heartbeat
+    reads a batch of one record, delivers it, advances; after that it sweeps again or settles. Passes of the poller read
+    what T does not see, remind the tenant, store T; passes of the reconciler read what B does not see, remind, store B. A heartbeat
     is not in it: all that it does is to keep a deadline from firing.
 
 What time is
@@ -83,7 +83,7 @@ PUBLISHING = frozenset({Answer.STARTED, Answer.CONTINUED, Answer.REISSUED, Answe
 class Guards:
     """What the protocol is careful about. Each can be switched off, to see that the search notices.
 
-    With `needs_events` a record's event comes after its commit, in one step with it, as where there is no tail.
+    With `needs_events` a record's event comes after its commit, in one step with it, as if there were no poller.
     """
 
     # Tokens and the cursor
@@ -107,19 +107,19 @@ class Guards:
     remind_counts_running: bool = True
     remind_adopts: bool = True
     remind_ends_pause: bool = True
-    # The tail
-    tails: bool = True
-    tail_reminds_first: bool = True
-    tail_takes_snapshot_first: bool = True
-    tail_is_a_snapshot: bool = True
+    # The poller
+    polls: bool = True
+    poller_reminds_first: bool = True
+    poller_takes_snapshot_first: bool = True
+    poller_stores_a_snapshot: bool = True
     stores_where_it_read: bool = True
-    # The base
-    bases: bool = True
-    base_takes_snapshot_first: bool = True
-    base_leaves_out_pending: bool = True
-    base_asks_the_cursor: bool = True
-    base_finds_retries: bool = True
-    reset_forgets_base: bool = True
+    # The reconciler
+    reconciles: bool = True
+    reconciler_takes_snapshot_first: bool = True
+    reconciler_leaves_out_pending: bool = True
+    reconciler_asks_the_cursor: bool = True
+    reconciler_finds_retries: bool = True
+    reset_forgets_snapshots: bool = True
     needs_events: bool = False
 
 
@@ -127,7 +127,7 @@ class Faults(NamedTuple):
     """How many faults of each kind may still happen."""
 
     worker_dies: int = 0
-    round_dies: int = 0
+    pass_dies: int = 0
     handler_fails: int = 0
     message_lost: int = 0
     message_doubled: int = 0
@@ -232,10 +232,10 @@ class Run(NamedTuple):
     ended: bool = False
 
 
-class Round(NamedTuple):
-    """A round under way, of the base or of the tail: what it read, what it will store, and what is left to do."""
+class Pass(NamedTuple):
+    """A pass under way, of the reconciler or of the poller: what it read, what it will store, and what is left to do."""
 
-    of_base: bool
+    reconciles: bool
     before: int
     snapshot: int
     reminds: bool
@@ -255,13 +255,13 @@ class World(NamedTuple):
     records: int
     committed: int
     events: int
-    tail: int
-    base: int
+    polled: int
+    reconciled: int
     gate: Gate
     messages: tuple[int, ...]
     cursor: Cursor
     runs: tuple[Run, ...]
-    rounds: tuple[Round, ...]
+    passes: tuple[Pass, ...]
     faults: Faults
     workers: int
     lookers: int
@@ -281,7 +281,7 @@ class Step(NamedTuple):
 def first_world(records: int, events: int, faults: Faults, workers: int, lookers: int) -> World:
     """Return the state before anything happened.
 
-    `workers` is how many runs can be under way at once, and `lookers` how many rounds.
+    `workers` is how many runs can be under way at once, and `lookers` how many passes.
     """
     return World(records, 0, events, 0, 0, Gate(), (), Cursor(), (), (), faults, workers, lookers)
 
@@ -293,7 +293,7 @@ def is_finished(world: World) -> bool:
 
 def is_handled(world: World) -> bool:
     """Whether nothing is left to do: every committed record handled, and nothing more will happen by itself."""
-    return not (pending(world) or world.gate.deadline or world.messages or world.runs or world.rounds)
+    return not (pending(world) or world.gate.deadline or world.messages or world.runs or world.passes)
 
 
 def pending(world: World) -> int:
@@ -314,14 +314,14 @@ def describe(world: World) -> str:
     if gate.token:
         parts.append(f"token {gate.token}")
     parts += [name for name in ("new", "held", "paused", "deadline") if getattr(gate, name)]
-    parts.append(f"| committed {world.committed:b}, T {world.tail:b}, B {world.base:b}")
+    parts.append(f"| committed {world.committed:b}, T {world.polled:b}, B {world.reconciled:b}")
     parts.append(f"| cursor owner {cursor.owner or '-'}, handled {cursor.handled:b}")
     if world.messages:
         parts.append(f"| messages {' '.join(map(str, world.messages))}")
     for run in world.runs:
         parts.append(f"| run {run.token} at {run.at.name.lower()}")
-    for one in world.rounds:
-        parts.append(f"| a round of the {'base' if one.of_base else 'tail'} to store {one.snapshot:b}")
+    for one in world.passes:
+        parts.append(f"| a pass of the {'reconciler' if one.reconciles else 'poller'} to store {one.snapshot:b}")
     if world.copy is not None:
         parts.append(f"| copy {world.copy.gate.state}")
     return " ".join(parts)
@@ -336,7 +336,7 @@ def _steps(world: World, guards: Guards) -> Iterator[Step]:
         if world.faults.worker_dies:
             yield Step(f"the worker of run {run.token} dies", Kind.FAULT, _spent(others, "worker_dies"))
     yield from _deadline(world, guards)
-    yield from _rounds(world, guards)
+    yield from _passes(world, guards)
     yield from _operators(world, guards)
     yield from _lost_redis(world)
 
@@ -353,7 +353,7 @@ def _producers(world: World, guards: Guards) -> Iterator[Step]:
                     yield Step(f"record {at + 1} and its event: {answer.name}", Kind.TRAFFIC, after)
                 break
             yield Step(f"record {at + 1} is committed", Kind.TRAFFIC, committed)
-            if guards.tail_is_a_snapshot:
+            if guards.poller_stores_a_snapshot:
                 break
     if world.events and not guards.needs_events:
         for answer, after in _notify(world._replace(events=world.events - 1), guards):
@@ -432,17 +432,17 @@ def _notify(world: World, guards: Guards) -> Iterator[tuple[Answer, World]]:
             yield row.answer, _apply(roomy, row, token, guards)
 
 
-def _remind(world: World, guards: Guards, *, of_base: bool) -> Iterator[tuple[Answer, World]]:
+def _remind(world: World, guards: Guards, *, reconciles: bool) -> Iterator[tuple[Answer, World]]:
     gate = world.gate
     if gate.paused and not guards.remind_ends_pause:
         yield Answer.ABSORBED, world
         return
-    known, unknown = (_held(gate) | MANY, SPACING) if of_base else (_held(gate), SPACING | MANY)
+    known, unknown = (_held(gate) | MANY, SPACING) if reconciles else (_held(gate), SPACING | MANY)
     for row in _rows(gate.state, Verb.REMIND, known, unknown):
         counts = (
             row.state is State.IDLE
             or (row.state is State.WAITING and not gate.held and guards.remind_counts_lingering)
-            or (row.state is State.RUNNING and guards.remind_counts_running and not of_base)
+            or (row.state is State.RUNNING and guards.remind_counts_running and not reconciles)
         )
         if row.state is State.WAITING and not gate.held and not guards.remind_counts_lingering:
             yield row.answer, world
@@ -627,18 +627,18 @@ def _with_run(world: World, run: Run) -> World:
 
 def _with(world: World, messages: tuple[int, ...], runs: tuple[Run, ...]) -> World:
     """Return `world` with these; written out because `_replace` takes three times as long, a million times."""
-    records, committed, events, tail, base, gate, _, cursor, _, rounds, faults, workers, lookers, stepped, copy = world
+    records, committed, events, polled, reconciled, gate, _, cursor, _, passes, faults, workers, lookers, stepped, copy = world
     return World(
         records,
         committed,
         events,
-        tail,
-        base,
+        polled,
+        reconciled,
         gate,
         messages,
         cursor,
         runs,
-        rounds,
+        passes,
         faults,
         workers,
         lookers,
@@ -685,83 +685,83 @@ def _deadline_passes(world: World, known: frozenset[Condition], what: str, guard
         yield Step(text, kind, _apply(roomy, row, token, guards))
 
 
-# The tail and the base
+# The poller and the reconciler
 
 
-def _rounds(world: World, guards: Guards) -> Iterator[Step]:
-    if len(world.rounds) < world.lookers:
-        if guards.tails:
-            yield from _tail_reads(world, guards)
-        if guards.bases:
-            yield from _base_reads(world, guards)
-    for at, one in enumerate(world.rounds):
-        others = world._replace(rounds=world.rounds[:at] + world.rounds[at + 1 :])
+def _passes(world: World, guards: Guards) -> Iterator[Step]:
+    if len(world.passes) < world.lookers:
+        if guards.polls:
+            yield from _poller_reads(world, guards)
+        if guards.reconciles:
+            yield from _reconciler_reads(world, guards)
+    for at, one in enumerate(world.passes):
+        others = world._replace(passes=world.passes[:at] + world.passes[at + 1 :])
         yield from _goes_on(others, one, guards)
-        if world.faults.round_dies:
-            yield Step(f"the worker of a round of {_name(one)} dies", Kind.FAULT, _spent(others, "round_dies"))
+        if world.faults.pass_dies:
+            yield Step(f"the worker of a pass of {_name(one)} dies", Kind.FAULT, _spent(others, "pass_dies"))
 
 
-def _name(one: Round) -> str:
-    return "the base" if one.of_base else "the tail"
+def _name(one: Pass) -> str:
+    return "the reconciler" if one.reconciles else "the poller"
 
 
-def _tail_reads(world: World, guards: Guards) -> Iterator[Step]:
-    fresh = world.committed & ~world.tail
+def _poller_reads(world: World, guards: Guards) -> Iterator[Step]:
+    fresh = world.committed & ~world.polled
     if fresh:
         wanted = 0 if world.cursor.paused else fresh & ~world.cursor.handled & ~world.cursor.looked
         snapshot = world.committed
-        if not guards.tail_is_a_snapshot:
+        if not guards.poller_stores_a_snapshot:
             snapshot = (1 << snapshot.bit_length()) - 1
-        text = f"the tail reads news {fresh:b}, of them pending {wanted:b}"
-        if wanted or not guards.tail_takes_snapshot_first:
-            yield Step(text, Kind.CLOCK, _with_round(world, Round(False, world.tail, snapshot, bool(wanted))))
+        text = f"the poller reads news {fresh:b}, of them pending {wanted:b}"
+        if wanted or not guards.poller_takes_snapshot_first:
+            yield Step(text, Kind.CLOCK, _with_pass(world, Pass(False, world.polled, snapshot, bool(wanted))))
         else:
             # That a T which is stored later may be an older one is seen where a tenant was reminded.
-            yield Step(text, Kind.CLOCK, world._replace(tail=snapshot))
+            yield Step(text, Kind.CLOCK, world._replace(polled=snapshot))
 
 
-def _base_reads(world: World, guards: Guards) -> Iterator[Step]:
+def _reconciler_reads(world: World, guards: Guards) -> Iterator[Step]:
     cursor = world.cursor
-    fresh = world.committed & ~world.base
-    if guards.base_finds_retries:
+    fresh = world.committed & ~world.reconciled
+    if guards.reconciler_finds_retries:
         fresh |= cursor.retry
     if not fresh:
         return
     wanted = fresh & ~cursor.handled
-    if not guards.base_asks_the_cursor:
+    if not guards.reconciler_asks_the_cursor:
         wanted &= ~cursor.target
     # Which of what is pending it keeps looking at. Whoever is paused is not reminded, and is asked about again.
-    snapshot = world.committed & ~wanted if guards.base_leaves_out_pending else world.committed
-    text = f"a base round reads {fresh:b}, of it pending {wanted:b}"
+    snapshot = world.committed & ~wanted if guards.reconciler_leaves_out_pending else world.committed
+    text = f"a pass of the reconciler reads {fresh:b}, of it pending {wanted:b}"
     if cursor.paused:
         wanted = 0
-    if not wanted and guards.base_takes_snapshot_first:
-        yield Step(text, Kind.TRAFFIC, world._replace(base=snapshot))
+    if not wanted and guards.reconciler_takes_snapshot_first:
+        yield Step(text, Kind.TRAFFIC, world._replace(reconciled=snapshot))
         return
-    helps = all(after != world for _, after in _remind(world, guards, of_base=True))
+    helps = all(after != world for _, after in _remind(world, guards, reconciles=True))
     yield Step(
-        text, Kind.CLOCK if helps else Kind.TRAFFIC, _with_round(world, Round(True, world.base, snapshot, bool(wanted)))
+        text, Kind.CLOCK if helps else Kind.TRAFFIC, _with_pass(world, Pass(True, world.reconciled, snapshot, bool(wanted)))
     )
 
 
-def _goes_on(world: World, one: Round, guards: Guards) -> Iterator[Step]:
-    if one.reminds and (one.of_base or guards.tail_reminds_first or not one.stores):
-        for answer, after in _remind(world, guards, of_base=one.of_base):
-            left = _with_round(after, one._replace(reminds=False)) if one.stores else after
+def _goes_on(world: World, one: Pass, guards: Guards) -> Iterator[Step]:
+    if one.reminds and (one.reconciles or guards.poller_reminds_first or not one.stores):
+        for answer, after in _remind(world, guards, reconciles=one.reconciles):
+            left = _with_pass(after, one._replace(reminds=False)) if one.stores else after
             yield Step(f"{_name(one)} reminds: {answer.name}", Kind.WORK, left)
         return
-    takes_first = guards.base_takes_snapshot_first if one.of_base else guards.tail_takes_snapshot_first
-    snapshot = one.snapshot if takes_first else one.snapshot | world.committed & ~(world.tail | one.snapshot)
-    if guards.stores_where_it_read and one.before != (world.base if one.of_base else world.tail):
+    takes_first = guards.reconciler_takes_snapshot_first if one.reconciles else guards.poller_takes_snapshot_first
+    snapshot = one.snapshot if takes_first else one.snapshot | world.committed & ~(world.polled | one.snapshot)
+    if guards.stores_where_it_read and one.before != (world.reconciled if one.reconciles else world.polled):
         stored = world
     else:
-        stored = world._replace(base=snapshot) if one.of_base else world._replace(tail=snapshot)
-    left = _with_round(stored, one._replace(stores=False)) if one.reminds else stored
+        stored = world._replace(reconciled=snapshot) if one.reconciles else world._replace(polled=snapshot)
+    left = _with_pass(stored, one._replace(stores=False)) if one.reminds else stored
     yield Step(f"{_name(one)} stores {snapshot:b}", Kind.WORK, left)
 
 
-def _with_round(world: World, one: Round) -> World:
-    return world._replace(rounds=tuple(sorted((*world.rounds, one))))
+def _with_pass(world: World, one: Pass) -> World:
+    return world._replace(passes=tuple(sorted((*world.passes, one))))
 
 
 # Operators
@@ -781,8 +781,8 @@ def _operators(world: World, guards: Guards) -> Iterator[Step]:
         yield Step("the tenant is resumed", Kind.CLOCK, world._replace(cursor=cursor._replace(paused=False)))
     if world.faults.reset and cursor.handled:
         anew = _spent(world, "reset")._replace(cursor=Cursor(owner=cursor.owner, paused=cursor.paused))
-        if guards.reset_forgets_base:
-            anew = anew._replace(tail=0, base=0)
+        if guards.reset_forgets_snapshots:
+            anew = anew._replace(polled=0, base=0)
         yield Step("the cursor begins anew", Kind.FAULT, anew)
 
 

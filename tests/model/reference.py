@@ -309,11 +309,11 @@ class Notify:
 class Remind:
     """The tenant has records that no run has looked at; its last run was then, as Postgres has it.
 
-    `by_base`: a base round found them, and one may have.
+    `by_reconciler`: the reconciler found them, and one may have.
     """
 
     last: int | None = None
-    by_base: bool = False
+    by_reconciler: bool = False
     call: str | None = None
 
 
@@ -529,7 +529,7 @@ def _holding(tenant: Tenant, event: Event, now: _Now) -> frozenset[Condition]:
         Condition.FOUND: tenant.found,
         Condition.CURRENT: token is not None and token == tenant.token,
         Condition.MANY: isinstance(event, Remind)
-        and (event.by_base or now.shared.fair_queue.count(now.ms, by_reminder=True) >= 1),
+        and (event.by_reconciler or now.shared.fair_queue.count(now.ms, by_reminder=True) >= 1),
         Condition.NEW_EVENTS: tenant.events > tenant.swept,
         Condition.LEASE_ALIVE: tenant.lease is not None,
         Condition.QUIET: not early and not called and _is_quiet(tenant, now),
@@ -632,7 +632,7 @@ def _reminded(tenant: Tenant, event: Remind, now: _Now) -> Tenant:
         tenant = replace(tenant, deadline=now.ms)
     if tenant.paused:
         tenant = replace(tenant, held=False, paused=False)
-    if tenant.state is State.QUEUED or tenant.held or (tenant.state is State.RUNNING and event.by_base):
+    if tenant.state is State.QUEUED or tenant.held or (tenant.state is State.RUNNING and event.by_reconciler):
         return tenant
     delay = now.spacing.delay if tenant.delay is None else min(tenant.delay, now.spacing.delay)
     counted = tenant.events > tenant.swept

@@ -1,7 +1,7 @@
 """Visits every state of the protocol, and finds the shortest way to one that must not be.
 
 The quiet end is not one path but all of them: from every state, whatever is at work goes on in any order, and what
-waits for time to pass (a deadline, a round) moves when nothing is at work. None of these ways may end, or go round
+waits for time to pass (a deadline, a pass) moves when nothing is at work. None of these ways may end, or go round
 for ever, short of the end. States are settled from the end: a state is good if all its quiet steps lead to good
 states.
 """
@@ -65,7 +65,7 @@ def search(
         guards: what the protocol is careful about.
         events: how many events come, at most; by default one for each record.
         workers: how many runs can be under way at once, frozen ones included.
-        lookers: how many rounds of tail and base can be under way at once, frozen ones included.
+        lookers: how many passes of poller and reconciler can be under way at once, frozen ones included.
         tolerated: breaches that these faults are allowed to cause.
         is_end: where a quiet end must come to.
     """

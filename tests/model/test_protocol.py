@@ -1,6 +1,6 @@
 """Every state of the protocol under one kind of fault after another, and the bugs that the search must notice.
 
-Where base rounds are switched off, the gate and the tail alone must bring the work to its end. Searches that take
+If the reconciler is switched off, the gate and the poller alone must bring the work to its end. Searches that take
 longer have the mark `search`: `make search` runs them.
 """
 
@@ -16,7 +16,7 @@ from tests.model.transitions import Verb
 from .protocol import SETTLES, Breach, Faults, Guards, is_handled
 from .search import Finding, search
 
-NO_BASE = Guards(bases=False)
+NO_RECONCILER = Guards(reconciles=False)
 OLDER = frozenset({Breach.TWO_RUNS})
 """A Redis that comes back older may let two runs in; it is Postgres that lets one of them advance."""
 
@@ -44,7 +44,7 @@ def larger(name: str, records: int, faults: Faults, **bounds: Any) -> Any:
         case("nothing goes wrong", 1, Faults()),
         longer("two records", 2, Faults(), workers=1),
         case("two records, one event", 2, Faults(), workers=1, events=1),
-        longer("a worker, a round and a message are lost", 1, Faults(1, round_dies=1, message_lost=1), workers=1),
+        longer("a worker, a pass and a message are lost", 1, Faults(1, pass_dies=1, message_lost=1), workers=1),
         case("workers die and a message is lost", 1, Faults(worker_dies=2, message_lost=1), workers=1),
         longer("a message is doubled", 1, Faults(message_doubled=1)),
         case("a handler fails, and a worker", 1, Faults(handler_fails=1, worker_dies=1), workers=1),
@@ -52,20 +52,20 @@ def larger(name: str, records: int, faults: Faults, **bounds: Any) -> Any:
         case("runs are postponed", 1, Faults(postponed=2), workers=1),
         larger("a run is postponed among others", 1, Faults(postponed=1, worker_dies=1, message_lost=1), workers=1),
         case("a run is started without news", 1, Faults(started_early=1), workers=1),
-        case("rounds overlap", 1, Faults(), workers=1, lookers=2),
+        case("passes overlap", 1, Faults(), workers=1, lookers=2),
         case("the clock steps back", 1, Faults(clock_steps=1), events=0),
         larger("two records, two runs", 2, Faults()),
         larger("three records", 3, Faults(), workers=1, events=1),
-        larger("rounds overlap and die, and workers", 1, Faults(round_dies=1, worker_dies=1), lookers=2),
-        larger("two records, rounds overlap", 2, Faults(), workers=1, lookers=2),
+        larger("passes overlap and die, and workers", 1, Faults(pass_dies=1, worker_dies=1), lookers=2),
+        larger("two records, passes overlap", 2, Faults(), workers=1, lookers=2),
         larger("the clock steps back, and faults", 1, Faults(clock_steps=1, worker_dies=1, message_doubled=1)),
         larger("much at once", 1, Faults(1, 1, 1, 1, 1, postponed=1)),
     ],
 )
-def test_the_gate_and_the_tail_lose_no_record_whether_or_not_anybody_notifies(
+def test_the_gate_and_the_poller_lose_no_record_whether_or_not_anybody_notifies(
     records: int, faults: Faults, bounds: dict[str, Any]
 ) -> None:
-    finding = search(records, faults, NO_BASE, **bounds)
+    finding = search(records, faults, NO_RECONCILER, **bounds)
 
     report(finding)
     assert not finding.wrong, str(finding)
@@ -89,7 +89,7 @@ def test_the_gate_and_the_tail_lose_no_record_whether_or_not_anybody_notifies(
         larger("Redis is lost, two records", 2, Faults(redis_lost=1), workers=1, events=1),
         larger("Redis comes back older, with events", 1, Faults(redis_rewinds=1), workers=1, tolerated=OLDER),
         larger("Redis comes back older, a worker dies", 1, Faults(1, redis_rewinds=1), events=0, tolerated=OLDER),
-        larger("rounds overlap", 1, Faults(redis_lost=1), workers=1, lookers=2),
+        larger("passes overlap", 1, Faults(redis_lost=1), workers=1, lookers=2),
     ],
 )
 def test_the_base_finds_what_a_lost_redis_forgot(records: int, faults: Faults, bounds: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ def test_a_lost_deadline_leaves_the_hash_of_a_tenant_that_has_nothing_pending_un
 
 
 def test_an_event_in_the_middle_of_a_sweep_that_the_next_run_resumes_is_not_forgotten() -> None:
-    finding = search(3, Faults(), Guards(tails=False, bases=False, needs_events=True), workers=1)
+    finding = search(3, Faults(), Guards(changes=False, bases=False, needs_events=True), workers=1)
 
     report(finding)
     assert not finding.wrong, str(finding)
@@ -123,7 +123,7 @@ def test_an_event_in_the_middle_of_a_sweep_that_the_next_run_resumes_is_not_forg
 
 @pytest.mark.parametrize("events", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_settle_that_is_sent_again_after_a_lost_reply_ends_nobody_elses_run(events: int) -> None:
-    finding = search(1, Faults(reply_lost=1), NO_BASE, events=events)
+    finding = search(1, Faults(reply_lost=1), NO_RECONCILER, events=events)
 
     report(finding)
     assert not finding.wrong, str(finding)
@@ -146,43 +146,43 @@ BREACHES = [
 def test_the_search_finds_a_missing_check_of_tokens_or_of_the_cursor(
     guard: str, faults: Faults, breach: Breach, tolerated: frozenset[Breach]
 ) -> None:
-    finding = search(1, faults, Guards(**{guard: False, "tails": False}), tolerated=tolerated)
+    finding = search(1, faults, Guards(**{guard: False, "polls": False}), tolerated=tolerated)
 
     report(finding)
     assert finding.wrong == f"I1: {breach.value}"
 
 
 ONE = {"workers": 1}
-NO_TAIL = {"bases": False, "tails": False, "needs_events": True}
+NO_POLLER = {"reconciles": False, "polls": False, "needs_events": True}
 # What is switched off, besides what else, and what it takes to notice.
 LOSSES: list[tuple[str, dict[str, bool], int, Faults, dict[str, Any]]] = [
-    ("settle_counts_events", NO_TAIL, 2, Faults(), ONE),
-    ("done_after_own_sweep", NO_TAIL, 3, Faults(), ONE),
-    ("queued_has_deadline", {"bases": False}, 1, Faults(message_lost=1), ONE),
-    ("postponed_has_deadline", {"bases": False}, 1, Faults(postponed=1), ONE),
-    ("asks_the_queue", {"bases": False}, 1, Faults(message_lost=1), ONE),
-    ("end_counts_events", {"bases": False}, 2, Faults(), ONE),
-    ("end_spares_held", {"bases": False}, 1, Faults(handler_fails=1), ONE),
-    ("remind_counts_lingering", {"bases": False}, 2, Faults(), ONE),
-    ("remind_counts_running", {"bases": False}, 1, Faults(), ONE),
+    ("settle_counts_events", NO_POLLER, 2, Faults(), ONE),
+    ("done_after_own_sweep", NO_POLLER, 3, Faults(), ONE),
+    ("queued_has_deadline", {"reconciles": False}, 1, Faults(message_lost=1), ONE),
+    ("postponed_has_deadline", {"reconciles": False}, 1, Faults(postponed=1), ONE),
+    ("asks_the_queue", {"reconciles": False}, 1, Faults(message_lost=1), ONE),
+    ("end_counts_events", {"reconciles": False}, 2, Faults(), ONE),
+    ("end_spares_held", {"reconciles": False}, 1, Faults(handler_fails=1), ONE),
+    ("remind_counts_lingering", {"reconciles": False}, 2, Faults(), ONE),
+    ("remind_counts_running", {"reconciles": False}, 1, Faults(), ONE),
     ("remind_adopts", {}, 1, Faults(deadline_lost=1, handler_fails=1), ONE | {"is_end": is_handled, "events": 0}),
     ("remind_ends_pause", {}, 1, Faults(paused=1), ONE),
-    ("tails", {"bases": False}, 1, Faults(), ONE),
-    ("tail_reminds_first", {"bases": False}, 1, Faults(round_dies=1), ONE),
-    ("tail_takes_snapshot_first", {"bases": False}, 2, Faults(), ONE),
-    ("tail_is_a_snapshot", {"bases": False}, 2, Faults(), ONE | {"events": 0}),
+    ("changes", {"reconciles": False}, 1, Faults(), ONE),
+    ("poller_reminds_first", {"reconciles": False}, 1, Faults(pass_dies=1), ONE),
+    ("poller_takes_snapshot_first", {"reconciles": False}, 2, Faults(), ONE),
+    ("poller_stores_a_snapshot", {"reconciles": False}, 2, Faults(), ONE | {"events": 0}),
     ("bases", {}, 1, Faults(redis_lost=1), ONE),
     ("bases", {}, 1, Faults(redis_rewinds=1), ONE | {"tolerated": OLDER, "events": 0}),
-    ("stores_where_it_read", {"bases": False}, 1, Faults(reset=1), ONE | {"events": 0}),
-    ("base_takes_snapshot_first", {"tails": False}, 2, Faults(), ONE | {"events": 0}),
-    ("base_leaves_out_pending", {}, 1, Faults(redis_lost=1), ONE | {"events": 0}),
-    ("base_asks_the_cursor", {}, 2, Faults(redis_lost=1), ONE | {"events": 0}),
-    ("base_finds_retries", {}, 1, Faults(retried=1), ONE),
-    ("reset_forgets_base", {}, 1, Faults(reset=1), ONE | {"events": 0}),
+    ("stores_where_it_read", {"reconciles": False}, 1, Faults(reset=1), ONE | {"events": 0}),
+    ("reconciler_takes_snapshot_first", {"polls": False}, 2, Faults(), ONE | {"events": 0}),
+    ("reconciler_leaves_out_pending", {}, 1, Faults(redis_lost=1), ONE | {"events": 0}),
+    ("reconciler_asks_the_cursor", {}, 2, Faults(redis_lost=1), ONE | {"events": 0}),
+    ("reconciler_finds_retries", {}, 1, Faults(retried=1), ONE),
+    ("reset_forgets_snapshots", {}, 1, Faults(reset=1), ONE | {"events": 0}),
 ]
 
 
-LONGEST = {"base_asks_the_cursor", "remind_counts_lingering", "end_counts_events", "tail_takes_snapshot_first"}
+LONGEST = {"reconciler_asks_the_cursor", "remind_counts_lingering", "end_counts_events", "poller_takes_snapshot_first"}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_every_guard_is_taken_out_once() -> None:
 
 
 def test_the_shortest_trace_is_told_step_by_step() -> None:
-    finding = search(1, Faults(), Guards(advance_checks_owner=False, tails=False))
+    finding = search(1, Faults(), Guards(advance_checks_owner=False, changes=False))
 
     told = [line[: line.index("gate")].strip() for line in finding.trace]
 

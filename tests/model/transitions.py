@@ -45,7 +45,7 @@ class Condition(Enum):
     REPEATED = "the same call has done this already; its reply was lost"
     NEW_EVENTS = "events > swept"
     LEASE_ALIVE = "the lease was alive when the run began"
-    MANY = "a base round found its records, or as many runs are queued as reminders may publish"
+    MANY = "the reconciler found its records, or as many runs are queued as reminders may publish"
     QUIET = (
         "it is held by a pause, or it lingers, events = swept and the lease that the run saw has ended; and no "
         "operator starts it"

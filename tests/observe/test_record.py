@@ -29,7 +29,7 @@ from taskbridge.store import (
     record_many,
     sum_runs,
 )
-from taskbridge.worker.tail import tail_round
+from taskbridge.worker.poller import poll_changes
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.store.adopting import run
@@ -130,11 +130,11 @@ def test_a_record_that_was_written_while_there_was_a_runner_has_an_event_only_wh
                 deployment.gate.notify("orders", "acme", SPACING)
 
     inline.handle(writes_another, pipeline="orders", policy=LatencyNeutral(lease=60, tick=0.001))
-    tail_round(inline.runtime, "orders")
+    poll_changes(inline.runtime, "orders")
     record(deployment.engine, "orders", "acme", "1", {})
-    tail_round(inline.runtime, "orders")
+    poll_changes(inline.runtime, "orders")
     inline.run_all()
-    tail_round(inline.runtime, "orders")
+    poll_changes(inline.runtime, "orders")
     deployment.gate.expire("orders", ["acme"])
     inline.run_all()
 

@@ -58,7 +58,7 @@ def seen(who: RunnerStatus, **values: Any) -> Seen:
         "place": NOWHERE,
         "circuit": CLOSED,
         "pause": None,
-        "tail_seconds": 0.1,
+        "seconds_since_poll": 0.1,
         "tail_interval": 0.2,
         "most_runs": 0,
     }
@@ -84,11 +84,11 @@ CASES: Final[dict[str, tuple[Seen, Cause]]] = {
         Cause.FOUND_SOON,
     ),
     "pending, and nobody ever looked": (
-        seen(IDLE, counts={"pending": 2, "pending_since": datetime.now(UTC) - AGO}, tail_seconds=math.inf),
+        seen(IDLE, counts={"pending": 2, "pending_since": datetime.now(UTC) - AGO}, seconds_since_poll=math.inf),
         Cause.NO_WORKER,
     ),
     "a message, and workers look": (seen(QUEUED), Cause.QUEUED),
-    "a message, and nobody looks": (seen(QUEUED, tail_seconds=15.3), Cause.NO_WORKER),
+    "a message, and nobody looks": (seen(QUEUED, seconds_since_poll=15.3), Cause.NO_WORKER),
     "paused": (seen(waiting(), pause=Pause("acme", "wrong prices", datetime.now(UTC) - AGO, "alice")), Cause.PAUSED),
     "the whole pipeline is paused": (
         seen(IDLE, counts={"pending": 1}, pause=Pause(None, None, datetime.now(UTC) - AGO)),
@@ -105,7 +105,7 @@ CASES: Final[dict[str, tuple[Seen, Cause]]] = {
     ),
     "no heartbeat, and it is replaced soon": (seen(runner(State.RUNNING, TTL_MS - 4_001, worker="a@x")), Cause.FROZEN),
     "no heartbeat, and nobody replaces it": (seen(runner(State.RUNNING, -1_001)), Cause.FROZEN),
-    "no heartbeat, and nobody looks": (seen(runner(State.RUNNING, -20_000), tail_seconds=20.0), Cause.FROZEN),
+    "no heartbeat, and nobody looks": (seen(runner(State.RUNNING, -20_000), seconds_since_poll=20.0), Cause.FROZEN),
     "its turn": (seen(waiting(Hold.TURN), place=Place(None, 0, 3, 7)), Cause.TURN),
     "its rate limit": (seen(waiting(Hold.RATE)), Cause.RATE),
     "its own rate limit, though others have charged that of the pipeline since": (
@@ -149,7 +149,7 @@ CASES: Final[dict[str, tuple[Seen, Cause]]] = {
     "back-off of which nothing was stored": (seen(waiting(Hold.RETRY), counts={"pending": 1}), Cause.BACK_OFF),
     "asked to wait": (seen(waiting(Hold.ASKED), counts=FAILED), Cause.ASKED_TO_WAIT),
     "back-off that is over, and workers are busy": (seen(waiting(Hold.RETRY, -1_001), counts=FAILED), Cause.QUEUED),
-    "late, and nobody looks": (seen(waiting(None, -5_000), tail_seconds=30.0), Cause.NO_WORKER),
+    "late, and nobody looks": (seen(waiting(None, -5_000), seconds_since_poll=30.0), Cause.NO_WORKER),
     "lingering": (seen(waiting(lease_ends_ms=NOW_MS + 3_000)), Cause.LINGERING),
     "its tick": (seen(waiting(lease_ends_ms=NOW_MS + 3_000), counts={"pending": 1}), Cause.TICK),
     "as late as a worker may be": (seen(waiting(None, -1_000), counts={"pending": 1}), Cause.TICK),

@@ -20,7 +20,7 @@ from taskbridge.producer.notify import notify, notify_many, send
 from taskbridge.producer.recording import match_again, record_event
 from taskbridge.store import read_unmatched
 from taskbridge.store.cursor import Cursors
-from taskbridge.worker.tail import Rounds, base_round, last_runs_restored, tail_round
+from taskbridge.worker.poller import Poller, reconcile, last_runs_restored, poll_changes
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, PIPELINE, POLICY, WARNING, World
 from tests.waiting import wait_until
@@ -97,16 +97,16 @@ def test_postgres_is_asked_once_for_the_delays_of_many_tenants(world: World) -> 
 
 
 def test_a_record_that_nobody_notified_is_due_when_one_with_an_event_would_be(world: World) -> None:
-    tail_round(world.runtime, PIPELINE)
+    poll_changes(world.runtime, PIPELINE)
     with world.runtime.engine.begin() as connection:
         record_event(world.app, PIPELINE, {"level": "ERROR", "service": "A"}, connection=connection)
-    tail_round(world.runtime, PIPELINE)
+    poll_changes(world.runtime, PIPELINE)
     world.run_all()
     last = world.batches[0][1]
     with world.runtime.engine.begin() as connection:
         record_event(world.app, PIPELINE, {"level": "ERROR", "service": "A"}, connection=connection)
     # Its run is due five minutes after the last one, and never earlier, whoever looks.
-    tail_round(world.runtime, PIPELINE)
+    poll_changes(world.runtime, PIPELINE)
     assert world.due("A") == last + 5 * MINUTE * 1000
 
 
@@ -116,9 +116,9 @@ def test_a_delay_of_30_days_survives_the_loss_of_redis(world: World) -> None:
     world.record("ERROR", "A")
     world.run_all()
     assert world.record("ERROR", "A").answer is Answer.DELAYED
-    tail_round(world.runtime, PIPELINE)
+    poll_changes(world.runtime, PIPELINE)
     world.runtime.redis.flushdb()
-    assert base_round(world.runtime, PIPELINE) == []
+    assert reconcile(world.runtime, PIPELINE) == []
     ((last_taken_ms,),) = world.inline.deployment.rows(
         "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM taskbridge.sync_cursors"
     )
@@ -182,19 +182,19 @@ def test_a_redis_that_loses_its_data_while_last_runs_come_back_gets_all_of_them_
     for _ in restoring:
         pass
     assert world.last_run("A") is None
-    base_round(world.runtime, PIPELINE)
+    reconcile(world.runtime, PIPELINE)
     for tenant in ("A", "B"):
         assert world.record("ERROR", tenant).answer is Answer.DELAYED
 
 
 def test_a_long_list_of_last_runs_holds_up_no_other_pipeline(two_last_runs: World) -> None:
     world = two_last_runs
-    rounds = Rounds(world.runtime)
-    rounds.tail_pages()
-    assert rounds.base_pages() < 0.1, "there is more"
+    poller = Poller(world.runtime)
+    poller.poll_pages()
+    assert poller.reconcile_pages() < 0.1, "there is more"
     assert (world.last_run("A") is None, world.last_run("B") is None) == (False, True)
-    rounds.tail_pages()
-    wait_until(lambda: rounds.base_pages() > 0.1, "all pages", 5)
+    poller.poll_pages()
+    wait_until(lambda: poller.reconcile_pages() > 0.1, "all pages", 5)
     assert world.last_run("B") is not None
     assert world.gate.rebuilt_for(PIPELINE) == POLICY.spacing.last_ttl
 
@@ -203,13 +203,13 @@ def test_a_lengthened_delay_counts_from_a_run_that_a_shorter_one_let_be_forgotte
     at_the_servers_time(world)
     for delay in (300, 0.1):
         declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", delay))
-        assert base_round(world.runtime, PIPELINE) == []
+        assert reconcile(world.runtime, PIPELINE) == []
     world.record("ERROR", "A")
     world.run_all()
     wait_until(lambda: world.last_run("A") is None, "the last run is forgotten")
     declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", 300))
     world.gate.us += 1_000_000
-    assert base_round(world.runtime, PIPELINE) == [], "nothing waits, and nobody is started"
+    assert reconcile(world.runtime, PIPELINE) == [], "nothing waits, and nobody is started"
     assert world.record("ERROR", "A").answer is Answer.DELAYED
     ((last_taken_ms,),) = world.inline.deployment.rows(
         "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM taskbridge.sync_cursors"
@@ -224,7 +224,7 @@ def test_a_lengthened_delay_keeps_a_last_run_that_is_still_known_for_longer(worl
     world.run_all()
     began = world.last_run("A") or 0
     declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", 300))
-    base_round(world.runtime, PIPELINE)
+    reconcile(world.runtime, PIPELINE)
     key = Keys(world.runtime.settings.key_prefix).last(PIPELINE, "A")
     assert int(world.runtime.redis.pttl(key)) > 240_000
     assert (world.last_run("A") or 0) >= began

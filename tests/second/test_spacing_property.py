@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Answer
-from taskbridge.worker.tail import base_round, tail_round
+from taskbridge.worker.poller import reconcile, poll_changes
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, WARNING, World
 
@@ -84,10 +84,10 @@ class Check:
 
     def lose_redis(self) -> None:
         """All of Redis is lost, and the deadlines are rebuilt from Postgres."""
-        tail_round(self.world.runtime, "log-alerts")
+        poll_changes(self.world.runtime, "log-alerts")
         self.world.runtime.redis.flushdb()
         self.lost_redis = True
-        base_round(self.world.runtime, "log-alerts")
+        reconcile(self.world.runtime, "log-alerts")
 
     def _during(self, batch: Batch) -> None:
         """What happens while a run works: time passes, and events come that it does not see."""

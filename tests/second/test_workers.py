@@ -51,7 +51,7 @@ def delivered(alerts: Deployment, count: int) -> list[Any]:
 
 def test_at_once_then_not_before_the_delay_since_the_last_run(alerts: Deployment) -> None:
     with alerts.worker():
-        # A tail that looks between commit and event is the first.
+        # A poller that looks between commit and event is the first.
         assert record(alerts, "WARNING", "A").answer.name in {"STARTED", "ABSORBED"}  # type: ignore[union-attr]
         delivered(alerts, 1)
         assert [record(alerts, level, "A").answer.name for level in ("WARNING", "WARNING")] == ["DELAYED"] * 2  # type: ignore[union-attr]
@@ -115,6 +115,6 @@ def test_a_record_in_the_callers_transaction_waits_for_its_commit(alerts: Deploy
         assert recorded.answer is None
         assert alerts.rows("SELECT * FROM taskbridge.records") == []
         connection.commit()
-        # The tail of the worker may have been quicker.
+        # The poller of the worker may have been quicker.
         assert alerts.notify_event.delay(recorded.tenant, PIPELINE).get() in ("started", "absorbed", "delayed")
         delivered(alerts, 1)

@@ -128,8 +128,8 @@ def test_runs_of_a_pipeline_that_this_worker_does_not_declare_go_round_nowhere(i
 
 def test_a_turn_of_a_pipeline_that_this_worker_does_not_declare_comes_free_at_once(inline: Inline) -> None:
     gate = inline.runtime.gate
-    gate.remind("gone", [Reminder(f"tenant-{at}", 0) for at in range(3)], by_base=True)
-    gate.remind("invoices", [Reminder("a", 0)], by_base=True)
+    gate.remind("gone", [Reminder(f"tenant-{at}", 0) for at in range(3)], by_reconciler=True)
+    gate.remind("invoices", [Reminder("a", 0)], by_reconciler=True)
     gate.publish_waiting(gate.fair_queue(1))
     called = note_calls(inline)
     record_invoice(inline.deployment.engine, "a", "1", {})
@@ -151,7 +151,7 @@ def test_a_run_that_was_declined_is_published_again_by_who_declares_its_pipeline
 
 
 def wait_for_their_turn(inline: Inline, pipeline: str, *tenants: str) -> None:
-    inline.runtime.gate.remind(pipeline, [Reminder(tenant, 0) for tenant in tenants], by_base=True)
+    inline.runtime.gate.remind(pipeline, [Reminder(tenant, 0) for tenant in tenants], by_reconciler=True)
 
 
 def test_a_slot_that_has_time_gives_turns_and_takes_them(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:

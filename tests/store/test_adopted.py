@@ -37,7 +37,7 @@ from taskbridge.store import (
     check_adoptions,
     choose_from_now_on,
     connect,
-    know,
+    register_pipeline,
     record,
     record_many,
     removal_statements,
@@ -400,14 +400,14 @@ def test_a_pipeline_that_comes_while_a_batch_is_open_sees_what_the_batch_writes_
 ) -> None:
     run(engine, f"ALTER DATABASE \"{engine.url.database}\" SET default_transaction_isolation TO '{isolation}'")
     engine.dispose()
-    know(engine, "orders", "orders")
+    register_pipeline(engine, "orders", "orders")
     write_back = ("UPDATE orders SET note = 'sent' WHERE id = 1", "DELETE FROM orders WHERE id = 2")
     who, audit = RunKey("orders", "acme", TOKEN), Reader(engine, pipeline="audit")
     page = reader.cursors.claim(Claim(who, 10, events=1, runs=1))
     with reader.cursors.transaction(who) as transaction:
         for statement in write_back:
             transaction.connect().exec_driver_sql(statement)
-        know(engine, "audit", "orders")
+        register_pipeline(engine, "audit", "orders")
         assert audit.seen(["acme"]) == {"acme": ["1", "2"]}
         with pytest.raises(OtherReader):
             transaction.advance(page)
@@ -427,7 +427,7 @@ def test_a_pipeline_that_comes_at_the_commit_of_a_batch_waits_for_it(engine: Eng
             locking.exec_driver_sql("SELECT FROM taskbridge.sync_cursors WHERE tenant = 'acme' FOR UPDATE")
             advancing = pool.submit(transaction.advance, page)
             wait_until(lambda: rows(engine, WAITING) == [(1,)], "the advance waits")
-            coming = pool.submit(know, engine, "audit", "orders")
+            coming = pool.submit(register_pipeline, engine, "audit", "orders")
             wait_until(lambda: coming.done() or rows(engine, WAITING) == [(2,)], "it came, or it waits")
             if coming.done():
                 audit.seen(["acme"])

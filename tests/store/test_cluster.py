@@ -27,7 +27,7 @@ from taskbridge.store import (
     check_cluster,
     check_schema,
     in_its_cluster,
-    know,
+    register_pipeline,
     migrate,
     rebase,
     record_invoice,
@@ -125,7 +125,7 @@ def revisions(engine: Engine) -> list[tuple[Any, ...]]:
 def set_the_scene(engine: Engine) -> None:
     """Records in every state, in two pipelines that read invoices and in one with criteria, early and late ones."""
     for pipeline, source in ((INVOICES, INVOICES), (MIRROR, INVOICES), (ALERTS, ALERTS)):
-        know(engine, pipeline, source)
+        register_pipeline(engine, pipeline, source)
     write(engine, "acme", "abcdhefi")
     write(engine, "globex", "ab")
     write(engine, "initech", "ab")
@@ -240,7 +240,7 @@ def goes_on(engine: Engine) -> None:
 def test_without_a_cursor_a_tenants_records_wait_once_and_not_in_quarantine_too(
     engine: Engine, restored: Engine
 ) -> None:
-    know(engine, INVOICES, INVOICES)
+    register_pipeline(engine, INVOICES, INVOICES)
     write(engine, "initech", "ab")
     restore(dump(engine), restored)
     done = rebase(restored)
@@ -268,7 +268,7 @@ def test_a_restore_of_some_tables_is_noticed_by_cursors_from_the_future(engine: 
     write(engine, "acme", "ab")
     assert sweep(engine, INVOICES, "acme", limit=1) == ["a"]
     migrate(restored)
-    know(restored, INVOICES, INVOICES)
+    register_pipeline(restored, INVOICES, INVOICES)
     restore(
         dump(engine, "--data-only", "--table=taskbridge.records", "--table=taskbridge.sync_cursors"),
         restored,

@@ -21,11 +21,11 @@ from taskbridge.store import (
     Cursors,
     Page,
     StaleToken,
-    Tails,
+    Changes,
     Tenants,
     Unread,
     connect,
-    know,
+    register_pipeline,
     record_invoice,
 )
 from taskbridge.store.checkout import end_checkout
@@ -149,7 +149,7 @@ def test_a_batch_of_exactly_the_limit_ends_the_sweep_one_read_later(engine: Engi
     write(engine, "1", "2")
     assert sweep(cursors, limit=2) == ["1", "2"]
     assert sweep(cursors, limit=2) == []
-    assert [*Tails(engine).pending("invoices", "invoices")] == []
+    assert [*Changes(engine).pending("invoices", "invoices")] == []
 
 
 def test_a_run_that_only_ends_a_sweep_did_not_take_records(engine: Engine, cursors: Cursors) -> None:
@@ -310,11 +310,11 @@ def test_pending_tenants_are_those_with_something_to_sweep(engine: Engine, curso
     write(engine, "1", tenant="changed", version=2)
     write(engine, *"abc", tenant="in the middle")
     advance(cursors, claim(cursors, limit=2, tenant="in the middle"), tenant="in the middle")
-    assert sorted(Tails(engine).pending("invoices", "invoices")) == ["changed", "in the middle", "new"]
+    assert sorted(Changes(engine).pending("invoices", "invoices")) == ["changed", "in the middle", "new"]
 
 
 def test_the_view_says_what_the_cursor_says(engine: Engine, cursors: Cursors) -> None:
-    know(engine, "invoices", "invoices")
+    register_pipeline(engine, "invoices", "invoices")
     write(engine, *"abcd")
     advance(cursors, claim(cursors, limit=2))
     with engine.begin() as connection:

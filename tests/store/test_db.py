@@ -17,7 +17,7 @@ from sqlalchemy import Engine, make_url
 from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError
 from taskbridge.store import NoAnswer, check_version, connect, record_invoice, undeclared_readers
-from taskbridge.store.db import driving, parameters_of, scalar
+from taskbridge.store.db import checked_out, parameters_of, scalar
 from taskbridge.store.queries import queries
 
 PID = "SELECT pg_backend_pid()"
@@ -73,7 +73,7 @@ def test_of_several_hosts_the_one_that_takes_writes_is_used(servers: Servers) ->
     at = f"{where.host}:{where.port}"
     url = f"postgresql://{where.username}:{where.password}@127.0.0.1:1,{at}/postgres?target_session_attrs=read-write"
     engine = connect(url)
-    with driving(engine) as driver:
+    with checked_out(engine) as driver:
         assert scalar(driver, "SELECT current_database()") == "postgres"
     engine.dispose()
 
@@ -101,7 +101,7 @@ def test_a_url_that_cannot_be_read_is_refused_without_being_shown(url: str) -> N
 
 
 def test_a_session_has_its_limits_again_after_a_long_look(bounded: Engine) -> None:
-    with driving(bounded) as session:
+    with checked_out(bounded) as session:
         assert scalar(session, "SHOW statement_timeout") == "500ms"
         ours = session.info.get_parameters()
         assert (ours["tcp_user_timeout"], ours["application_name"]) == ("500", "taskbridge")
@@ -109,14 +109,14 @@ def test_a_session_has_its_limits_again_after_a_long_look(bounded: Engine) -> No
     # From the sixth time on psycopg prepares what it can.
     for _ in range(7):
         assert undeclared_readers(bounded, []) == {}
-    with driving(bounded) as session:
+    with checked_out(bounded) as session:
         assert (scalar(session, "SHOW statement_timeout"), scalar(session, PID)) == ("500ms", before)
-    with pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"), driving(bounded) as session:
+    with pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"), checked_out(bounded) as session:
         session.execute("SELECT pg_sleep(5)")
 
 
 def test_a_silent_session_ends_a_look_and_the_next_one_has_another(bounded: Engine) -> None:
-    with driving(bounded) as session:
+    with checked_out(bounded) as session:
         pid = scalar(session, PID)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -129,11 +129,11 @@ def test_a_silent_session_ends_a_look_and_the_next_one_has_another(bounded: Engi
 
 def test_after_an_error_the_next_look_begins_anew(bounded: Engine, engine: Engine) -> None:
     record_invoice(engine, "acme", "1", {})
-    with driving(bounded) as session:
+    with checked_out(bounded) as session:
         pid = scalar(session, PID)
-    with pytest.raises(psycopg.errors.UndefinedTable), driving(bounded) as session, session.transaction():
+    with pytest.raises(psycopg.errors.UndefinedTable), checked_out(bounded) as session, session.transaction():
         session.execute("SELECT * FROM nothing")
-    with driving(bounded) as session:
+    with checked_out(bounded) as session:
         assert scalar(session, PID) != pid
         assert scalar(session, "SELECT count(*) FROM taskbridge.records") == 1
 
@@ -148,13 +148,13 @@ import sys
 
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.settings import Settings
-from taskbridge.store.db import driving, scalar
+from taskbridge.store.db import checked_out, scalar
 
 runtime = LightRuntime(Settings(postgres_url=sys.argv[1], redis_url="redis://127.0.0.1:1/0"))
 
 
 def session() -> object:
-    with driving(runtime.database) as driver:
+    with checked_out(runtime.database) as driver:
         return scalar(driver, "SELECT pg_backend_pid()")
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from taskbridge.common.histogram import bucket
 from taskbridge.common.run_key import RunKey
-from taskbridge.common.seldom import Seldom
+from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Begun, DeadRun
 from taskbridge.store import (
@@ -224,12 +224,12 @@ def test_an_event_that_is_older_than_the_column_holds_fails_no_run(inline: Inlin
 
 
 def test_a_record_without_an_event_is_the_reason_of_its_run(inline: Inline) -> None:
-    from taskbridge.worker.tail import tail_round  # noqa: PLC0415 - of this test alone
+    from taskbridge.worker.poller import poll_changes  # noqa: PLC0415 - of this test alone
 
     inline.handle(lambda _: None)
-    tail_round(inline.runtime, "invoices")
+    poll_changes(inline.runtime, "invoices")
     inline.deployment.save("acme", "1", notify=False)
-    tail_round(inline.runtime, "invoices")
+    poll_changes(inline.runtime, "invoices")
     inline.run_all()
     assert history(inline.deployment.engine, "reason, records") == [("record", 1)]
 
@@ -464,7 +464,7 @@ UNWRITABLE = pytest.mark.parametrize(
 def test_a_history_that_cannot_be_written_keeps_nobody_from_work(
     inline: Inline, unwritable: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskbridge.store.history._seldom", Seldom())
+    monkeypatch.setattr("taskbridge.store.history._throttle", LogThrottle())
     inline.handle(lambda _: None)
     for tenant in ("acme", "globex", "initech"):
         inline.deployment.save(tenant, "1")
@@ -498,7 +498,7 @@ def test_what_a_handler_writes_commits_all_the_same(unwritable: Engine) -> None:
 def test_a_worker_without_rights_on_the_history_works_and_says_so(
     engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskbridge.store.history._seldom", Seldom())
+    monkeypatch.setattr("taskbridge.store.history._throttle", LogThrottle())
     write(engine, "1")
     cursors = Cursors(engine)
     page = claim(cursors)
@@ -519,7 +519,7 @@ def test_a_worker_without_rights_on_the_history_works_and_says_so(
 
 def test_a_worker_keeps_the_history(deployment: Deployment) -> None:
     insert(deployment.engine, 20 * MINUTE, pipeline="invoices")
-    # Before a worker is there: its tail may find the record before the event comes.
+    # Before a worker is there: its poller may find the record before the event comes.
     deployment.save("acme", "1")
     with deployment.worker():
         deployment.wait_until_idle()

@@ -22,7 +22,7 @@ from taskbridge.store import (
     adoption,
     backfill,
     begin_again,
-    know,
+    register_pipeline,
     prune,
     rebase,
 )
@@ -174,7 +174,7 @@ def test_unmatched_records_are_given_up_beside_users_who_write_them(
 def quarantined(engine: Engine) -> Quarantine:
     """Two records of an adopted table in quarantine."""
     orders(engine, 0)
-    know(engine, "orders", "orders")
+    register_pipeline(engine, "orders", "orders")
     run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, ''), (2, 'acme', 1, '')")
     put_in_quarantine(engine, "acme", "1", "2", pipeline="orders")
     return Quarantine(engine, "orders")

@@ -26,10 +26,10 @@ from taskbridge.store import (
     Claim,
     Cursors,
     Records,
-    Tails,
+    Changes,
     Tenants,
     connect,
-    know,
+    register_pipeline,
     migrate,
     rebase,
     record,
@@ -189,8 +189,8 @@ def test_a_plain_insert_without_an_object_is_refused(engine: Engine, document: s
 
 
 def test_several_pipelines_read_one_source_each_with_its_cursors(engine: Engine) -> None:
-    know(engine, "ship", "orders")
-    know(engine, "bill", "orders")
+    register_pipeline(engine, "ship", "orders")
+    register_pipeline(engine, "bill", "orders")
     record(engine, "orders", "acme", "1", {})
     assert sweep(engine, "ship", "orders") == ["1"]
     states = "SELECT pipeline, state FROM taskbridge.record_states WHERE external_id = '1' ORDER BY 1"
@@ -199,10 +199,10 @@ def test_several_pipelines_read_one_source_each_with_its_cursors(engine: Engine)
 
 
 def test_a_pipeline_cannot_change_its_source(engine: Engine) -> None:
-    know(engine, "ship", "orders")
-    know(engine, "ship", "orders", "now")
+    register_pipeline(engine, "ship", "orders")
+    register_pipeline(engine, "ship", "orders", "now")
     with pytest.raises(InvalidPolicy, match=r"has read the source 'orders' until now.*source='orders'"):
-        know(engine, "ship", "invoices")
+        register_pipeline(engine, "ship", "invoices")
 
 
 def test_a_new_pipeline_begins_where_it_is_told_to(engine: Engine) -> None:
@@ -214,13 +214,13 @@ def test_a_new_pipeline_begins_where_it_is_told_to(engine: Engine) -> None:
                 connection.exec_driver_sql("SET LOCAL taskbridge.keep_ids = 'on'")
                 aged = "UPDATE taskbridge.records SET changed_at = now() - %s * interval '1 day' WHERE key = %s"
                 connection.exec_driver_sql(aged, (days, number))
-        know(engine, "all", "orders")
-        know(engine, "since", "orders", datetime.now(UTC) - timedelta(days=5))
-        know(engine, "fresh", "orders", "now")
+        register_pipeline(engine, "all", "orders")
+        register_pipeline(engine, "since", "orders", datetime.now(UTC) - timedelta(days=5))
+        register_pipeline(engine, "fresh", "orders", "now")
         # One that was begun before and commits later was not there yet.
         late.commit()
     record(engine, "orders", "acme", "new", {})
-    found = {name: [*Tails(engine).pending(name, "orders")] for name in ("all", "since", "fresh")}
+    found = {name: [*Changes(engine).pending(name, "orders")] for name in ("all", "since", "fresh")}
     assert found == {"all": ["acme"], "since": ["acme"], "fresh": ["acme"]}
     assert sorted(sweep(engine, "all", "orders")) == ["late", "new", "old", "young"]
     assert sorted(sweep(engine, "fresh", "orders")) == ["late", "new"]
@@ -243,8 +243,8 @@ def test_what_a_start_skipped_does_not_count_as_handled(engine: Engine) -> None:
         for number in "abc":
             record(engine, "orders", "acme", number, {})
         record(engine, "orders", "bolt", "a", {})
-        know(engine, "all", "orders")
-        know(engine, "fresh", "orders", "now")
+        register_pipeline(engine, "all", "orders")
+        register_pipeline(engine, "fresh", "orders", "now")
         late.commit()
     assert counts(engine, "fresh") == (1, 0, 0, 0, True)
     assert counts(engine, "all") == (4, 0, 0, 0, True)
@@ -266,7 +266,7 @@ def test_what_a_start_skipped_does_not_count_as_handled(engine: Engine) -> None:
 
 def test_what_was_handled_before_a_rebase_still_counts_where_the_start_skipped_some(engine: Engine) -> None:
     record(engine, "orders", "acme", "skipped", {})
-    know(engine, "fresh", "orders", "now")
+    register_pipeline(engine, "fresh", "orders", "now")
     for number in "abc":
         record(engine, "orders", "acme", number, {})
     assert len(sweep(engine, "fresh", "orders")) == 3
@@ -290,7 +290,7 @@ def test_nobody_knows_what_was_written_since_a_time_before_a_rebase(engine: Engi
         aged = "UPDATE taskbridge.records SET changed_at = now() - interval '9 days' WHERE key = 'old'"
         connection.exec_driver_sql(aged)
     with pytest.raises(InvalidPolicy, match=r"have been rebased since.*start='now'"):
-        know(engine, "since", "orders", datetime.now(UTC) - timedelta(days=5))
+        register_pipeline(engine, "since", "orders", datetime.now(UTC) - timedelta(days=5))
     assert rows(engine, "SELECT pipeline FROM taskbridge.pipelines") == []
 
 
@@ -433,7 +433,7 @@ def test_two_ranges_of_the_index_read_what_the_plain_condition_reads(
     finally:
         for session in sessions:
             session.close()
-    assert [*Tails(engine).pending("invoices", "invoices")] == []
+    assert [*Changes(engine).pending("invoices", "invoices")] == []
 
 
 @pytest.mark.parametrize("row", [("acme", "2"), "acme", None, ("acme", "2", {}, 3)])

@@ -21,7 +21,7 @@ from taskbridge.integration.checks import examine
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producer.producer import Bridge
 from taskbridge.settings import Settings
-from taskbridge.store import Claim, Cursors, Kind, Tails, check_version, connect
+from taskbridge.store import Claim, Cursors, Kind, Changes, check_version, connect
 from tests.store.pooler import ExhaustedPooler
 from tests.transactions.conftest import producer
 from tests.waiting import wait_until
@@ -78,7 +78,7 @@ def test_nobody_notices_that_idle_sessions_were_ended(
     administrator: psycopg.Connection[Any], postgres_url: str, servers: Servers, keys: Keys
 ) -> None:
     engine = connect(postgres_url, statement_timeout=10)
-    cursors, tails = Cursors(engine), Tails(engine)
+    cursors, changes = Cursors(engine), Changes(engine)
 
     def read_in_a_transaction() -> None:
         with cursors.transaction(KEY) as transaction:
@@ -95,7 +95,7 @@ def test_nobody_notices_that_idle_sessions_were_ended(
             "SQLAlchemy": read_with_sqlalchemy,
             "a handler's transaction": read_in_a_transaction,
             "a run": lambda: cursors.evidence(KEY),
-            "a round": lambda: tails.look(Kind.TAIL, "invoices", "invoices", 200),
+            "a round": lambda: changes.read_page(Kind.POLLER, "invoices", "invoices", 200),
             "a look": lambda: check_version(engine),
         }
         for call in calls.values():
@@ -109,7 +109,7 @@ def test_nobody_notices_that_idle_sessions_were_ended(
 def test_a_pooler_without_a_free_session_is_reported_in_time(postgres_url: str, servers: Servers, keys: Keys) -> None:
     pooler = ExhaustedPooler(postgres_url)
     with bridge(pooler.url, servers, keys) as made:
-        looking = runtime_of(made.app).for_people
+        looking = runtime_of(made.app).interactive
 
         def look() -> None:
             with translated_errors():

@@ -20,13 +20,13 @@ from taskbridge.store import (
     Kind,
     Move,
     Quarantined,
-    Tails,
+    Changes,
     advance_together,
     connect,
-    know,
+    register_pipeline,
     record_invoice,
 )
-from taskbridge.store.db import driving, in_one_message
+from taskbridge.store.db import checked_out, in_one_message
 from tests.waiting import taking_at_most
 
 TOKEN = f"{1:016d}-aaaaaaaaaaaa"
@@ -58,12 +58,12 @@ def handled(engine: Engine) -> list[str]:
 def traced(engine: Engine, path: Path) -> Iterator[list[str]]:
     """Note the kinds of the messages that the next session of the pool sends meanwhile, in order."""
     sent: list[str] = []
-    with driving(engine) as driver:
+    with checked_out(engine) as driver:
         session, pgconn = driver, driver.pgconn
     with path.open("w") as file:
         pgconn.trace(file.fileno())
         yield sent
-        with driving(engine) as driver:
+        with checked_out(engine) as driver:
             assert driver is session
             pgconn.untrace()
     lines = (line.split("\t") for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
@@ -79,7 +79,7 @@ def test_a_shared_advance_is_one_message(engine: Engine, tmp_path: Path) -> None
 
 
 def test_to_note_a_success_is_one_message(engine: Engine, tmp_path: Path) -> None:
-    know(engine, "invoices", "invoices")
+    register_pipeline(engine, "invoices", "invoices")
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE taskbridge.pipelines SET failed = true")
     with traced(engine, tmp_path / "trace") as sent:
@@ -90,12 +90,12 @@ def test_to_note_a_success_is_one_message(engine: Engine, tmp_path: Path) -> Non
 
 
 def test_to_keep_what_a_round_has_seen_is_one_message(engine: Engine, tmp_path: Path) -> None:
-    tails = Tails(engine)
-    tails.look(Kind.TAIL, "invoices", "invoices", 200)
+    changes = Changes(engine)
+    changes.read_page(Kind.POLLER, "invoices", "invoices", 200)
     record_invoice(engine, "a", "1", {})
-    found = tails.look(Kind.TAIL, "invoices", "invoices", 200)
+    found = changes.read_page(Kind.POLLER, "invoices", "invoices", 200)
     with traced(engine, tmp_path / "trace") as sent:
-        tails.keep(Kind.TAIL, "invoices", found)
+        changes.store_page(Kind.POLLER, "invoices", found)
     assert sent == ["Query"]
     with engine.connect() as connection:
         asked = "SELECT snapshot::text FROM taskbridge.tails WHERE kind = 'tail'"
@@ -103,13 +103,13 @@ def test_to_keep_what_a_round_has_seen_is_one_message(engine: Engine, tmp_path: 
 
 
 def test_the_server_ends_what_takes_too_long_in_a_message(engine: Engine) -> None:
-    tails = Tails(engine, seconds=0.5)
-    tails.look(Kind.TAIL, "invoices", "invoices", 200)
-    found = tails.look(Kind.TAIL, "invoices", "invoices", 200)
+    changes = Changes(engine, seconds=0.5)
+    changes.read_page(Kind.POLLER, "invoices", "invoices", 200)
+    found = changes.read_page(Kind.POLLER, "invoices", "invoices", 200)
     with engine.begin() as connection:
-        sleep_at_updates(connection, "tails", "true")
+        sleep_at_updates(connection, "changes", "true")
     with pytest.raises(QueryCanceled):
-        tails.keep(Kind.TAIL, "invoices", found)
+        changes.store_page(Kind.POLLER, "invoices", found)
 
 
 def sleep_at_updates(connection: Connection, table: str, condition: str) -> None:
@@ -219,19 +219,19 @@ def test_a_shared_advance_reads_no_other_cursor(engine: Engine, count: int) -> N
         driver.execute("SELECT pg_stat_force_next_flush()")
 
     before = read()
-    with driving(engine) as driver:
+    with checked_out(engine) as driver:
         flushed(driver)
     advance_together(engine, advances)
-    with driving(engine) as driver:
+    with checked_out(engine) as driver:
         flushed(driver)
     assert count <= read() - before <= 3 * count
 
 
 def test_a_time_out_that_passes_as_a_statement_ends_reaches_no_later_one(engine: Engine) -> None:
     for at in range(300):
-        with suppress(QueryCanceled), driving(engine) as driver:
+        with suppress(QueryCanceled), checked_out(engine) as driver:
             rows = 3000 + 700 * (at % 30)
             counted = f"SELECT count(*) FROM generate_series(1, {rows})"  # noqa: S608 - numbers
             assert in_one_message(driver, counted, {}, statement_timeout="2ms") == [(rows,)]
-        with driving(engine) as driver:
+        with checked_out(engine) as driver:
             driver.execute("SELECT 1")

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DataError
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match, Unmatched
-from taskbridge.store import Claim, Cursors, Kind, Prune, Records, Tails, know, prune, record
+from taskbridge.store import Claim, Cursors, Kind, Prune, Records, Changes, register_pipeline, prune, record
 from taskbridge.store.queries import query
 from tests.store.adopting import adopted, run
 from tests.store.test_tail import handle, nodes
@@ -38,7 +38,7 @@ TENANTS = [f"tenant-{number}" for number in range(20)]
 @pytest.fixture
 def split(engine: Engine) -> Engine:
     """A log with records, one of them unmatched, that was partitioned afterwards."""
-    know(engine, "orders", "orders")
+    register_pipeline(engine, "orders", "orders")
     for tenant in TENANTS:
         record(engine, "orders", tenant, "1", {"version": 1})
     Records(engine, "orders").write("message", "{}", Unmatched("no criterion"))
@@ -56,7 +56,7 @@ def split(engine: Engine) -> Engine:
 
 
 def pending(engine: Engine) -> list[str]:
-    return sorted(Tails(engine).pending("orders", "orders"))
+    return sorted(Changes(engine).pending("orders", "orders"))
 
 
 def states(engine: Engine) -> dict[str, int]:
@@ -66,9 +66,9 @@ def states(engine: Engine) -> dict[str, int]:
 
 
 def test_what_was_there_and_what_comes_is_found_handled_and_pruned(split: Engine) -> None:
-    tails, cursors = Tails(split, 10.0), Cursors(split, "orders")
-    found = tails.look(Kind.TAIL, "orders", "orders", 200)
-    tails.keep(Kind.TAIL, "orders", found)
+    changes, cursors = Changes(split, 10.0), Cursors(split, "orders")
+    found = changes.read_page(Kind.POLLER, "orders", "orders", 200)
+    changes.store_page(Kind.POLLER, "orders", found)
     assert pending(split) == sorted(TENANTS)
     for tenant in TENANTS:
         handle(cursors, tenant)
@@ -76,7 +76,7 @@ def test_what_was_there_and_what_comes_is_found_handled_and_pruned(split: Engine
 
     assert not record(split, "orders", TENANTS[0], "1", {"version": 1})
     assert record(split, "orders", TENANTS[0], "1", {"version": 2})
-    assert [one.tenant for one in tails.look(Kind.TAIL, "orders", "orders", 200).waiting] == [TENANTS[0]]
+    assert [one.tenant for one in changes.read_page(Kind.POLLER, "orders", "orders", 200).waiting] == [TENANTS[0]]
 
     moved = list(Records(split, "orders").match_again(lambda _: Match("moved", 1, "c")))
     assert [one.message_id for one, _ in moved] == ["message"]

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match
-from taskbridge.store import Claim, Cursors, Page, Pauses, Quarantine, Records, Tenants, know, record_invoice
+from taskbridge.store import Claim, Cursors, Page, Pauses, Quarantine, Records, Tenants, register_pipeline, record_invoice
 from tests.quarantined import put_in_quarantine, states
 
 TOKEN = "0000000000000001-aaaaaaaaaaaa"
@@ -95,7 +95,7 @@ def test_what_was_committed_before_the_snapshot_counts_until_it_is_handled(
 
 def test_in_the_middle_of_a_sweep_what_it_passed_is_handled(engine: Engine, pauses: Pauses, other: Connection) -> None:
     cursors = Cursors(engine)
-    know(engine, "invoices", "invoices")
+    register_pipeline(engine, "invoices", "invoices")
     record_invoice(engine, "acme", "late", {}, other)
     for number in "abc":
         record_invoice(engine, "acme", number, {})

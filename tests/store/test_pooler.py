@@ -21,7 +21,7 @@ from taskbridge.integration.checks import Level, examine
 from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import AsyncPool, Incoming, connect, receive_statement, record_invoice
-from taskbridge.store.db import driving, in_one_message, parameters_of, rows, scalar, within
+from taskbridge.store.db import checked_out, in_one_message, parameters_of, rows, scalar, within
 from tests.deployment import Deployment
 from tests.store.pgbouncer import NEEDS_PGBOUNCER, PgBouncer
 from tests.waiting import taking_at_most, wait_until
@@ -109,7 +109,7 @@ def test_each_record_is_handled_once_and_nothing_of_ours_is_left(
 def test_statements_are_limited_by_settings_of_their_transaction(pooler: PgBouncer, pooled: Engine) -> None:
     limit = "SHOW statement_timeout"
     fresh = left_in_sessions(pooler)
-    with driving(pooled) as driver:
+    with checked_out(pooled) as driver:
         assert driver.pooled
         assert [scalar(driver, limit) for _ in range(7)] == ["10s"] * 7
         assert [row["statement_timeout"] for row in rows(driver, limit)] == ["10s"]
@@ -152,7 +152,7 @@ def test_an_event_loop_s_transactions_have_limits_and_leave_none(pooler: PgBounc
 def test_an_idle_connection_holds_no_session_of_the_pooler(postgres_url: str, tmp_path: Path) -> None:
     with PgBouncer(postgres_url, tmp_path, size=1) as pooler:
         engine = connect(pooler.url, statement_timeout=2)
-        with driving(engine) as first, driving(engine) as second:
+        with checked_out(engine) as first, checked_out(engine) as second:
             for _ in range(200):
                 assert [scalar(driver, "SELECT 1") for driver in (first, second)] == [1, 1]
         engine.dispose()
@@ -183,7 +183,7 @@ def test_nothing_is_prepared_behind_a_pooler_unless_the_url_says_so(
     pooler: PgBouncer, parameter: str, threshold: int | None
 ) -> None:
     engine = connect(pooler.url + parameter)
-    with driving(engine) as driver:
+    with checked_out(engine) as driver:
         assert driver.prepare_threshold == threshold
     engine.dispose()
 
@@ -192,7 +192,7 @@ def test_a_url_says_what_is_prepared(postgres_url: str) -> None:
     seen: list[Any] = []
     for parameter in ("", "?prepare_threshold=none", "?prepare_threshold=7"):
         engine = connect(postgres_url + parameter, statement_timeout=10)
-        with driving(engine) as driver:
+        with checked_out(engine) as driver:
             seen.append((driver.prepare_threshold, driver.pooled, scalar(driver, "SHOW statement_timeout")))
         engine.dispose()
     assert seen == [(5, False, "10s"), (None, True, "10s"), (7, False, "10s")]

@@ -23,7 +23,7 @@ from taskbridge.store import (
     Prune,
     Records,
     count_unmatched,
-    know,
+    register_pipeline,
     prune,
     read_unmatched,
     receive_statement,
@@ -94,7 +94,7 @@ def put_in_quarantine(
 
 def sweep(engine: Engine, tenant: str, pipeline: str = INVOICES, limit: int = 100) -> None:
     """Deliver one batch to nobody."""
-    know(engine, pipeline, ALERTS if pipeline == ALERTS else INVOICES)
+    register_pipeline(engine, pipeline, ALERTS if pipeline == ALERTS else INVOICES)
     key = RunKey(pipeline, tenant, TOKEN)
     cursors = Cursors(engine, ALERTS if pipeline == ALERTS else INVOICES)
     page = cursors.claim(Claim(key, limit, events=1, runs=1))
@@ -223,7 +223,7 @@ def test_a_quarantine_row_goes_when_its_record_is_gone_or_has_changed(engine: En
         write(engine, "acme", number)
     message(engine, "there too", "acme")
     sweep(engine, "acme")
-    know(engine, ALERTS, ALERTS)
+    register_pipeline(engine, ALERTS, ALERTS)
     for number in ("there", "changed", "gone"):
         put_in_quarantine(engine, "acme", number)
     put_in_quarantine(engine, "acme", "there too", pipeline=ALERTS)

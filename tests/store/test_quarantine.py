@@ -8,14 +8,14 @@ import pytest
 from sqlalchemy import Engine
 
 from taskbridge.declaring.criteria import Match
-from taskbridge.store import Quarantine, QuarantinedRecord, Records, know, record_invoice
+from taskbridge.store import Quarantine, QuarantinedRecord, Records, register_pipeline, record_invoice
 from tests.quarantined import put_in_quarantine, revision_of, states
 
 
 @pytest.fixture
 def quarantine(engine: Engine) -> Quarantine:
     """Three records of acme and one of bolt, which has the number of one of acme's."""
-    know(engine, "invoices", "invoices")
+    register_pipeline(engine, "invoices", "invoices")
     for tenant, number in (("acme", "1"), ("acme", "2"), ("acme", "3"), ("bolt", "1"), ("bolt", "fine")):
         record_invoice(engine, tenant, number, {"version": 1})
     put_in_quarantine(engine, "acme", "1", reason="ValueError: no customer 17", attempts=5)
@@ -126,7 +126,7 @@ def test_what_left_quarantine_meanwhile_is_not_marked(engine: Engine, quarantine
 
 def test_pipelines_with_criteria_have_a_quarantine_of_their_own_rows(engine: Engine, quarantine: Quarantine) -> None:
     for pipeline in ("alerts", "other"):
-        know(engine, pipeline, pipeline)
+        register_pipeline(engine, pipeline, pipeline)
         Records(engine, pipeline).write(f"{pipeline}-1", "{}", Match("acme", 1000, "c"))
         put_in_quarantine(engine, "acme", f"{pipeline}-1", pipeline=pipeline)
     of_alerts = Quarantine(engine, "alerts")

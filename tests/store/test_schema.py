@@ -10,7 +10,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
 from taskbridge.errors import SchemaMismatch
-from taskbridge.store import check_schema, connect, know, migrate, record_invoice
+from taskbridge.store import check_schema, connect, register_pipeline, migrate, record_invoice
 from taskbridge.store.schema import VERSION_TABLE, _known, _migrations, current, head
 from tests.store.schema_text import PAGE, schema_text
 
@@ -135,5 +135,5 @@ def test_the_view_shows_no_pipeline_that_nobody_declared(engine: Engine) -> None
 
     record_invoice(engine, "acme", "1", {})
     assert shown() == {"invoices"}, "nobody has read invoices yet, and auditors see that they wait"
-    know(engine, "orders", "invoices")
+    register_pipeline(engine, "orders", "invoices")
     assert shown() == {"orders"}

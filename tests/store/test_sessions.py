@@ -21,7 +21,7 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import HandlerMistake, Unavailable
 from taskbridge.process.time_limit import soft_time_limit
-from taskbridge.store import Claim, Cursors, Kind, Page, Tails, Unread, connect, know, record_invoice
+from taskbridge.store import Claim, Cursors, Kind, Page, Changes, Unread, connect, register_pipeline, record_invoice
 from taskbridge.store.db import NoAnswer, session_name, within
 from taskbridge.store.queries import query
 from tests.waiting import wait_until
@@ -146,7 +146,7 @@ def test_a_silent_session_ends_what_else_a_run_asks(engine: Engine, bounded: Eng
 
 def test_a_success_that_cannot_be_noted_is_no_failure(engine: Engine, bounded: Engine) -> None:
     cursors = Cursors(bounded)
-    know(engine, "invoices", "invoices")
+    register_pipeline(engine, "invoices", "invoices")
     cursors.note_success(key())
     with engine.begin() as other:
         other.exec_driver_sql("UPDATE taskbridge.pipelines SET failed = true")
@@ -162,12 +162,12 @@ def test_a_success_that_cannot_be_noted_is_no_failure(engine: Engine, bounded: E
 
 
 def test_a_silent_session_ends_a_round(bounded: Engine) -> None:
-    tails = Tails(bounded, seconds=2.0)
-    tails.look(Kind.TAIL, "invoices", "invoices", 200)
+    changes = Changes(bounded, seconds=2.0)
+    changes.read_page(Kind.POLLER, "invoices", "invoices", 200)
     with silent(bounded), within_the_bound(), pytest.raises(NoAnswer, match="for 3 s"):
         # longer than other statements may take
-        tails.look(Kind.TAIL, "invoices", "invoices", 200)
-    assert tails.look(Kind.TAIL, "invoices", "invoices", 200).waiting == []
+        changes.read_page(Kind.POLLER, "invoices", "invoices", 200)
+    assert changes.read_page(Kind.POLLER, "invoices", "invoices", 200).waiting == []
 
 
 def test_a_silent_session_ends_the_handlers_statement_at_the_transactions_limit(bounded: Engine) -> None:

@@ -18,7 +18,7 @@ from taskbridge.store import (
     Cursors,
     Page,
     Quarantined,
-    know,
+    register_pipeline,
     read_backlogs,
     read_counters,
     record_invoice,
@@ -53,7 +53,7 @@ def test_nothing_is_zero(engine: Engine) -> None:
 
 
 def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
-    know(engine, "invoices", "invoices")
+    register_pipeline(engine, "invoices", "invoices")
     cursors = Cursors(engine)
     for number in range(5):
         record_invoice(engine, "acme", str(number), {"version": 1})

@@ -19,7 +19,7 @@ from taskbridge.gate.scripts import SCRIPTS, render
 from taskbridge.store import cursor
 from taskbridge.store import queries as store
 from taskbridge.store.queries import query
-from taskbridge.worker import tail
+from taskbridge.worker import poller
 from tests.deployment import ROOT
 from tests.waiting import TIME_FACTOR, wait_until
 from verification.torture.arenas import Order, in_arenas
@@ -49,8 +49,8 @@ QUICK = (
     "record_runs_out_of_memory",
     "backfilled_beside_users",
     "written_plainly",
-    "tail_killed",
-    "tail_rewound",
+    "poller_killed",
+    "poller_rewound",
     "hold_deleted",
 )
 """What takes seconds; the others need many tries or many tenants."""
@@ -189,7 +189,7 @@ def test_what_a_guard_is_taken_out_of_is_there(guard: str) -> None:
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_a_guard_can_be_taken_out(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = (tail, "tail_page"), (tail, "base_page")
+    pages = (poller, "poll_page"), (poller, "reconcile_page")
     for module, name in ((store, "query"), (gate, "render"), *pages, (cursor, "SHORT_WAIT")):
         monkeypatch.setitem(vars(module), name, vars(module)[name])
     before = _what_workers_use()
@@ -203,4 +203,4 @@ def _what_workers_use() -> list[object]:
     query = store.queries(create_engine("postgresql+psycopg://"))
     texts = [query(name) for name in ("advance", "end_replaced")]
     scripts = [vars(gate)["render"](SCRIPTS[name], "") for name in SCRIPTS]
-    return [*texts, *scripts, tail.tail_page, tail.base_page, vars(cursor)["SHORT_WAIT"]]
+    return [*texts, *scripts, poller.poll_page, poller.reconcile_page, vars(cursor)["SHORT_WAIT"]]

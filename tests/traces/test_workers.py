@@ -46,7 +46,7 @@ def _spans(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-# The tail does not come before the events: what it finds first has no event's span.
+# The poller does not come before the events: what it finds first has no event's span.
 @pytest.mark.slow
 @pytest.mark.parametrize("deployment", [{"tail_interval": 10, "base_interval": 60}], indirect=True)
 @pytest.mark.e2e

@@ -1,10 +1,10 @@
-"""How long the base rests after rounds that take long, so that these do not keep Postgres at work all the time."""
+"""How long the reconciler rests after rounds that take long, so that these do not keep Postgres at work all the time."""
 
 from __future__ import annotations
 
 import pytest
 
-from taskbridge.worker.tail import rest_after
+from taskbridge.worker.poller import rest_after
 
 
 @pytest.mark.parametrize("seconds", [0.2, 0.5, 1.2, 3.0, 4.0, 40.0, 1_000.0])

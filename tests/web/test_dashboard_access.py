@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 
 from taskbridge.errors import ConfigurationError
-from taskbridge.gate.wire import PEOPLES_TIMEOUT, TIMEOUT
+from taskbridge.gate.wire import INTERACTIVE_TIMEOUT, TIMEOUT
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record_invoice
 from taskbridge.web import dashboard
@@ -216,7 +216,7 @@ def test_who_looks_waits_for_redis_no_longer_than_a_person(deployment: Deploymen
     ours = runtime_of(deployment.app)
     assert ours.redis.connection_pool.connection_kwargs["socket_timeout"] == TIMEOUT
     people = Reading(deployment.app, show_documents=False).runtime
-    assert people.redis.connection_pool.connection_kwargs["socket_timeout"] == PEOPLES_TIMEOUT
+    assert people.redis.connection_pool.connection_kwargs["socket_timeout"] == INTERACTIVE_TIMEOUT
 
 
 def test_actions_are_off_unless_they_are_allowed(deployment: Deployment) -> None:

@@ -632,7 +632,7 @@ def test_a_worker_finds_what_came_while_redis_was_away_from_the_receiver(deploym
     with served(receiver(INVOICES, app=made.app)) as url, httpx2.Client(timeout=60) as client:
         assert sender(client, url)(an_invoice(body)).status_code == 200
     with deployment.worker("-P", "solo"):
-        wait_until(lambda: deployment.deliveries() == [("acme", "1")], "the tail finds it", 30)
+        wait_until(lambda: deployment.deliveries() == [("acme", "1")], "the poller finds it", 30)
     runtime_of(made.app).close()
 
 

@@ -31,7 +31,7 @@ def declare(deployment: Deployment, *names: str) -> None:
         pipelines.declare(Pipeline(name, nothing, LatencyNeutral(), 100))
     runtime_of(deployment.app).pipelines = pipelines
     for name in pipelines.names():
-        runtime_of(deployment.app).know(pipelines[name])
+        runtime_of(deployment.app).register(pipelines[name])
 
 
 class Visitor:

@@ -11,11 +11,11 @@ from taskbridge.declaring.failures import FIRST_BACKOFF
 from taskbridge.settings import Settings
 from taskbridge.store.db import GRACE
 from taskbridge.worker.failures import LEAST_DEATHS
-from taskbridge.worker.tail import AFTER_FAILURE, HOLDS_LONGER
+from taskbridge.worker.poller import AFTER_FAILURE, HOLDS_LONGER
 from verification.torture import strikes_adopted as adopted
 from verification.torture import strikes_cursors as cursors
 from verification.torture import strikes_servers as servers
-from verification.torture import strikes_tail as tail
+from verification.torture import strikes_poller as poller
 from verification.torture import strikes_work as work
 from verification.torture.acts import LONGEST_WAIT, MAX_ATTEMPTS, SOFT_TIME_LIMIT
 from verification.torture.producer import LONGEST_CALL
@@ -73,7 +73,7 @@ HOLD_FROZEN = Bound(
     f"{HOLD.formula} + republish_after",
     lambda settings, lasted: HOLD.seconds(settings, lasted) + settings.republish_after,
 )
-# A worker leaves the pipeline alone for as long as the tail took too long, and for a second at the least.
+# A worker leaves the pipeline alone for as long as the poller took too long, and for a second at the least.
 LOCK = Bound(
     f"{AFTER_FAILURE:g} s + lock + tail interval",
     lambda settings, lasted: AFTER_FAILURE + lasted + settings.tail_interval,
@@ -143,7 +143,7 @@ class Fault:
 
     @property
     def forgets(self) -> bool:
-        """Whether deadlines get lost, so that those who had one are found by rounds and wait for their turn."""
+        """Whether deadlines get lost, so that those who had one are found by passes and wait for their turn."""
         return self.subject == "redis" and self.bound in (BASE, SWITCH)
 
 
@@ -249,32 +249,32 @@ FAULTS: Final[dict[str, Fault]] = {
         "plain SQL during a run that nobody notified",
         "the run's end",
         TAIL_IN_RUN,
-        tail.written_in_run,
+        poller.written_in_run,
     ),
-    "tail_killed": Fault(
+    "poller_killed": Fault(
         "workers",
-        "SIGKILL of the worker that has the tail, then plain SQL",
+        "SIGKILL of the worker that has the poller, then plain SQL",
         "the commit",
         HOLD,
-        tail.tail_killed,
+        poller.poller_killed,
     ),
-    "tail_frozen": Fault(
+    "poller_frozen": Fault(
         "workers",
-        "SIGSTOP of the worker that has the tail, then plain SQL",
+        "SIGSTOP of the worker that has the poller, then plain SQL",
         "the commit",
         HOLD_FROZEN,
-        tail.tail_frozen,
+        poller.poller_frozen,
     ),
     "hold_deleted": Fault(
-        "redis", "the tail's hold is deleted beside plain SQL", "the commit", TAIL, tail.hold_deleted
+        "redis", "the poller's hold is deleted beside plain SQL", "the commit", TAIL, tail.hold_deleted
     ),
     "listeners_terminated": Fault(
         "postgres", "sessions that listen terminated beside plain SQL", "the commit", TAIL, tail.listeners_terminated
     ),
-    "tail_locked": Fault("postgres", "the tail's row is locked during plain SQL", "the commit", LOCK, tail.tail_locked),
-    "tail_rewound": Fault("postgres", "tail and base set back beside plain SQL", "the commit", TAIL, tail.tail_rewound),
-    "tail_deleted": Fault(
-        "postgres", "tail, base or both deleted beside plain SQL", "the command", BASE, tail.tail_deleted
+    "poller_locked": Fault("postgres", "the poller's row is locked during plain SQL", "the commit", LOCK, poller.poller_locked),
+    "poller_rewound": Fault("postgres", "snapshots of poller and reconciler set back beside plain SQL", "the commit", TAIL, poller.poller_rewound),
+    "poller_deleted": Fault(
+        "postgres", "snapshots of poller, reconciler or both deleted beside plain SQL", "the command", BASE, tail.poller_deleted
     ),
     "cursors_locked": Fault(
         "postgres",

@@ -9,7 +9,7 @@ from typing import Any
 
 from taskbridge.gate import gate
 from taskbridge.store import cursor, queries
-from taskbridge.worker import tail
+from taskbridge.worker import poller
 
 __all__ = ["GUARDS", "take_out"]
 
@@ -25,8 +25,8 @@ TEXTS = {
 }
 # Per guard: the page that is never read, what it answers instead, and who reads it.
 PAGES = {
-    "tail": ("tail_page", (False, None), tail.Rounds._tail_of),
-    "base": ("base_page", ([], None), tail.Rounds._base_of),
+    "tail": ("poll_page", (False, None), poller.Poller._poll),
+    "base": ("reconcile_page", ([], None), poller.Poller._reconcile),
 }
 LOCK_TIMEOUT = "lock-timeout"
 """Runs that begin together claim their cursors, and wait for no lock."""
@@ -38,7 +38,7 @@ def take_out(guard: str) -> None:
     if guard in PAGES:
         page, answer, reader = PAGES[guard]
         assert page in reader.__code__.co_names, f"{reader.__name__} no longer calls {page}"
-        vars(tail)[page] = lambda *_, **__: answer
+        vars(poller)[page] = lambda *_, **__: answer
         return
     if guard == LOCK_TIMEOUT:
         assert "SHORT_WAIT" in cursor.Cursors._claim_at_once.__code__.co_names, "claims no longer have a lock_timeout"

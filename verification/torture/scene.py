@@ -71,8 +71,8 @@ class Scene:
         """Return the worker that has the tenant's batch, else any; at least one other is ready."""
         return self._worker(lambda: self.arena.ledger.under_way(tenant))
 
-    def tail_worker(self, pipeline: str) -> Worker:
-        """Return the worker that looks after the pipeline's tail, else any; at least one other is ready."""
+    def poller_worker(self, pipeline: str) -> Worker:
+        """Return the worker that looks after the pipeline's poller, else any; at least one other is ready."""
 
         def name() -> str | None:
             held: Any = self.arena.redis.client.get(Keys().tailing(pipeline)) or ""

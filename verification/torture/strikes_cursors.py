@@ -62,7 +62,7 @@ def cursors_locked(scene: Scene, planned: Planned) -> Struck:
         when = scene.writer.commit(*invoices)
         committed.update(dict.fromkeys(those, when or time.monotonic()))
         for pipeline, ours in by_pipeline([*those]).items():
-            with suppress(Unavailable):  # another fault may strike Redis; then the tail finds them
+            with suppress(Unavailable):  # another fault may strike Redis; then the poller finds them
                 notify_many(app, ours, pipeline)
 
     def send_both() -> None:

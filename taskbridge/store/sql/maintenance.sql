@@ -295,14 +295,14 @@ SELECT coalesce(
                > pg_snapshot_xmax(pg_current_snapshot())
        )
 
--- name: know_lock
+-- name: register_lock
 -- Before a source gets another reader: batches of it whose writes were muted, and that are about to commit, come to their
 -- end, and those after them see the reader.
 SELECT pg_advisory_xact_lock({readers_key})
 
--- name: know_pipeline
+-- name: register_pipeline
 -- The first time that a pipeline is seen: what it reads, and the snapshot at which its cursors begin; null: now. Where it is
--- there already, nothing changes. It is a statement after `know_lock`, so that `now` is after what that has waited for.
+-- there already, nothing changes. It is a statement after `register_lock`, so that `now` is after what that has waited for.
 INSERT INTO {schema}.pipelines (pipeline, source, start)
 VALUES (%(pipeline)s, %(source)s, coalesce(%(start)s::pg_snapshot, pg_current_snapshot()))
 ON CONFLICT DO NOTHING

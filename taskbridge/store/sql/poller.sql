@@ -1,13 +1,13 @@
 -- The change poller and the reconciler.
 
--- name: tail_ages
+-- name: pass_ages
 -- How many seconds ago the snapshots of the change poller (`tail`) and the reconciler (`base`) were last stored, by any
 -- worker.
 SELECT pipeline, kind, greatest(0, extract(epoch FROM clock_timestamp() - stored_at))::float8 AS seconds
 FROM {schema}.tails
 WHERE pipeline = ANY (%(pipelines)s::text[])
 
--- name: tail_begin
+-- name: begin_passes
 -- Where the passes of a pipeline begin if nothing is stored, or snapshots of another cluster are. The poller begins at the
 -- present, and the reconciler, which finds everything older, where the pipeline's cursors begin.
 INSERT INTO {schema}.tails AS t (pipeline, kind, snapshot)
@@ -16,7 +16,7 @@ VALUES (%(pipeline)s, 'tail', pg_current_snapshot()),
 ON CONFLICT (pipeline, kind) DO UPDATE SET snapshot = excluded.snapshot, stored_at = excluded.stored_at
 WHERE %(anew)s
 
--- name: tail_keep
+-- name: store_snapshot
 -- After all reminders of a page: store what it has seen (null: no more than what is stored, which is not written again). No
 -- row: somebody else has stored meanwhile.
 UPDATE {schema}.tails
@@ -24,7 +24,7 @@ SET snapshot = coalesce(%(seen)s::pg_snapshot, snapshot), stored_at = clock_time
 WHERE pipeline = %(pipeline)s AND kind = %(kind)s AND (extract(epoch FROM stored_at) * 1000000)::bigint = %(stored_at)s
 RETURNING (extract(epoch FROM stored_at) * 1000000)::bigint
 
--- name: tail_retries
+-- name: retries
 -- One page of the records that are to be tried again out of quarantine, after (`tenant`, `key`): for each tenant the last
 -- key of the page, the smallest delay (`smallest` where a record has none, or the pipeline has no delays; null: none of
 -- them means anything, for the records have changed since, or the tenant is paused, unless asked for those `with_paused`)
@@ -58,7 +58,7 @@ LEFT JOIN LATERAL (
 GROUP BY q.tenant
 ORDER BY q.tenant
 
--- name: tail_stands
+-- name: stored_snapshot
 -- Where a pass begins: the present snapshot, the stored one and when it was stored (in microseconds), and whether its ids are
 -- of this cluster. No row: none is stored, or this is a standby, whose snapshots do not list transactions in progress.
 SELECT pg_current_snapshot()::text AS now,
@@ -68,7 +68,7 @@ SELECT pg_current_snapshot()::text AS now,
 FROM {schema}.tails t
 WHERE t.pipeline = %(pipeline)s AND t.kind = %(kind)s AND NOT pg_is_in_recovery()
 
--- name: round
+-- name: pass_page
 -- One page of a pass of the change poller or of the reconciler (`kind`): which tenants have records that are visible now, not
 -- visible in the stored snapshot, and pending? The poller leaves out what a run has looked at. The reconciler leaves out what
 -- the poller has not seen yet, unless `every` record is asked for. Both leave out paused tenants unless called `with_paused`;
@@ -178,12 +178,12 @@ WHERE %(with_paused)s OR NOT EXISTS (
     SELECT FROM {schema}.pauses h WHERE h.pipeline = %(pipeline)s AND h.tenant IN ('', q.tenant)
 )
 
--- name: begin_round
+-- name: begin_pass
 -- A page of a pass: all of it reads one snapshot, and it writes nothing, because a transaction id of its own would count as
 -- visible.
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY
 
--- name: plan_of_rounds
+-- name: plan_of_passes
 -- Before a page of a pass. Statistics are outdated whenever much is new, and the planner knows nothing of snapshots; each part
 -- is an ordered read of one index. A pass must not hold up those of other pipelines, so its timeouts are short. It does not
 -- wait for the disk: after a crash that loses a stored snapshot there is an older one. Nobody who is left has seen the lost

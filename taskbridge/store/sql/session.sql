@@ -27,7 +27,7 @@ SELECT pg_backend_pid() = %(pid)s,
 BEGIN ISOLATION LEVEL READ COMMITTED
 
 -- name: commit
--- Ends what `begin` or `begin_round` has begun; it is sent together with what comes before it.
+-- Ends what `begin` or `begin_pass` has begun; it is sent together with what comes before it.
 COMMIT
 
 -- name: search_path

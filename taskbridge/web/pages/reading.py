@@ -59,7 +59,7 @@ class Reading:
     @property
     def runtime(self) -> Runtime:
         """The connections of this process, which wait no longer than a person does."""
-        return runtime_of(self._app or own_app()).for_people
+        return runtime_of(self._app or own_app()).interactive
 
     @property
     def context(self) -> Context:

@@ -1,4 +1,4 @@
-"""Records that nobody notifies, and faults of the tail that finds them: how each is made."""
+"""Records that nobody notifies, and faults of the poller that finds them: how each is made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from sqlalchemy import Connection
 
 from taskbridge.gate import Keys
-from taskbridge.worker.tail import HOLDS_LONGER
+from taskbridge.worker.poller import HOLDS_LONGER
 from verification.torture.kinds import PIPELINES, kind_of
 from verification.torture.producer import PLAIN
 from verification.torture.scene import Scene, Struck, nothing
@@ -23,7 +23,7 @@ def _written(
 ) -> Struck:
     """Write records by plain SQL in each way, then in a transaction that lasts. The first come before `strike`.
 
-    `pipeline`: whose tail was struck; None: those of both.
+    `pipeline`: whose poller was struck; None: those of both.
     """
     committed: dict[str, float] = {}
 
@@ -72,18 +72,18 @@ def _drawn(planned: Planned) -> str:
     return kind_of(round(planned.part * 1000))
 
 
-def tail_killed(scene: Scene, planned: Planned) -> Struck:
+def poller_killed(scene: Scene, planned: Planned) -> Struck:
     time.sleep(planned.moment)
     pipeline = _drawn(planned)
-    scene.arena.workers.kill(scene.tail_worker(pipeline), planned.successor)
+    scene.arena.workers.kill(scene.poller_worker(pipeline), planned.successor)
     return _written(scene, planned, pipeline=pipeline)
 
 
-def tail_frozen(scene: Scene, planned: Planned) -> Struck:
+def poller_frozen(scene: Scene, planned: Planned) -> Struck:
     """Freeze it for longer than its hold lasts; it wakes up in the middle of what it did."""
     time.sleep(planned.moment)
     pipeline = _drawn(planned)
-    worker = scene.tail_worker(pipeline)
+    worker = scene.poller_worker(pipeline)
     seconds = scene.arena.settings.tail_interval + HOLDS_LONGER + 0.5 + planned.part
     freezing = threading.Thread(target=scene.arena.workers.freeze, args=(worker, seconds))
     freezing.start()
@@ -94,7 +94,7 @@ def tail_frozen(scene: Scene, planned: Planned) -> Struck:
     return struck
 
 
-def tail_rewound(scene: Scene, planned: Planned) -> Struck:
+def poller_rewound(scene: Scene, planned: Planned) -> Struck:
     """Set T and B back to what they were before some records were handled."""
     stored = scene.arena.rows("SELECT pipeline, kind, snapshot::text FROM taskbridge.tails")
     scene.working(0.5 + planned.part)
@@ -111,7 +111,7 @@ def tail_rewound(scene: Scene, planned: Planned) -> Struck:
     return _written(scene, planned, rewind)
 
 
-def tail_deleted(scene: Scene, planned: Planned) -> Struck:
+def poller_deleted(scene: Scene, planned: Planned) -> Struck:
     """Delete T, or B, or both."""
     kinds = (["tail"], ["base"], ["tail", "base"])[int(planned.part * 3)]
     forget = partial(
@@ -120,8 +120,8 @@ def tail_deleted(scene: Scene, planned: Planned) -> Struck:
     return _written(scene, planned, forget)
 
 
-def tail_locked(scene: Scene, planned: Planned) -> Struck:
-    """Lock T's row, so that rounds can be made and not stored."""
+def poller_locked(scene: Scene, planned: Planned) -> Struck:
+    """Lock T's row, so that passes can be made and not stored."""
 
     def lock() -> Connection:
         connection = scene.arena.engine.connect()

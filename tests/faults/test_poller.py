@@ -1,4 +1,4 @@
-"""Records that nobody notified are found at once, whatever happens to workers, Redis and other pipelines' rounds."""
+"""Records that nobody notified are found at once, whatever happens to workers, Redis and other pipelines' passes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import Keys
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
-from taskbridge.store import Found, Kind, NoAnswer, Tails
-from taskbridge.worker.tail import Rounds, base_round, tail_round
+from taskbridge.store import Found, Kind, NoAnswer, Changes
+from taskbridge.worker.poller import Poller, reconcile, poll_changes
 from tests.deployment import Deployment
 from tests.waiting import wait_until
 
@@ -151,11 +151,11 @@ def with_the_gate_elsewhere(deployment: Deployment) -> None:
 
 
 @SELDOM
-@pytest.mark.parametrize("handler_seconds", [0.6], ids=["slower than the tail"])
+@pytest.mark.parametrize("handler_seconds", [0.6], ids=["slower than the poller"])
 def test_a_lone_event_makes_one_run(deployment: Deployment, handler_seconds: float) -> None:
     tenants = [f"tenant {at}" for at in range(10)]
     with deployment.worker(handler_seconds=handler_seconds):
-        wait_until(lambda: holder(deployment) is not None, "somebody has the tail")
+        wait_until(lambda: holder(deployment) is not None, "somebody has the poller")
         for tenant in tenants:
             deployment.save(tenant, "1")
         for tenant in tenants:
@@ -166,16 +166,16 @@ def test_a_lone_event_makes_one_run(deployment: Deployment, handler_seconds: flo
 
 
 @SELDOM
-def test_the_tail_of_a_worker_that_dies_or_freezes_is_taken_over(deployment: Deployment) -> None:
+def test_the_poller_of_a_worker_that_dies_or_freezes_is_taken_over(deployment: Deployment) -> None:
     with ExitStack() as stack:
         first = stack.enter_context(deployment.worker())
-        wait_until(lambda: holder(deployment) is not None, "the first has the tail")
+        wait_until(lambda: holder(deployment) is not None, "the first has the poller")
         second = stack.enter_context(deployment.worker())
         # when the first is killed, the second goes on
         had = holder(deployment)
         first.kill()
         insert(deployment, "killed", "1")
-        wait_until(lambda: holder(deployment) not in (None, had), "the second has the tail", 1)
+        wait_until(lambda: holder(deployment) not in (None, had), "the second has the poller", 1)
         wait_for(deployment, "killed", "1", within=5)
         # and when that one is frozen, a third does
         stack.enter_context(deployment.worker())
@@ -183,7 +183,7 @@ def test_the_tail_of_a_worker_that_dies_or_freezes_is_taken_over(deployment: Dep
         second.signal_all(signal.SIGSTOP)
         stack.callback(second.signal_all, signal.SIGCONT)
         insert(deployment, "frozen", "1")
-        wait_until(lambda: holder(deployment) not in (None, had), "the third has the tail", 1)
+        wait_until(lambda: holder(deployment) not in (None, had), "the third has the poller", 1)
         # A message that the frozen one had fetched comes again after its time.
         wait_for(deployment, "frozen", "1", within=5 + 5)
         second.signal_all(signal.SIGCONT)
@@ -210,81 +210,81 @@ def test_redis_comes_back_with_older_data(deployment: Deployment) -> None:
 
 
 def test_a_round_that_fails_ends_no_other_pipelines_round(deployment: Deployment) -> None:
-    """One pipeline's tail stands in the way of nobody: here somebody's transaction locks where it is kept."""
+    """One pipeline's poller stands in the way of nobody: here somebody's transaction locks where it is kept."""
     runtime = runtime_of(deployment.app)
     declared = Pipelines()
     runtime.pipelines = declared
     for name in ("first", "invoices", "last"):
         declared.declare(Pipeline(name, print, LatencyNeutral(), 100, source="invoices"))
-    rounds = Rounds(runtime)
-    rounds.tail_pages()
+    poller = Poller(runtime)
+    poller.poll_pages()
     insert(deployment, "acme", "1")
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql("SELECT FROM taskbridge.tails WHERE pipeline = 'invoices' FOR UPDATE")
-        rounds.tail_pages()
+        poller.poll_pages()
     assert [runtime.gate.active(name) for name in declared.names()] == [["acme"]] * 3
-    assert rounds.standings["invoices"].rests_until > 0
-    assert rounds.standings["last"].rests_until == rounds.standings["first"].rests_until == 0
-    wait_until(lambda: time.monotonic() > rounds.standings["invoices"].rests_until, "it is tried again", 5)
-    rounds.tail_pages()
-    assert rounds.standings["invoices"].extra == 0
+    assert poller.states["invoices"].rests_until > 0
+    assert poller.states["last"].rests_until == poller.states["first"].rests_until == 0
+    wait_until(lambda: time.monotonic() > poller.states["invoices"].rests_until, "it is tried again", 5)
+    poller.poll_pages()
+    assert poller.states["invoices"].extra == 0
 
 
-def test_the_holder_of_the_tail_alone_makes_rounds(deployment: Deployment) -> None:
+def test_the_holder_of_the_poller_alone_makes_rounds(deployment: Deployment) -> None:
     runtime = runtime_of(deployment.app)
-    first, second = Rounds(runtime), Rounds(runtime)
-    first.tail_pages()
+    first, second = Poller(runtime), Poller(runtime)
+    first.poll_pages()
     other = runtime.make_gate(type(runtime.gate))
-    assert 0 < other.hold_tail("invoices", 700).wait_ms <= 700
-    assert second.standings["invoices"].holds_until == 0.0
+    assert 0 < other.hold_polling("invoices", 700).wait_ms <= 700
+    assert second.states["invoices"].holds_until == 0.0
     runtime.redis.delete(Keys().tailing("invoices"))
-    hold = other.hold_tail("invoices", 700)
+    hold = other.hold_polling("invoices", 700)
     assert (hold.wait_ms, hold.lost) == (0, True)
     older = str(deployment.redis.get(Keys().tailing("invoices")))
-    hold = other.hold_tail("invoices", 700, hold)
+    hold = other.hold_polling("invoices", 700, hold)
     assert (hold.wait_ms, hold.lost) == (0, False)
     runtime.redis.set(Keys().tailing("invoices"), older)
     third = runtime.make_gate(type(runtime.gate))
-    assert third.hold_tail("invoices", 700, hold).lost, "Redis came back with older data, whoever holds by them"
-    assert other.hold_tail("invoices", 700, hold).lost, "Redis came back with older data"
+    assert third.hold_polling("invoices", 700, hold).lost, "Redis came back with older data, whoever holds by them"
+    assert other.hold_polling("invoices", 700, hold).lost, "Redis came back with older data"
     runtime.redis.delete(Keys().tailing("invoices"))
-    short = other.hold_tail("invoices", 1)
+    short = other.hold_polling("invoices", 1)
     time.sleep(0.02)
-    assert not other.hold_tail("invoices", 700, short).lost, "it ended, and nobody took it"
+    assert not other.hold_polling("invoices", 700, short).lost, "it ended, and nobody took it"
 
 
 def test_what_is_too_much_for_a_page_is_found_by_the_next_ones(deployment: Deployment) -> None:
     runtime = runtime_of(deployment.app)
-    runtime.tails = Tails(deployment.engine, page=2)
-    rounds = Rounds(runtime)
-    rounds.tail_pages()
+    runtime.changes = Changes(deployment.engine, page=2)
+    poller = Poller(runtime)
+    poller.poll_pages()
     tenants = [f"t{number}" for number in range(7)]
     for tenant in tenants:
         insert(deployment, tenant, "1")
-    assert rounds.tail_pages() < 0.1, "there is more"
+    assert poller.poll_pages() < 0.1, "there is more"
     assert 2 <= len(runtime.gate.active("invoices")) < 7
-    wait_until(lambda: rounds.tail_pages() > 0.1, "the last page", 5)
+    wait_until(lambda: poller.poll_pages() > 0.1, "the last page", 5)
     assert sorted(runtime.gate.active("invoices")) == tenants
     for tenant in tenants:
         deployment.redis.delete(Keys().runner("invoices", tenant))
     deployment.redis.delete(Keys().due("invoices"))
-    wait_until(lambda: rounds.base_pages() > 0.1, "the last page", 5)
+    wait_until(lambda: poller.reconcile_pages() > 0.1, "the last page", 5)
     assert sorted(runtime.gate.active("invoices")) == tenants
 
 
 def test_rounds_remind_and_begin_nothing_twice(deployment: Deployment) -> None:
     runtime = runtime_of(deployment.app)
-    tail_round(runtime, "invoices")
+    poll_changes(runtime, "invoices")
     insert(deployment, "acme", "1")
 
-    assert tail_round(runtime, "invoices")
+    assert poll_changes(runtime, "invoices")
     (before,) = runtime.gate.look("invoices", ["acme"])
     for _ in range(5):
-        assert base_round(runtime, "invoices") == []
+        assert reconcile(runtime, "invoices") == []
     assert runtime.gate.look("invoices", ["acme"]) == [before], "a run is coming"
 
 
-class Slow(Tails):
+class Slow(Changes):
     """Looks that take so many seconds longer, or fail."""
 
     seconds = 0.0
@@ -292,13 +292,13 @@ class Slow(Tails):
     kinds: tuple[Kind, ...] = (*Kind,)
     looked: Counter[Kind]
     seconds_asked: list[float]
-    """For the pipeline invoices: the rounds of others may be due at any time."""
+    """For the pipeline invoices: the passes of others may be due at any time."""
 
     def __init__(self, engine: Engine, **options: Any) -> None:
         super().__init__(engine, **options)
         self.looked, self.seconds_asked = Counter(), []
 
-    def look(self, kind: Kind, pipeline: str, *arguments: Any, **options: Any) -> Found:
+    def read_page(self, kind: Kind, pipeline: str, *arguments: Any, **options: Any) -> Found:
         self.looked[kind] += 1
         if kind in self.kinds:
             if pipeline == "invoices":
@@ -306,22 +306,22 @@ class Slow(Tails):
             time.sleep(self.seconds)
             if self.error is not None:
                 raise self.error
-        return super().look(kind, pipeline, *arguments, **options)
+        return super().read_page(kind, pipeline, *arguments, **options)
 
 
-Make = Callable[..., tuple[Rounds, Slow]]
+Make = Callable[..., tuple[Poller, Slow]]
 
 
 @pytest.fixture
-def slow_rounds(deployment: Deployment) -> Iterator[Make]:
-    """Makes the rounds of one process more."""
+def slow_poller(deployment: Deployment) -> Iterator[Make]:
+    """Makes the passes of one process more."""
     apps = []
 
-    def make(**options: Any) -> tuple[Rounds, Slow]:
+    def make(**options: Any) -> tuple[Poller, Slow]:
         apps.append(make_app(deployment.settings).app)
         runtime = runtime_of(apps[-1])
-        tails = runtime.tails = Slow(deployment.engine, **options)
-        return Rounds(runtime), tails
+        changes = runtime.changes = Slow(deployment.engine, **options)
+        return Poller(runtime), changes
 
     yield make
     for app in apps:
@@ -330,14 +330,14 @@ def slow_rounds(deployment: Deployment) -> Iterator[Make]:
 
 
 @contextmanager
-def threads_of(*many: Rounds) -> Iterator[None]:
+def threads_of(*many: Poller) -> Iterator[None]:
     stopping = threading.Event()
 
     def loop(turn: Callable[[], float]) -> None:
         while not stopping.wait(turn()):
             pass
 
-    turns = [turn for one in many for turn in (one.tail_pages, one.base_pages, one.renew_holds)]
+    turns = [turn for one in many for turn in (one.poll_pages, one.reconcile_pages, one.renew_holds)]
     threads = [threading.Thread(target=loop, args=(turn,)) for turn in turns]
     for thread in threads:
         thread.start()
@@ -351,151 +351,151 @@ def threads_of(*many: Rounds) -> Iterator[None]:
 
 @pytest.mark.parametrize("deployment", [{"base_interval": 0.1}], indirect=True)
 def test_few_slow_base_rounds_stretch_nothing_and_more_have_a_bound(
-    slow_rounds: Make, monkeypatch: pytest.MonkeyPatch
+    slow_poller: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds, tails = slow_rounds()
-    rounds.tail_pages()
-    standing = rounds.standings["invoices"]
+    poller, changes = slow_poller()
+    poller.poll_pages()
+    state = poller.states["invoices"]
 
     def rest_after_a_round() -> float:
-        standing.base_at, standing.holds_until = 0.0, time.monotonic() + 60
-        rounds.base_pages()
-        return standing.base_at - time.monotonic()
+        state.reconciles_at, state.holds_until = 0.0, time.monotonic() + 60
+        poller.reconcile_pages()
+        return state.reconciles_at - time.monotonic()
 
     rest_after_a_round()
-    tails.seconds = 0.03
+    changes.seconds = 0.03
     assert [rest_after_a_round() < 1 for _ in range(5)] == [True] * 5, "as where a server is far away"
-    tails.seconds = 0.0
+    changes.seconds = 0.0
     rest_after_a_round()
-    tails.seconds = 1.0
+    changes.seconds = 1.0
     assert [rest_after_a_round() < 10 for _ in range(4)] == [True, True, True, False]
     assert 20 < rest_after_a_round() <= 30
     with monkeypatch.context() as short:
         # As where a round takes longer than 3 s.
-        short.setattr("taskbridge.worker.tail.LONGEST_REST", 1.0)
+        short.setattr("taskbridge.worker.poller.LONGEST_REST", 1.0)
         assert rest_after_a_round() > 9
-    tails.seconds = 0.0
+    changes.seconds = 0.0
     assert rest_after_a_round() < 10
-    tails.error = NoAnswer("silent")
+    changes.error = NoAnswer("silent")
     assert rest_after_a_round() < 2
 
 
 @pytest.mark.parametrize("deployment", [{"base_interval": 0.1}], indirect=True)
 def test_a_page_that_took_too_long_gets_more_time_and_the_round_goes_on_from_it(
-    deployment: Deployment, slow_rounds: Make
+    deployment: Deployment, slow_poller: Make
 ) -> None:
-    rounds, tails = slow_rounds(page=2)
-    rounds.tail_pages()
+    poller, changes = slow_poller(page=2)
+    poller.poll_pages()
     with deployment.engine.begin() as connection:
         for tenant in "abcdef":
             insert_in(connection, tenant, "1")
-    wait_until(lambda: rounds.tail_pages() > 0.1, "the tail has seen all of it", 5)
+    wait_until(lambda: poller.poll_pages() > 0.1, "the poller has seen all of it", 5)
     deployment.redis.delete(Keys().due("invoices"), *(Keys().runner("invoices", tenant) for tenant in "abcdef"))
-    rounds.base_pages()
-    standing = rounds.standings["invoices"]
+    poller.reconcile_pages()
+    state = poller.states["invoices"]
     assert len(deployment.gate.active("invoices")) == 2
-    tails.error, tails.kinds = NoAnswer("silent"), (Kind.BASE,)
-    tails.seconds_asked.clear()
+    changes.error, changes.kinds = NoAnswer("silent"), (Kind.RECONCILER,)
+    changes.seconds_asked.clear()
     for _ in range(3):
-        standing.base_at, standing.holds_until = 0.0, time.monotonic() + 60
-        rounds.base_pages()
-    assert tails.seconds_asked == [0.0, 1.0, 2.0]
-    tails.error, standing.base_at = None, 0.0
-    rounds.base_pages()
+        state.reconciles_at, state.holds_until = 0.0, time.monotonic() + 60
+        poller.reconcile_pages()
+    assert changes.seconds_asked == [0.0, 1.0, 2.0]
+    changes.error, state.reconciles_at = None, 0.0
+    poller.reconcile_pages()
     assert len(deployment.gate.active("invoices")) == 4
-    assert standing.base_extra == 0.0
-    wait_until(lambda: rounds.base_pages() > 0.05, "the last page", 5)
+    assert state.reconcile_extra == 0.0
+    wait_until(lambda: poller.reconcile_pages() > 0.05, "the last page", 5)
     assert sorted(deployment.gate.active("invoices")) == [*"abcdef"]
 
 
 def test_records_to_be_tried_again_are_found_where_no_page_of_the_base_can_be_read(
-    deployment: Deployment, slow_rounds: Make
+    deployment: Deployment, slow_poller: Make
 ) -> None:
-    rounds, tails = slow_rounds()
+    poller, changes = slow_poller()
     insert(deployment, "acme", "1")
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, retry_at) "
             "SELECT 'invoices', tenant, key, revision, 'bad', now() FROM taskbridge.records"
         )
-    tails.error, tails.kinds = NoAnswer("silent"), (Kind.BASE,)
-    rounds.tail_pages()
+    changes.error, changes.kinds = NoAnswer("silent"), (Kind.RECONCILER,)
+    poller.poll_pages()
     deployment.redis.delete(Keys().due("invoices"), Keys().runner("invoices", "acme"))
-    rounds.tail_pages()
-    rounds.base_pages()
+    poller.poll_pages()
+    poller.reconcile_pages()
     assert deployment.gate.active("invoices") == ["acme"]
 
 
 @pytest.mark.parametrize("deployment", [{"base_interval": 0.1}], indirect=True)
 @pytest.mark.slow  # it needs a machine on which no process stands still for half a second
-def test_slow_pages_of_two_workers_let_no_hold_end_and_no_base_round_begin(slow_rounds: Make) -> None:
-    many = [slow_rounds() for _ in range(2)]
-    for _, tails in many:
-        tails.seconds = 1.0
-    with threads_of(*(rounds for rounds, _ in many)):
+def test_slow_pages_of_two_workers_let_no_hold_end_and_no_base_round_begin(slow_poller: Make) -> None:
+    many = [slow_poller() for _ in range(2)]
+    for _, changes in many:
+        changes.seconds = 1.0
+    with threads_of(*(poller for poller, _ in many)):
         time.sleep(6)
-    looked = [tails.looked for _, tails in many]
-    assert sorted(one[Kind.TAIL] > 0 for one in looked) == [False, True]
-    # The first two rounds, and none before their rest is over.
-    assert sum(one[Kind.BASE] for one in looked) <= 3
+    looked = [changes.looked for _, changes in many]
+    assert sorted(one[Kind.POLLER] > 0 for one in looked) == [False, True]
+    # The first two passes, and none before their rest is over.
+    assert sum(one[Kind.RECONCILER] for one in looked) <= 3
 
 
-def test_who_takes_the_tail_over_makes_a_base_round_within_the_base_interval(slow_rounds: Make) -> None:
-    first, second = (slow_rounds()[0] for _ in range(2))
-    second.tail_pages()
-    assert second.standings["invoices"].base_at == 0.0
-    first.tail_pages()
-    standing = first.standings["invoices"]
-    if standing.holds_until > 0:
+def test_who_takes_the_poller_over_makes_a_base_round_within_the_base_interval(slow_poller: Make) -> None:
+    first, second = (slow_poller()[0] for _ in range(2))
+    second.poll_pages()
+    assert second.states["invoices"].reconciles_at == 0.0
+    first.poll_pages()
+    state = first.states["invoices"]
+    if state.holds_until > 0:
         pytest.skip("the machine stood still for so long that the second has lost it already")
-    standing.base_at = time.monotonic() + 1_000
-    wait_until(lambda: first.tail_pages() > 0 and standing.holds_until > 0, "the first takes it over", 5)
-    assert 0 < standing.base_at - time.monotonic() <= BASE
-    assert standing.lost == 0
+    state.reconciles_at = time.monotonic() + 1_000
+    wait_until(lambda: first.poll_pages() > 0 and state.holds_until > 0, "the first takes it over", 5)
+    assert 0 < state.reconciles_at - time.monotonic() <= BASE
+    assert state.lost == 0
 
 
-def test_a_redis_that_forgets_its_last_reminders_is_noticed(deployment: Deployment, slow_rounds: Make) -> None:
-    rounds, _ = slow_rounds()
-    rounds.tail_pages()
-    rounds.base_pages()
+def test_a_redis_that_forgets_its_last_reminders_is_noticed(deployment: Deployment, slow_poller: Make) -> None:
+    poller, _ = slow_poller()
+    poller.poll_pages()
+    poller.reconcile_pages()
     insert(deployment, "acme", "1")
-    take, older = rounds._take, []
+    take, older = poller._take, []
 
-    def taken(name: str, standing: Any) -> int:
-        answer = take(name, standing)
+    def taken(name: str, state: Any) -> int:
+        answer = take(name, state)
         older.append(str(deployment.redis.get(Keys().tailing("invoices"))))
         return answer
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rounds, "_take", lambda _, name, standing: taken(name, standing))
-        rounds.tail_pages()
+        patch.setattr(Poller, "_take", lambda _, name, state: taken(name, state))
+        poller.poll_pages()
     # It has lost what came after the page had begun.
     deployment.redis.flushdb()
     deployment.redis.set(Keys().tailing("invoices"), older[0])
-    rounds.tail_pages()
-    wait_until(lambda: rounds.base_pages() > 0.1 and deployment.gate.active("invoices") == ["acme"], "found", 2)
+    poller.poll_pages()
+    wait_until(lambda: poller.reconcile_pages() > 0.1 and deployment.gate.active("invoices") == ["acme"], "found", 2)
 
 
 def test_a_redis_that_forgets_the_reminders_of_a_base_round_is_noticed(
-    deployment: Deployment, slow_rounds: Make
+    deployment: Deployment, slow_poller: Make
 ) -> None:
-    rounds, _ = slow_rounds()
-    rounds.tail_pages()
-    rounds.base_pages()
+    poller, _ = slow_poller()
+    poller.poll_pages()
+    poller.reconcile_pages()
     insert(deployment, "acme", "1")
-    wait_until(lambda: rounds.tail_pages() > 0.1, "the tail has seen it", 5)
+    wait_until(lambda: poller.poll_pages() > 0.1, "the poller has seen it", 5)
     deployment.redis.delete(Keys().due("invoices"), Keys().runner("invoices", "acme"))
-    standing = rounds.standings["invoices"]
-    older, lost = str(deployment.redis.get(Keys().tailing("invoices"))), standing.lost
-    standing.base_at, standing.holds_until = 0.0, time.monotonic() + 60
-    rounds.base_pages()
+    state = poller.states["invoices"]
+    older, lost = str(deployment.redis.get(Keys().tailing("invoices"))), state.lost
+    state.reconciles_at, state.holds_until = 0.0, time.monotonic() + 60
+    poller.reconcile_pages()
     assert deployment.gate.active("invoices") == ["acme"]
-    # It has lost what came after the base round had begun.
+    # It has lost what came after the reconciler's pass had begun.
     deployment.redis.flushdb()
     deployment.redis.set(Keys().tailing("invoices"), older)
-    rounds.tail_pages()
-    assert standing.lost == lost + 1
-    rounds.base_pages()
+    poller.poll_pages()
+    assert state.lost == lost + 1
+    poller.reconcile_pages()
     assert deployment.gate.active("invoices") == ["acme"]
 
 
@@ -505,12 +505,12 @@ def test_what_one_pipelines_hold_meets_is_nothing_to_the_others(deployment: Depl
     runtime.pipelines = declared
     for name in ("first", "last"):
         declared.declare(Pipeline(name, print, LatencyNeutral(), 100, source="invoices"))
-    rounds = Rounds(runtime)
-    rounds.tail_pages()
+    poller = Poller(runtime)
+    poller.poll_pages()
     deployment.redis.delete(Keys().tailing("first"))
     deployment.redis.lpush(Keys().tailing("first"), "not a text")
     insert(deployment, "acme", "1")
-    rounds.standings["first"].holds_until = time.monotonic() + 0.3
-    rounds.renew_holds()
-    rounds.tail_pages()
+    poller.states["first"].holds_until = time.monotonic() + 0.3
+    poller.renew_holds()
+    poller.poll_pages()
     assert [runtime.gate.active(name) for name in declared.names()] == [[], ["acme"]]

@@ -14,6 +14,6 @@ if holder and holder ~= worker and ends > now then
   wait_ms = ends - now
 else
   ends = math.max(now + hold_ms, lost == 0 and ends + 1 or 0)
-  redis.call("SET", tailing_key, worker .. " " .. string.format("%.0f", ends), "PX", hold_ms + TAIL_MEMORY_MS)
+  redis.call("SET", tailing_key, worker .. " " .. string.format("%.0f", ends), "PX", hold_ms + POLLER_MEMORY_MS)
 end
 return { wait_ms, lost, ends }

@@ -44,11 +44,11 @@ from typing import Any, Final
 import psycopg
 
 from taskbridge.common.texts import error_line
-from taskbridge.gate import Answer, Reminder, TailHold
+from taskbridge.gate import Answer, Reminder, PollingHold
 from taskbridge.process.runtime import Runtime
-from taskbridge.store import Found, Kind, NoAnswer, Waiting, keep_runs, sum_runs
+from taskbridge.store import ChangesPage, Kind, NoAnswer, Waiting, keep_runs, sum_runs
 
-__all__ = ["Rounds", "base_round", "last_runs_restored", "tail_round"]
+__all__ = ["Poller", "reconcile", "last_runs_restored", "poll_changes"]
 
 log = logging.getLogger(__name__)
 
@@ -81,49 +81,49 @@ _TOO_SLOW: Final = (psycopg.errors.QueryCanceled, NoAnswer)
 """More time helps. It does not where a lock is waited for, which takes as long each time."""
 
 
-def tail_page(
-    runtime: Runtime, pipeline: str, previous: Found | None = None, *, stores: bool = True, more_seconds: float = 0.0
-) -> tuple[bool, Found | None]:
+def poll_page(
+    runtime: Runtime, pipeline: str, previous: ChangesPage | None = None, *, stores: bool = True, more_seconds: float = 0.0
+) -> tuple[bool, ChangesPage | None]:
     """Remind tenants with records that no run has looked at: the page of a round that follows the page `previous`.
 
     T is stored after each page but the round's last, and after that if anything was new, or if it `stores`. Returns
     whether T was stored, and the page if it is not the last. `more_seconds`: how much longer than usual it may take.
     """
-    found = _look(runtime, pipeline, Kind.TAIL, previous=previous, more_seconds=more_seconds)
-    _remind(runtime, pipeline, found.waiting, by_base=False)
+    found = _look(runtime, pipeline, Kind.POLLER, previous=previous, more_seconds=more_seconds)
+    _remind(runtime, pipeline, found.waiting, by_reconciler=False)
     stores = stores or found.fresh or found.until is not None
     if stores:
-        found = runtime.tails.keep(Kind.TAIL, pipeline, found)
+        found = runtime.changes.store_page(Kind.POLLER, pipeline, found)
     return stores, None if found.until is None else found
 
 
-def base_page(
-    runtime: Runtime, pipeline: str, previous: Found | None = None, *, more_seconds: float = 0.0
-) -> tuple[list[str], Found | None]:
-    """Remind tenants with pending records, as `tail_page` does, and store B.
+def reconcile_page(
+    runtime: Runtime, pipeline: str, previous: ChangesPage | None = None, *, more_seconds: float = 0.0
+) -> tuple[list[str], ChangesPage | None]:
+    """Remind tenants with pending records, as `poll_page` does, and store B.
 
     Returns the tenants that get a run by it, in their turn, and the page if it is not the round's last.
     """
-    found = _look(runtime, pipeline, Kind.BASE, previous=previous, more_seconds=more_seconds)
+    found = _look(runtime, pipeline, Kind.RECONCILER, previous=previous, more_seconds=more_seconds)
     # Whoever has a run under way is found by the next round, if that run leaves anything.
-    started = _remind(runtime, pipeline, found.waiting, by_base=True)
-    found = runtime.tails.keep(Kind.BASE, pipeline, found, more_seconds)
+    started = _remind(runtime, pipeline, found.waiting, by_reconciler=True)
+    found = runtime.changes.store_page(Kind.RECONCILER, pipeline, found, more_seconds)
     return started, None if found.until is None else found
 
 
-def tail_round(runtime: Runtime, pipeline: str, *, stores: bool = True) -> bool:
+def poll_changes(runtime: Runtime, pipeline: str, *, stores: bool = True) -> bool:
     """Make all pages of a round of the tail; return whether it was stored."""
-    stored, page = tail_page(runtime, pipeline, stores=stores)
+    stored, page = poll_page(runtime, pipeline, stores=stores)
     while page is not None:
-        stored, page = tail_page(runtime, pipeline, page, stores=False)
+        stored, page = poll_page(runtime, pipeline, page, stores=False)
     return stored
 
 
-def base_round(runtime: Runtime, pipeline: str) -> list[str]:
+def reconcile(runtime: Runtime, pipeline: str) -> list[str]:
     """Make all pages of a base round, and of what goes with it; return the tenants that get a run, in their turn."""
-    started, page = base_page(runtime, pipeline)
+    started, page = reconcile_page(runtime, pipeline)
     while page is not None:
-        more, page = base_page(runtime, pipeline, page)
+        more, page = reconcile_page(runtime, pipeline, page)
         started += more
     for more in retries_and_last_runs(runtime, pipeline):
         started += more
@@ -136,8 +136,8 @@ def retries_and_last_runs(runtime: Runtime, pipeline: str) -> Iterator[list[str]
     It goes with each base round. Yields, for each page, the tenants that get a run by it.
     """
     source, smallest, has_delays = _source_and_delays(runtime, pipeline)
-    for waiting in runtime.tails.retries(pipeline, source, smallest, has_delays=has_delays):
-        yield _remind(runtime, pipeline, waiting, by_base=True)
+    for waiting in runtime.changes.retries(pipeline, source, smallest, has_delays=has_delays):
+        yield _remind(runtime, pipeline, waiting, by_reconciler=True)
     for _ in last_runs_restored(runtime, pipeline):
         yield []
 
@@ -159,10 +159,10 @@ def last_runs_restored(runtime: Runtime, pipeline: str) -> Iterator[None]:
     runtime.gate.mark_rebuilt(pipeline, spacing.last_ttl)
 
 
-def _look(runtime: Runtime, pipeline: str, kind: Kind, **options: Any) -> Found:
-    runtime.know(runtime.pipelines[pipeline])
+def _look(runtime: Runtime, pipeline: str, kind: Kind, **options: Any) -> ChangesPage:
+    runtime.register(runtime.pipelines[pipeline])
     source, smallest, has_delays = _source_and_delays(runtime, pipeline)
-    return runtime.tails.look(kind, pipeline, source, smallest, has_delays=has_delays, **options)
+    return runtime.changes.read_page(kind, pipeline, source, smallest, has_delays=has_delays, **options)
 
 
 def _source_and_delays(runtime: Runtime, pipeline: str) -> tuple[str, int, bool]:
@@ -172,13 +172,13 @@ def _source_and_delays(runtime: Runtime, pipeline: str) -> tuple[str, int, bool]
     return declared.source, declared.policy.spacing.delay, declared.criteria is not None
 
 
-def _remind(runtime: Runtime, pipeline: str, waiting: list[Waiting], *, by_base: bool) -> list[str]:
+def _remind(runtime: Runtime, pipeline: str, waiting: list[Waiting], *, by_reconciler: bool) -> list[str]:
     keeps_last = runtime.pipelines[pipeline].policy.spacing.last_ttl > 0
     reminders = [Reminder(one.tenant, one.delay_ms, one.last_ms if keeps_last else None) for one in waiting]
     answers: list[Answer] = []
     if reminders:
         answers = runtime.gate.remind(
-            pipeline, reminders, by_base=by_base, most_in_flight=runtime.most_in_flight, keeps_last=keeps_last
+            pipeline, reminders, by_reconciler=by_reconciler, most_in_flight=runtime.most_in_flight, keeps_last=keeps_last
         )
     begin = (Answer.STARTED, Answer.POSTPONED)
     return [reminder.tenant for reminder, answer in zip(reminders, answers, strict=True) if answer in begin]
@@ -195,28 +195,28 @@ def rest_after(seconds: float) -> float:
 
 
 @dataclass(slots=True)
-class _Standing:
+class _PipelineState:
     """What this process knows of the rounds of one pipeline; times are those of the monotonic clock.
 
     `hold`: as the gate gave it last. `renews_until`: so long it is renewed while a page is under way. `lost`: how
     often Redis lost its data. `tail` and `base`: the last page of a round that is under way. `beside`: the retries and
     last runs that go with the base round. `started`: how many tenants this base round gave a run. `worked`: seconds of
-    this base round, and `lengths` of the last ones. `extra` and `base_extra`: seconds that the next page of the
+    this base round, and `lengths` of the last ones. `extra` and `reconcile_extra`: seconds that the next page of the
     tail or the base may take longer than usual. `history_at`: when its run history is next summed.
     """
 
-    hold: TailHold | None = None
+    hold: PollingHold | None = None
     holds_until: float = 0.0
     renews_until: float = 0.0
     lost: int = 0
-    tail: Found | None = None
+    polling: ChangesPage | None = None
     stored_at: float = float("-inf")
     extra: float = 0.0
     rests_until: float = 0.0
-    base: Found | None = None
-    beside: Iterator[list[str]] | None = None
-    base_at: float = 0.0
-    base_extra: float = 0.0
+    reconciling: ChangesPage | None = None
+    retries: Iterator[list[str]] | None = None
+    reconciles_at: float = 0.0
+    reconcile_extra: float = 0.0
     history_at: float = 0.0
     started: int = 0
     worked: float = 0.0
@@ -224,15 +224,15 @@ class _Standing:
 
 
 @dataclass(slots=True)
-class Rounds:
+class Poller:
     """The rounds of one process.
 
-    `tail_pages`, `base_pages`, `renew_holds` and `listen` are each called by a thread of their own, again and again.
+    `poll_pages`, `reconcile_pages`, `renew_holds` and `listen` are each called by a thread of their own, again and again.
     They return the seconds to wait until the next call.
     """
 
     runtime: Runtime
-    standings: defaultdict[str, _Standing] = field(default_factory=lambda: defaultdict(_Standing))
+    states: defaultdict[str, _PipelineState] = field(default_factory=lambda: defaultdict(_PipelineState))
     _tail_lock: threading.Lock = field(default_factory=threading.Lock)
     _hold_lock: threading.Lock = field(default_factory=threading.Lock)
     _listener: psycopg.Connection[Any] | None = None
@@ -240,120 +240,120 @@ class Rounds:
     def listen(self) -> float:
         """Wait for a commit that is announced, then make pages of the tail."""
         if self._listener is None or self._listener.closed:
-            self._listener = self.runtime.tails.listen()
+            self._listener = self.runtime.changes.listen()
             # Announcements before this were missed.
-            self.tail_pages()
+            self.poll_pages()
         if list(self._listener.notifies(timeout=LISTENS_EVERY, stop_after=1)):
-            self.tail_pages()
+            self.poll_pages()
         return LEAST_REST
 
-    def tail_pages(self) -> float:
+    def poll_pages(self) -> float:
         """Make a page of the tail of each pipeline whose hold this process has or can take."""
         with self._tail_lock:
             began = time.monotonic()
-            waits = [self._tail_of(name) for name in self.runtime.pipelines.names()]
+            waits = [self._poll(name) for name in self.runtime.pipelines.names()]
             wait = min([self.runtime.settings.tail_interval, *waits])
             return max(LEAST_REST, wait - (time.monotonic() - began))
 
-    def _tail_of(self, name: str) -> float:
+    def _poll(self, name: str) -> float:
         """Make a page if this process gets the hold; return the seconds until it is worth asking again."""
-        standing, interval = self.standings[name], self.runtime.settings.tail_interval
-        if standing.rests_until > time.monotonic():
+        state, interval = self.states[name], self.runtime.settings.tail_interval
+        if state.rests_until > time.monotonic():
             return interval
         try:
-            standing.renews_until = time.monotonic() + LONGEST_PAGE
-            if wait_ms := self._take(name, standing):
+            state.renews_until = time.monotonic() + LONGEST_PAGE
+            if wait_ms := self._take(name, state):
                 return wait_ms / 1000
-            stores = time.monotonic() - standing.stored_at > STORES_EVERY
-            stored, standing.tail = tail_page(
-                self.runtime, name, standing.tail, stores=stores, more_seconds=standing.extra
+            stores = time.monotonic() - state.stored_at > STORES_EVERY
+            stored, state.polling = poll_page(
+                self.runtime, name, state.polling, stores=stores, more_seconds=state.extra
             )
             if stored:
-                standing.stored_at = time.monotonic()
+                state.stored_at = time.monotonic()
                 # If Redis forgets these reminders, it forgets this hold too.
-                self._take(name, standing)
+                self._take(name, state)
         except Exception as error:
             # The hold is not renewed, since another worker may have more luck.
-            standing.renews_until, standing.extra = 0.0, _longer(standing.extra, error)
-            standing.rests_until = time.monotonic() + (standing.extra or AFTER_FAILURE)
-            log.warning("tail of %s: none for %.0f s: %s", name, standing.extra or AFTER_FAILURE, error_line(error))
+            state.renews_until, state.extra = 0.0, _longer(state.extra, error)
+            state.rests_until = time.monotonic() + (state.extra or AFTER_FAILURE)
+            log.warning("tail of %s: none for %.0f s: %s", name, state.extra or AFTER_FAILURE, error_line(error))
             return interval
-        standing.extra = 0.0
-        return interval if standing.tail is None else LEAST_REST
+        state.extra = 0.0
+        return interval if state.polling is None else LEAST_REST
 
     def renew_holds(self) -> float:
         """Renew the holds of this process that would end while a page is under way."""
         for name in self.runtime.pipelines.names():
-            standing, now = self.standings[name], time.monotonic()
-            if now < standing.holds_until < now + HOLDS_LONGER - RENEWS_EVERY and now < standing.renews_until:
+            state, now = self.states[name], time.monotonic()
+            if now < state.holds_until < now + HOLDS_LONGER - RENEWS_EVERY and now < state.renews_until:
                 try:
-                    self._take(name, standing)
+                    self._take(name, state)
                 except Exception:
                     # The next page of the tail meets the same error, and logs it.
-                    standing.renews_until = 0.0
+                    state.renews_until = 0.0
         return RENEWS_EVERY
 
-    def _take(self, name: str, standing: _Standing) -> int:
+    def _take(self, name: str, state: _PipelineState) -> int:
         """Take the hold, or renew it; return for how many milliseconds another worker has it (0: this one has it)."""
         settings = self.runtime.settings
         seconds = settings.tail_interval + HOLDS_LONGER
         with self._hold_lock:
-            asked, before = time.monotonic(), standing.hold
-            hold = standing.hold = self.runtime.gate.hold_tail(name, round(seconds * 1000), before)
+            asked, before = time.monotonic(), state.hold
+            hold = state.hold = self.runtime.gate.hold_polling(name, round(seconds * 1000), before)
             if hold.lost:
-                standing.lost += 1
-                standing.base_at, standing.base, standing.beside = 0.0, None, None
+                state.lost += 1
+                state.reconciles_at, state.reconciling, state.retries = 0.0, None, None
             elif before is not None and before.wait_ms and not hold.wait_ms:
                 # The worker that had it may have stopped just before it made a base round.
-                standing.base_at = min(standing.base_at, asked + settings.base_interval)
-            standing.holds_until = 0.0 if hold.wait_ms else asked + seconds
+                state.reconciles_at = min(state.reconciles_at, asked + settings.base_interval)
+            state.holds_until = 0.0 if hold.wait_ms else asked + seconds
         return hold.wait_ms
 
-    def base_pages(self) -> float:
+    def reconcile_pages(self) -> float:
         """Make a page of the base round of each pipeline where one is due, if this process has the hold."""
-        waits = [min(self._base_of(name), self._beside_of(name)) for name in self.runtime.pipelines.names()]
+        waits = [min(self._reconcile(name), self._remind_retries(name)) for name in self.runtime.pipelines.names()]
         return min([0.25, self.runtime.settings.base_interval, *waits])
 
-    def _base_of(self, name: str) -> float:
-        standing, began, interval = self.standings[name], time.monotonic(), self.runtime.settings.base_interval
-        if not standing.base_at <= began < standing.holds_until:
+    def _reconcile(self, name: str) -> float:
+        state, began, interval = self.states[name], time.monotonic(), self.runtime.settings.base_interval
+        if not state.reconciles_at <= began < state.holds_until:
             return interval
-        lost, previous = standing.lost, standing.base
-        if standing.beside is None and (previous is None or standing.base_extra):
-            standing.beside = retries_and_last_runs(self.runtime, name)
-        self._keep_history(name, standing, began)
+        lost, previous = state.lost, state.reconciling
+        if state.retries is None and (previous is None or state.reconcile_extra):
+            state.retries = retries_and_last_runs(self.runtime, name)
+        self._keep_history(name, state, began)
         try:
-            started, page = base_page(self.runtime, name, previous, more_seconds=standing.base_extra)
+            started, page = reconcile_page(self.runtime, name, previous, more_seconds=state.reconcile_extra)
             if started:
-                self._take(name, standing)
+                self._take(name, state)
         except Exception as error:
-            standing.base_extra = _longer(standing.base_extra, error)
-            standing.base_at = time.monotonic() + (standing.base_extra or AFTER_FAILURE)
+            state.reconcile_extra = _longer(state.reconcile_extra, error)
+            state.reconciles_at = time.monotonic() + (state.reconcile_extra or AFTER_FAILURE)
             log.warning("base of %s: %s", name, error_line(error))
             return interval
-        standing.base_extra = 0.0
-        self._worked(standing, began, started)
+        state.reconcile_extra = 0.0
+        self._worked(state, began, started)
         # Redis may have lost what this round reminded, so a new one begins.
-        if lost != standing.lost:
+        if lost != state.lost:
             return LEAST_REST
-        standing.base = page
+        state.reconciling = page
         if page is not None:
             return LEAST_REST
         # The quickest counts: some may take long because a process or a server stood still, or others were at work.
-        standing.lengths.append(standing.worked)
-        standing.worked = 0.0
-        standing.base_at = time.monotonic() + max(interval, rest_after(min(standing.lengths)))
-        if standing.started:
-            self.runtime.orphaned[name] += standing.started
-            log.warning("%s: %d tenants had pending records and no run", name, standing.started)
-            standing.started = 0
+        state.lengths.append(state.worked)
+        state.worked = 0.0
+        state.reconciles_at = time.monotonic() + max(interval, rest_after(min(state.lengths)))
+        if state.started:
+            self.runtime.orphaned[name] += state.started
+            log.warning("%s: %d tenants had pending records and no run", name, state.started)
+            state.started = 0
         return interval
 
-    def _keep_history(self, name: str, standing: _Standing, now: float) -> None:
+    def _keep_history(self, name: str, state: _PipelineState, now: float) -> None:
         """Once a minute sum the pipeline's run history, and see to its partitions."""
-        if now < standing.history_at:
+        if now < state.history_at:
             return
-        standing.history_at = now + HISTORY_EVERY
+        state.history_at = now + HISTORY_EVERY
         days, database = self.runtime.settings.history_days, self.runtime.database
         try:
             keep_runs(database, days)
@@ -365,24 +365,24 @@ class Rounds:
         except Exception as error:
             log.warning("the run history of %s is not summed: %s", name, error_line(error))
 
-    def _beside_of(self, name: str) -> float:
+    def _remind_retries(self, name: str) -> float:
         """Make a page of the retries and last runs; return the seconds until it is worth asking again."""
-        standing, began = self.standings[name], time.monotonic()
-        beside = standing.beside
-        if beside is None or began >= standing.holds_until:
+        state, began = self.states[name], time.monotonic()
+        beside = state.retries
+        if beside is None or began >= state.holds_until:
             return self.runtime.settings.base_interval
         try:
             started = next(beside, None)
         except Exception as error:
             log.warning("base of %s: retries and last runs: %s", name, error_line(error))
             started = None
-        self._worked(standing, began, started or [])
+        self._worked(state, began, started or [])
         if started is not None:
             return LEAST_REST
-        if standing.beside is beside:
-            standing.beside = None
+        if state.retries is beside:
+            state.retries = None
         return self.runtime.settings.base_interval
 
-    def _worked(self, standing: _Standing, began: float, started: list[str]) -> None:
-        standing.worked += time.monotonic() - began
-        standing.started += len(started)
+    def _worked(self, state: _PipelineState, began: float, started: list[str]) -> None:
+        state.worked += time.monotonic() - began
+        state.started += len(started)

@@ -1,4 +1,4 @@
-"""The tail finds every commit, and the base what is pending, in whatever order transactions end."""
+"""The poller finds every commit, and the reconciler what is pending, in whatever order transactions end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.store import Claim, Cursors, Found, Kind, Tails, connect, know, record
+from taskbridge.store import Claim, Cursors, ChangesPage, Kind, Changes, connect, register_pipeline, record
 from taskbridge.store.queries import query
 
 PIPELINE, SOURCE = "orders", "orders"
@@ -20,10 +20,10 @@ TOKEN = f"{1:016d}-aaaaaaaaaaaa"
 
 
 @pytest.fixture
-def tails(engine: Engine) -> Tails:
-    """Of a pipeline whose tail has begun."""
-    know(engine, PIPELINE, SOURCE, "everything")
-    begun = Tails(engine, 10.0)
+def changes(engine: Engine) -> Changes:
+    """Of a pipeline whose poller has begun."""
+    register_pipeline(engine, PIPELINE, SOURCE, "everything")
+    begun = Changes(engine, 10.0)
     news(begun)
     return begun
 
@@ -40,32 +40,32 @@ def other(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def news(tails: Tails) -> list[str]:
-    """A round of the tail: whom it would remind."""
-    return round_of(tails, Kind.TAIL)
+def news(changes: Changes) -> list[str]:
+    """A pass of the poller: whom it would remind."""
+    return round_of(changes, Kind.POLLER)
 
 
-def base(tails: Tails) -> list[str]:
-    """A base round, after one of the tail: whom it would remind."""
-    news(tails)
-    return round_of(tails, Kind.BASE)
+def base(changes: Changes) -> list[str]:
+    """A pass of the reconciler, after one of the poller: whom it would remind."""
+    news(changes)
+    return round_of(changes, Kind.RECONCILER)
 
 
-def round_of(tails: Tails, kind: Kind, *, stores: bool = True) -> list[str]:
+def round_of(changes: Changes, kind: Kind, *, stores: bool = True) -> list[str]:
     """All pages, and what is to be tried again."""
-    page = tails.look(kind, PIPELINE, SOURCE, 200)
+    page = changes.read_page(kind, PIPELINE, SOURCE, 200)
     found = set(tenants(page))
     while page.until is not None:
-        page = tails.look(kind, PIPELINE, SOURCE, 200, previous=page)
+        page = changes.read_page(kind, PIPELINE, SOURCE, 200, previous=page)
         found |= set(tenants(page))
     if stores:
-        tails.keep(kind, PIPELINE, page)
-    if kind is Kind.BASE:
-        found.update(one.tenant for part in tails.retries(PIPELINE, SOURCE, 200) for one in part)
+        changes.store_page(kind, PIPELINE, page)
+    if kind is Kind.RECONCILER:
+        found.update(one.tenant for part in changes.retries(PIPELINE, SOURCE, 200) for one in part)
     return sorted(found)
 
 
-def tenants(found: Found) -> list[str]:
+def tenants(found: ChangesPage) -> list[str]:
     return sorted(one.tenant for one in found.waiting)
 
 
@@ -102,16 +102,16 @@ def stored(engine: Engine) -> str:
         )
 
 
-def test_a_plain_insert_is_found_once(engine: Engine, tails: Tails) -> None:
-    assert news(tails) == []
+def test_a_plain_insert_is_found_once(engine: Engine, changes: Changes) -> None:
+    assert news(changes) == []
     insert(engine, "acme", "1")
 
-    assert news(tails) == ["acme"]
-    assert news(tails) == []
+    assert news(changes) == ["acme"]
+    assert news(changes) == []
 
 
 def test_a_look_on_a_session_that_broke_in_the_pool_is_made_again_at_once(
-    engine: Engine, tails: Tails, postgres_url: str
+    engine: Engine, changes: Changes, postgres_url: str
 ) -> None:
     insert(engine, "acme", "1")
     other = connect(postgres_url)
@@ -123,80 +123,80 @@ def test_a_look_on_a_session_that_broke_in_the_pool_is_made_again_at_once(
         assert ended.scalars().all()
     other.dispose()
 
-    assert news(tails) == ["acme"]
+    assert news(changes) == ["acme"]
 
 
 def test_a_commit_that_comes_late_is_found_and_a_rollback_is_not(
-    engine: Engine, tails: Tails, other: Connection
+    engine: Engine, changes: Changes, other: Connection
 ) -> None:
     insert(other, "late", "1")
     insert(engine, "early", "1")
-    assert news(tails) == ["early"]
-    assert news(tails) == []
+    assert news(changes) == ["early"]
+    assert news(changes) == []
 
     other.commit()
-    assert news(tails) == ["late"]
+    assert news(changes) == ["late"]
 
     insert(other, "never", "1")
     insert(engine, "early", "2")
     other.rollback()
-    assert news(tails) == ["early"]
+    assert news(changes) == ["early"]
 
 
-def test_a_row_of_a_savepoint_is_found_at_the_commit(tails: Tails, other: Connection) -> None:
+def test_a_row_of_a_savepoint_is_found_at_the_commit(changes: Changes, other: Connection) -> None:
     with other.begin_nested():
         insert(other, "nested", "1")
-    assert news(tails) == []
+    assert news(changes) == []
     other.commit()
 
-    assert news(tails) == ["nested"]
+    assert news(changes) == ["nested"]
 
 
-def test_a_copied_transaction_id_is_news_all_the_same(engine: Engine, tails: Tails) -> None:
-    news(tails)
+def test_a_copied_transaction_id_is_news_all_the_same(engine: Engine, changes: Changes) -> None:
+    news(changes)
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, tenant, key, document, xid) VALUES ('orders', 'a', '1', '{}', '3')"
         )
 
-    assert news(tails) == ["a"]
+    assert news(changes) == ["a"]
 
 
-def test_what_a_run_has_handled_or_looks_at_is_no_news(engine: Engine, tails: Tails, cursors: Cursors) -> None:
+def test_what_a_run_has_handled_or_looks_at_is_no_news(engine: Engine, changes: Changes, cursors: Cursors) -> None:
     insert(engine, "handled", "1")
     insert(engine, "looked at", "1")
     handle(cursors, "handled")
     handle(cursors, "looked at", batches=0)
 
-    assert news(tails) == []
-    assert base(tails) == ["looked at"], "whoever looks may die with Redis"
+    assert news(changes) == []
+    assert base(changes) == ["looked at"], "whoever looks may die with Redis"
 
     insert(engine, "looked at", "2")
-    assert news(tails) == ["looked at"]
+    assert news(changes) == ["looked at"]
 
 
-def test_records_of_other_sources_and_without_a_tenant_are_nobodys(engine: Engine, tails: Tails) -> None:
+def test_records_of_other_sources_and_without_a_tenant_are_nobodys(engine: Engine, changes: Changes) -> None:
     record(engine, "elsewhere", "acme", "1", {})
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, key, document, reason) VALUES ('orders', '1', '{}', 'unmatched')"
         )
 
-    assert news(tails) == []
-    assert base(tails) == []
+    assert news(changes) == []
+    assert base(changes) == []
 
 
-def test_a_round_that_was_not_stored_is_made_again(engine: Engine, tails: Tails) -> None:
+def test_a_round_that_was_not_stored_is_made_again(engine: Engine, changes: Changes) -> None:
     insert(engine, "acme", "1")
-    first = tails.look(Kind.TAIL, PIPELINE, SOURCE, 200)
+    first = changes.read_page(Kind.POLLER, PIPELINE, SOURCE, 200)
 
-    assert news(tails) == ["acme"]
+    assert news(changes) == ["acme"]
     before = stored(engine)
-    tails.keep(Kind.TAIL, PIPELINE, first)
-    assert stored(engine) == before, "another round has stored meanwhile"
+    changes.store_page(Kind.POLLER, PIPELINE, first)
+    assert stored(engine) == before, "another pass has stored meanwhile"
 
 
-def test_delay_and_last_run_come_with_a_tenant(engine: Engine, tails: Tails, cursors: Cursors) -> None:
+def test_delay_and_last_run_come_with_a_tenant(engine: Engine, changes: Changes, cursors: Cursors) -> None:
     insert(engine, "acme", "1")
     handle(cursors, "acme")
     with engine.begin() as connection:
@@ -209,89 +209,89 @@ def test_delay_and_last_run_come_with_a_tenant(engine: Engine, tails: Tails, cur
         ).scalar_one()
 
     for kind in Kind:
-        found = tails.look(kind, PIPELINE, SOURCE, 7000)
-        tails.keep(kind, PIPELINE, found)
+        found = changes.read_page(kind, PIPELINE, SOURCE, 7000)
+        changes.store_page(kind, PIPELINE, found)
         assert found.waiting == [("acme", 5000, last)]
     insert(engine, "acme", "4")
-    assert tails.look(Kind.TAIL, PIPELINE, SOURCE, 10).waiting == [("acme", 10, last)], "one without a delay"
+    assert changes.read_page(Kind.POLLER, PIPELINE, SOURCE, 10).waiting == [("acme", 10, last)], "one without a delay"
 
 
-# The base
+# The reconciler
 
 
-def test_the_base_finds_what_the_tail_has_seen_until_it_is_handled(
-    engine: Engine, tails: Tails, cursors: Cursors
+def test_the_base_finds_what_the_poller_has_seen_until_it_is_handled(
+    engine: Engine, changes: Changes, cursors: Cursors
 ) -> None:
     insert(engine, "acme", "1")
-    news(tails)
+    news(changes)
 
-    assert base(tails) == ["acme"]
-    assert base(tails) == ["acme"]
+    assert base(changes) == ["acme"]
+    assert base(changes) == ["acme"]
     handle(cursors, "acme", limit=1, batches=0)
-    assert base(tails) == ["acme"]
+    assert base(changes) == ["acme"]
     handle(cursors, "acme")
-    assert base(tails) == []
+    assert base(changes) == []
     insert(engine, "acme", "2")
-    assert base(tails) == ["acme"]
+    assert base(changes) == ["acme"]
 
 
-def test_the_rest_of_a_sweep_stays_in_the_base(engine: Engine, tails: Tails, cursors: Cursors) -> None:
+def test_the_rest_of_a_sweep_stays_in_the_reconciler(engine: Engine, changes: Changes, cursors: Cursors) -> None:
     for number in "123":
         insert(engine, "acme", number)
     handle(cursors, "acme", limit=1, batches=1)
 
-    assert base(tails) == ["acme"]
+    assert base(changes) == ["acme"]
     handle(cursors, "acme")
-    assert base(tails) == []
+    assert base(changes) == []
 
 
-def test_a_record_that_is_to_be_tried_again_is_found_by_the_base(
-    engine: Engine, tails: Tails, cursors: Cursors
+def test_a_record_that_is_to_be_tried_again_is_found_by_the_reconciler(
+    engine: Engine, changes: Changes, cursors: Cursors
 ) -> None:
     insert(engine, "acme", "1")
     handle(cursors, "acme")
-    base(tails)
+    base(changes)
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, retry_at) "
             "SELECT 'orders', 'acme', '1', revision, 'bad', now() FROM taskbridge.records"
         )
 
-    assert base(tails) == ["acme"]
+    assert base(changes) == ["acme"]
     handle(cursors, "acme")
-    assert base(tails) == []
+    assert base(changes) == []
 
 
-def test_a_new_pipeline_begins_where_it_was_told_to(engine: Engine, tails: Tails) -> None:
+def test_a_new_pipeline_begins_where_it_was_told_to(engine: Engine, changes: Changes) -> None:
     insert(engine, "acme", "1")
-    know(engine, "from now on", SOURCE, "now")
-    know(engine, "everything", SOURCE, "everything")
+    register_pipeline(engine, "from now on", SOURCE, "now")
+    register_pipeline(engine, "everything", SOURCE, "everything")
 
     for begun in ("from now on", "everything"):
-        assert tenants(tails.look(Kind.TAIL, begun, SOURCE, 200)) == [], "its tail begins behind what is there"
-    assert tenants(tails.look(Kind.BASE, "from now on", SOURCE, 200)) == []
-    assert tenants(tails.look(Kind.BASE, "everything", SOURCE, 200)) == ["acme"]
+        assert tenants(changes.read_page(Kind.POLLER, begun, SOURCE, 200)) == [], "its poller begins behind what is there"
+    assert tenants(changes.read_page(Kind.RECONCILER, "from now on", SOURCE, 200)) == []
+    assert tenants(changes.read_page(Kind.RECONCILER, "everything", SOURCE, 200)) == ["acme"]
     insert(engine, "b", "1")
     for begun in ("from now on", "everything"):
-        assert tenants(tails.look(Kind.TAIL, begun, SOURCE, 200)) == ["b"]
+        assert tenants(changes.read_page(Kind.POLLER, begun, SOURCE, 200)) == ["b"]
 
 
-def test_snapshots_of_another_cluster_begin_anew(engine: Engine, tails: Tails) -> None:
+def test_snapshots_of_another_cluster_begin_anew(engine: Engine, changes: Changes) -> None:
     insert(engine, "acme", "1")
-    news(tails)
-    base(tails)
+    news(changes)
+    base(changes)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE taskbridge.tails SET snapshot = '9999999999:9999999999:'")
     insert(engine, "b", "1")
 
-    assert news(tails) == []
-    assert base(tails) == ["acme", "b"]
+    assert news(changes) == []
+    assert base(changes) == ["acme", "b"]
     insert(engine, "c", "1")
-    assert news(tails) == ["c"]
+    assert news(changes) == ["c"]
 
 
-def test_a_round_takes_no_transaction_id(engine: Engine, tails: Tails) -> None:
-    news(tails)
+def test_a_round_takes_no_transaction_id(engine: Engine, changes: Changes) -> None:
+    news(changes)
 
     def next_id() -> int:
         with engine.connect() as connection:
@@ -299,8 +299,8 @@ def test_a_round_takes_no_transaction_id(engine: Engine, tails: Tails) -> None:
 
     def ids_of_two_rounds() -> int:
         before = next_id()
-        tails.look(Kind.TAIL, PIPELINE, SOURCE, 200)
-        tails.look(Kind.BASE, PIPELINE, SOURCE, 200)
+        changes.read_page(Kind.POLLER, PIPELINE, SOURCE, 200)
+        changes.read_page(Kind.RECONCILER, PIPELINE, SOURCE, 200)
         return next_id() - before
 
     # Autovacuum may take some at any time, and a round would take one each time.
@@ -333,13 +333,13 @@ WHAT_HAPPENS = ("insert", "insert", "nested", "commit", "commit", "prepare", "en
 @pytest.mark.parametrize("page", [1, 3, 5_000])
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
 def test_in_random_histories_rounds_find_what_a_plain_look_finds(  # noqa: C901 - an arm for each thing
-    engine: Engine, tails: Tails, cursors: Cursors, seed: int, page: int
+    engine: Engine, changes: Changes, cursors: Cursors, seed: int, page: int
 ) -> None:
     draw = random.Random(seed)  # noqa: S311 - histories, no secrets
     numbers = iter(range(10_000))
     told: set[str] = set()
-    page_of_base: Found | None = None
-    rounds = Tails(engine, 10.0, page, most_open=draw.choice((0, 1, 4, 10_000)))
+    page_of_base: ChangesPage | None = None
+    rounds = Changes(engine, 10.0, page, most_open=draw.choice((0, 1, 4, 10_000)))
     prepared: list[str] = []
     with ExitStack() as stack:
         sessions = [stack.enter_context(engine.connect()) for _ in range(3)]
@@ -366,25 +366,25 @@ def test_in_random_histories_rounds_find_what_a_plain_look_finds(  # noqa: C901 
                     told.discard(tenant)
                 case "tail":
                     news = plain(engine, f"{NO_RUN_LOOKED} AND NOT {T_SEES}")
-                    found = set(tenants(part := rounds.look(Kind.TAIL, PIPELINE, SOURCE, 200)))
+                    found = set(tenants(part := rounds.read_page(Kind.POLLER, PIPELINE, SOURCE, 200)))
                     for _ in range(draw.choice((0, 1, 1_000))):  # a round may end after any of its pages
                         if part.until is None or draw.random() < 0.5:
-                            part = rounds.keep(Kind.TAIL, PIPELINE, part)
+                            part = rounds.store_page(Kind.POLLER, PIPELINE, part)
                         if part.until is None:
                             assert sorted(found) == news
                             break
-                        part = rounds.look(Kind.TAIL, PIPELINE, SOURCE, 200, previous=part)
+                        part = rounds.read_page(Kind.POLLER, PIPELINE, SOURCE, 200, previous=part)
                         found |= set(tenants(part))
                     told |= found
                     assert set(plain(engine, f"{NO_RUN_LOOKED} AND {T_SEES}")) <= told, "T hides nobody"
                 case "base":
                     if draw.random() < 0.8:
-                        page_of_base = rounds.look(Kind.BASE, PIPELINE, SOURCE, 200, previous=page_of_base)
+                        page_of_base = rounds.read_page(Kind.RECONCILER, PIPELINE, SOURCE, 200, previous=page_of_base)
                     if draw.random() < 0.6 and page_of_base is not None:
-                        page_of_base = rounds.keep(Kind.BASE, PIPELINE, page_of_base)
+                        page_of_base = rounds.store_page(Kind.RECONCILER, PIPELINE, page_of_base)
                     if page_of_base is not None and page_of_base.until is None:
                         page_of_base = None
-                    assert plain(engine, T_SEES) == round_of(tails, Kind.BASE, stores=False), "B hides nobody"
+                    assert plain(engine, T_SEES) == round_of(changes, Kind.RECONCILER, stores=False), "B hides nobody"
         for name in prepared:
             end_prepared(engine, name, commits=False)
 
@@ -396,64 +396,64 @@ def end_prepared(engine: Engine, name: str, *, commits: bool) -> None:
 
 @pytest.mark.parametrize(("tenants_of_50", "sizes"), [(1, [10, 20, 40]), (50, [10] * 6)])
 def test_many_records_of_few_tenants_take_few_pages(
-    engine: Engine, tails: Tails, tenants_of_50: int, sizes: list[int]
+    engine: Engine, changes: Changes, tenants_of_50: int, sizes: list[int]
 ) -> None:
-    base(tails)
-    pages, found, seen = Tails(engine, 10.0, page=10), None, []
+    base(changes)
+    pages, found, seen = Changes(engine, 10.0, page=10), None, []
     with engine.begin() as connection:
         for number in range(50):
             insert(connection, f"tenant {number % tenants_of_50}", str(number))
     while found is None or found.until is not None:
-        found = pages.keep(Kind.TAIL, PIPELINE, pages.look(Kind.TAIL, PIPELINE, SOURCE, 200, previous=found))
+        found = pages.store_page(Kind.POLLER, PIPELINE, pages.read_page(Kind.POLLER, PIPELINE, SOURCE, 200, previous=found))
         seen.append(found.size)
     assert seen == sizes
-    assert round_of(tails, Kind.TAIL, stores=False) == []
+    assert round_of(changes, Kind.POLLER, stores=False) == []
 
 
 @pytest.mark.parametrize("kind", [*Kind])
 def test_a_page_may_end_inside_a_transaction_of_which_nothing_is_stored_before_its_end(
-    engine: Engine, tails: Tails, cursors: Cursors, kind: Kind
+    engine: Engine, changes: Changes, cursors: Cursors, kind: Kind
 ) -> None:
-    base(tails)
-    pages = Tails(engine, 10.0, page=2)
+    base(changes)
+    pages = Changes(engine, 10.0, page=2)
     with engine.begin() as connection:
         for tenant in "abcde":
             insert(connection, tenant, "1")
     insert(engine, "later", "1")
-    if kind is Kind.BASE:
-        news(tails)
+    if kind is Kind.RECONCILER:
+        news(changes)
 
     everybody = [*"abcde", "later"]
     found = None
     for expected, left in ((["a", "b"], everybody), (["c", "d"], everybody), (["e", "later"], ["later"])):
-        found = pages.look(kind, PIPELINE, SOURCE, 200, previous=found)
+        found = pages.read_page(kind, PIPELINE, SOURCE, 200, previous=found)
         assert tenants(found) == expected
-        found = pages.keep(kind, PIPELINE, found)
-        # What is pending stays in the base, whichever page it was in.
-        assert round_of(tails, kind, stores=False) == (left if kind is Kind.TAIL else everybody)
+        found = pages.store_page(kind, PIPELINE, found)
+        # What is pending stays in the reconciler, whichever page it was in.
+        assert round_of(changes, kind, stores=False) == (left if kind is Kind.POLLER else everybody)
     for tenant in "bcde":
         handle(cursors, tenant)
-    news(tails)
-    assert round_of(pages, Kind.BASE) == ["a", "later"]
+    news(changes)
+    assert round_of(pages, Kind.RECONCILER) == ["a", "later"]
     handle(cursors, "a")
-    assert round_of(pages, Kind.BASE) == ["later"]
-    assert round_of(tails, Kind.BASE) == ["later"]
+    assert round_of(pages, Kind.RECONCILER) == ["later"]
+    assert round_of(changes, Kind.RECONCILER) == ["later"]
 
 
-def test_a_base_lists_so_many_transactions_at_the_most(engine: Engine, tails: Tails, cursors: Cursors) -> None:
-    news(tails)
-    pages = Tails(engine, 10.0, page=2, most_open=3)
+def test_a_base_snapshot_lists_so_many_transactions_at_the_most(engine: Engine, changes: Changes, cursors: Cursors) -> None:
+    news(changes)
+    pages = Changes(engine, 10.0, page=2, most_open=3)
     for tenant in "abcdefgh":
         insert(engine, tenant, "1")
-    news(tails)
+    news(changes)
     for _ in range(2):
-        assert round_of(pages, Kind.BASE) == [*"abcdefgh"]
+        assert round_of(pages, Kind.RECONCILER) == [*"abcdefgh"]
         assert listed(engine) == 3
     for tenant in "abcdeg":
         handle(cursors, tenant)
-    assert round_of(pages, Kind.BASE) == ["f", "h"]
+    assert round_of(pages, Kind.RECONCILER) == ["f", "h"]
     assert listed(engine) == 2
-    assert round_of(tails, Kind.BASE) == ["f", "h"]
+    assert round_of(changes, Kind.RECONCILER) == ["f", "h"]
 
 
 def listed(engine: Engine) -> int:
@@ -476,18 +476,18 @@ def test_retries_are_asked_for_page_by_page_and_those_that_changed_are_left_out(
             "FROM taskbridge.records"
         )
     record(engine, SOURCE, "b", "1", {"changed": True})
-    pages = Tails(engine, 10.0, page=2)
+    pages = Changes(engine, 10.0, page=2)
     found = [[one.tenant for one in part] for part in pages.retries(PIPELINE, SOURCE, 200)]
     assert found == [["a"], ["a"], ["d"]]
 
 
-def test_the_delays_of_another_pipeline_are_not_obeyed(engine: Engine, tails: Tails) -> None:
+def test_the_delays_of_another_pipeline_are_not_obeyed(engine: Engine, changes: Changes) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, tenant, key, document, delay_ms) "
             "VALUES ('orders', 'acme', '1', '{}', 3600000)"
         )
-    (waiting,) = tails.look(Kind.TAIL, PIPELINE, SOURCE, 200, has_delays=False).waiting
+    (waiting,) = changes.read_page(Kind.POLLER, PIPELINE, SOURCE, 200, has_delays=False).waiting
     assert waiting.delay_ms == 200
 
 
@@ -497,7 +497,7 @@ ROWS, TENANTS = 60_000, 6_000
 
 
 @pytest.fixture
-def seeded(engine: Engine, tails: Tails) -> Engine:
+def seeded(engine: Engine, changes: Changes) -> Engine:
     """60,000 handled records of 6,000 tenants, then 40 new ones, and statistics from before all of them."""
     with engine.begin() as connection:
         connection.exec_driver_sql(
@@ -511,8 +511,8 @@ def seeded(engine: Engine, tails: Tails) -> Engine:
             "SELECT 'orders', 'tenant-' || n, 't', pg_current_snapshot() FROM generate_series(0, %(tenants)s - 1) n",
             {"tenants": TENANTS},
         )
-    news(tails)
-    base(tails)
+    news(changes)
+    base(changes)
     for number in range(40):
         insert(engine, f"tenant-{number}", "new")
     return engine
@@ -536,9 +536,9 @@ def test_a_round_reads_what_is_new_and_nothing_else(seeded: Engine, kind: Kind, 
             connection.exec_driver_sql("VACUUM ANALYZE taskbridge.records, taskbridge.sync_cursors")
     with seeded.connect() as connection:
         limits = {"lock_timeout": "1s", "statement_timeout": "9s"}
-        connection.exec_driver_sql(query("plan_of_rounds"), limits)
+        connection.exec_driver_sql(query("plan_of_passes"), limits)
         values = {"pipeline": PIPELINE, "kind": kind.value, "source": SOURCE, "smallest": 200, "has_delays": True}
-        values |= {"after_xid": "0", "after_id": -1, "size": 5_000, "every": kind is Kind.TAIL, "with_paused": False}
+        values |= {"after_xid": "0", "after_id": -1, "size": 5_000, "every": kind is Kind.POLLER, "with_paused": False}
         found = connection.exec_driver_sql(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query('round')}", values
         ).scalar_one()

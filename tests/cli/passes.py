@@ -1,4 +1,4 @@
-"""Rounds of the tail and of the base that were made a while ago."""
+"""Passes of the change poller and of the reconciler that were made a while ago."""
 
 from __future__ import annotations
 

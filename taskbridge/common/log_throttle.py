@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Final
 
-__all__ = ["Seldom"]
+__all__ = ["LogThrottle"]
 
 EVERY: Final = 60.0
 """Seconds between two lines of one kind."""
 
 
-class Seldom:
+class LogThrottle:
     """Counts what happens, by kind, and says when the next line about it is due. The kinds are few."""
 
     def __init__(self) -> None:
