@@ -101,7 +101,7 @@ torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCH
 	$(BIN)/python -m verification.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
 
 fuzz: $(READY) ## Hostile requests at a receiver of webhooks and at POST /events, some minutes (INPUTS=1000000 SEED=1)
-	$(BIN)/python -m tests.web.fuzz --inputs $(INPUTS) --seed $(SEED)
+	$(BIN)/python -m verification.web.fuzz --inputs $(INPUTS) --seed $(SEED)
 
 search: $(READY) ## Larger searches over the states of the protocol (10 to 30 minutes, 8 GB)
 	$(BIN)/pytest -m search tests/model -v --durations=0 $(PYTEST_FLAGS)

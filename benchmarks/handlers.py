@@ -13,20 +13,24 @@ from taskbridge.declaring.pipeline import INVOICES, pipeline
 from taskbridge.handlers.journal import journal
 
 SECONDS_PER_RECORD: Final = float(os.environ.get("TASKBRIDGE_BENCH_SECONDS_PER_RECORD", "0"))
+SECONDS_PER_CALL: Final = float(os.environ.get("TASKBRIDGE_BENCH_SECONDS_PER_CALL", "0"))
 
 
 @pipeline(PIPELINE, policy=POLICY)
 def take(batch: Batch) -> None:
-    """Mark the call, and take as long as it is told for each record."""
+    """Mark the call, and take the configured time."""
     mark()
-    if SECONDS_PER_RECORD:
-        time.sleep(SECONDS_PER_RECORD * len(batch))
+    _sleep(len(batch))
 
 
 @pipeline(INVOICES)
 def handle(batch: Batch) -> None:
-    """Mark the call, take as long as it is told for each record, and write the journal."""
+    """Mark the call, take the configured time, and write the journal."""
     mark()
-    if SECONDS_PER_RECORD:
-        time.sleep(SECONDS_PER_RECORD * len(batch))
+    _sleep(len(batch))
     journal(batch)
+
+
+def _sleep(records: int) -> None:
+    if seconds := SECONDS_PER_CALL + SECONDS_PER_RECORD * records:
+        time.sleep(seconds)

@@ -1,20 +1,22 @@
-"""How long first events wait while another tenant has a million pending records and a slow handler.
+"""How long first events wait beside tenants with a backlog, and what the backlog loses by making way for them.
 
 The delay of a first event is what the runner notes itself: from the event, by Redis's clock, to just before the handler
-is called with its record. The baselines are the same worker while nobody else has work, and plain Celery with one
-queue, in which the large tenant's records came first.
+is called with its record. Plain Celery, the baseline, has a queue for small tenants beside that of the import.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from celery import Task
 
 from benchmarks import plain
 from benchmarks.marks import MARKS, Marks
-from benchmarks.report import Benchmark, Option, Report, Table, Target
+from benchmarks.report import Benchmark, Cell, Option, Report, Table, Target
 from benchmarks.rounds import Summary, summary
 from benchmarks.stage import stage, wait_until, worker
 from taskbridge.declaring.pipeline import INVOICES
@@ -23,70 +25,119 @@ from taskbridge.store import record_invoice
 
 __all__ = ["NEIGHBOURS"]
 
-BETWEEN_EVENTS: Final = 0.1
-SLOW: Final = 0.002
 PART: Final = 500
-"""Records of one task of the import, as many as a batch of ours has at the most."""
+"""Records of one task of plain Celery's import, as many as a batch of ours has at most."""
+UNDISTURBED_SECONDS: Final = 5.0
+"""How long the backlog is measured while nobody else is active."""
 
 
-def _measure(records: int, tenants: int, concurrency: int, backlog: int) -> Report:
-    """Measure first events beside nobody, and beside `records` of one tenant; then those of plain Celery."""
-    options = ("--concurrency", str(concurrency), "--prefetch-multiplier", "1")
-    slow = {"TASKBRIDGE_BENCH_SECONDS_PER_RECORD": str(SLOW)}
-    with stage() as (runtime, directory):
-        with worker(runtime, directory, *options, **slow):
-            idle, busy, rate = _ours(runtime, records, tenants, concurrency)
-        calls = directory / "calls"
-        with worker(runtime, directory, *options, app=plain.__name__, **slow, **{MARKS: str(calls)}):
-            plain_idle, plain_busy = _plain(runtime, Marks(calls), backlog, tenants, concurrency)
-        within = 2 * idle.p99 + runtime.settings.run_budget * 1000
-    return Report(
-        {"records": records, "tenants": tenants, "concurrency": concurrency, "backlog": backlog},
-        [
-            Table(
-                "Delay of first events",
-                ("", "median ms", "p99 ms", "longest ms", "records/s of the large tenant"),
-                [
-                    ("alone", *idle, None),
-                    (f"beside {records:,} records of one tenant", *busy, rate),
-                    ("plain Celery, alone", *plain_idle, None),
-                    (f"plain Celery, beside {backlog:,} records of one tenant", *plain_busy, None),
-                ],
-                f"Plain Celery has one queue, in which the large tenant's records lie as tasks of {PART} each before "
-                f"the first events come. It has only {backlog:,} of them, so that the measurement ends: its delays are "
-                "about the time that these take, and grow with them.",
-            )
-        ],
-        [Target("p99 beside the large tenant, ms, against twice the idle p99 and one run budget", busy.p99, within)],
+class _Case(NamedTuple):
+    """A load: `large` tenants with `records` each, a handler's cost in seconds, and a first event each `every` s."""
+
+    name: str
+    slots: int
+    large: int
+    records: int
+    per_record: float
+    per_call: float
+    every: float
+    most_p99: float
+    most_median: float
+    reserved: bool = False
+    """Whether one of the slots takes first events only."""
+
+
+CASES: Final = (
+    _Case("1 slot, 1 tenant, 2 ms per record", 1, 1, 1_000_000, 0.002, 0, 0.05, 100, 60),
+    _Case("2 slots, 4 tenants, 2 ms per record", 2, 4, 250_000, 0.002, 0, 0.05, 100, 60),
+    _Case("2 slots, 4 tenants, 300 ms per call", 2, 4, 250_000, 0, 0.3, 1.0, 350, 200),
+    _Case("the same, 1 slot reserved", 2, 4, 250_000, 0, 0.3, 1.0, 50, 50, reserved=True),
+    _Case("2 slots, 1,000 tenants, 0.1 ms per record", 2, 1_000, 100, 0.0001, 0, 0.05, 50, 16),
+)
+
+
+def _measure(events: int, scale: float, plain_records: int) -> Report:
+    """Measure each case, ours and then plain Celery's."""
+    rows: list[list[Cell]] = []
+    targets: list[Target] = []
+    for case in CASES:
+        busy, undisturbed, beside = _ours(case, events, scale)
+        theirs = _plain(case, events, min(plain_records, round(case.large * case.records * scale)))
+        rows.append([case.name, busy.median, busy.p99, undisturbed, beside])
+        rows.append([f"plain Celery: {case.name}", theirs.median, theirs.p99, None, None])
+        targets += [
+            Target(f"{case.name}: p99, ms", busy.p99, case.most_p99),
+            Target(f"{case.name}: median, ms", busy.median, case.most_median),
+        ]
+    columns = ("", "median ms", "p99 ms", "records/s, nobody else", "records/s, beside first events")
+    note = (
+        "First events beside tenants with a backlog, every 50 ms, or every second if a call takes 300 ms. Plain Celery "
+        f"has one worker for both queues, and an import of tasks of {PART} records each."
     )
+    options = {"events": events, "scale": scale, "plain_records": plain_records}
+    return Report(options, [Table("Delay of first events", columns, rows, note)], targets)
 
 
-def _ours(runtime: Runtime, records: int, tenants: int, concurrency: int) -> tuple[Summary, Summary, float]:
-    """Return the delays alone and beside the large tenant, in ms, and how many of its records were handled a second."""
-    _first_events(runtime, "warm", concurrency * 4)
-    idle = summary(_first_events(runtime, "idle", tenants))
-    _import(runtime, "large", records)
-    runtime.gate.notify(INVOICES, "large", runtime.pipelines[INVOICES].policy.spacing)
-    wait_until(lambda: _handled(runtime) > 0, "the large tenant is under way", 60)
+def _ours(case: _Case, events: int, scale: float) -> tuple[Summary, float | None, float]:
+    """Return the delays, in ms, and the records/s of the backlog while nobody else is active and beside the events."""
+    with stage() as (runtime, directory), _workers(case, runtime, directory):
+        _first_events(runtime, "warm", 8, 0.05)
+        _import(runtime, case.large, max(100, round(case.records * scale)))
+        # Nobody notifies: the change poller finds these tenants, and none of their runs counts as a first event.
+        wait_until(lambda: _handled(runtime) > 0, "the backlog is under way", 60)
+        undisturbed = None
+        if case.large < 100:
+            # So that the cost of a record is known.
+            time.sleep(2)
+            undisturbed = _rate(runtime, UNDISTURBED_SECONDS)
+        before, started = _handled(runtime), time.monotonic()
+        delays = _first_events(runtime, "busy", events, case.every)
+        return summary(delays), undisturbed, (_handled(runtime) - before) / (time.monotonic() - started)
+
+
+def _rate(runtime: Runtime, seconds: float) -> float:
     before, started = _handled(runtime), time.monotonic()
-    busy = summary(_first_events(runtime, "busy", tenants))
-    return idle, busy, (_handled(runtime) - before) / (time.monotonic() - started)
+    time.sleep(seconds)
+    return (_handled(runtime) - before) / (time.monotonic() - started)
 
 
-def _plain(runtime: Runtime, marks: Marks, backlog: int, tenants: int, concurrency: int) -> tuple[Summary, Summary]:
-    """Return the delays of plain Celery alone and behind a backlog, in ms."""
-    plain.prepare(runtime.engine)
-    _, tasks = plain.make_app(runtime.settings.redis_url)
-    _plain_events(runtime, tasks["finish"], marks, concurrency * 4)
-    idle = summary(_plain_events(runtime, tasks["finish"], marks, tenants))
-    numbers = plain.write(runtime.engine, ["large"] * backlog)
-    for start in range(0, backlog, PART):
-        part = numbers[start : start + PART]
-        tasks["import_part"].delay("large", part[0], part[-1])
-    return idle, summary(_plain_events(runtime, tasks["finish"], marks, tenants))
+@contextmanager
+def _workers(case: _Case, runtime: Runtime, directory: Path) -> Iterator[None]:
+    costs = {
+        "TASKBRIDGE_BENCH_SECONDS_PER_RECORD": str(case.per_record),
+        "TASKBRIDGE_BENCH_SECONDS_PER_CALL": str(case.per_call),
+    }
+    options = ["--prefetch-multiplier", "1", "--concurrency"]
+    slots = [[str(case.slots)]]
+    if case.reserved:
+        slots = [[str(case.slots - 1)], ["1", "-Q", runtime.keys.queues[0]]]
+    with ExitStack() as stack:
+        for each in slots:
+            stack.enter_context(worker(runtime, directory, *options, *each, **costs))
+        yield
 
 
-def _plain_events(runtime: Runtime, task: Task[..., None], marks: Marks, count: int) -> list[float]:
+def _plain(case: _Case, events: int, backlog: int) -> Summary:
+    """Return the delays of plain Celery, in ms; events that the backlog's end meets count like the others."""
+    costs = {
+        "TASKBRIDGE_BENCH_SECONDS_PER_RECORD": str(case.per_record),
+        "TASKBRIDGE_BENCH_SECONDS_PER_CALL": str(case.per_call),
+    }
+    options = ["--concurrency", str(case.slots), "--prefetch-multiplier", "1", "-Q", "celery,imports"]
+    with stage() as (runtime, directory):
+        calls = directory / "calls"
+        with worker(runtime, directory, *options, app=plain.__name__, **costs, **{MARKS: str(calls)}):
+            plain.prepare(runtime.engine)
+            _, tasks = plain.make_app(runtime.settings.redis_url)
+            _plain_events(runtime, tasks["finish"], Marks(calls), 8, 0.05)
+            numbers = plain.write(runtime.engine, ["large"] * backlog)
+            for start in range(0, backlog, PART):
+                part = numbers[start : start + PART]
+                tasks["import_part"].apply_async(("large", part[0], part[-1]), queue="imports")
+            return summary(_plain_events(runtime, tasks["finish"], Marks(calls), events, case.every))
+
+
+def _plain_events(runtime: Runtime, task: Task[..., None], marks: Marks, count: int, every: float) -> list[float]:
     """Send events of tenants with one record each; return how long after its event each handler was called, in ms."""
     before, sent = marks.count(), []
     for at in range(count):
@@ -94,19 +145,19 @@ def _plain_events(runtime: Runtime, task: Task[..., None], marks: Marks, count: 
         plain.write(runtime.engine, [tenant])
         sent.append(time.time())
         task.delay(tenant)
-        time.sleep(BETWEEN_EVENTS)
+        time.sleep(every)
     wait_until(lambda: marks.count() >= before + count, f"{count} first events", 600)
     # One queue: they are called in the order in which they were sent.
     return [(called - at) * 1000 for called, at in zip(sorted(marks.since(before)), sent, strict=True)]
 
 
-def _first_events(runtime: Runtime, prefix: str, count: int) -> list[int]:
+def _first_events(runtime: Runtime, prefix: str, count: int, every: float) -> list[int]:
     names = [f"{prefix}-{at}" for at in range(count)]
     spacing = runtime.pipelines[INVOICES].policy.spacing
     for name in names:
         record_invoice(runtime.engine, name, "1", {"number": "1"})
         runtime.gate.notify(INVOICES, name, spacing)
-        time.sleep(BETWEEN_EVENTS)
+        time.sleep(every)
     delays: list[int] = []
 
     def all_handled() -> bool:
@@ -123,34 +174,33 @@ def _first_events(runtime: Runtime, prefix: str, count: int) -> list[int]:
     return delays
 
 
-def _import(runtime: Runtime, tenant: str, records: int) -> None:
+def _import(runtime: Runtime, tenants: int, records: int) -> None:
     with runtime.engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, tenant, key, document) "
-            "SELECT 'invoices', %(tenant)s, n::text, '{}' FROM generate_series(1, %(records)s) n",
-            {"tenant": tenant, "records": records},
+            "SELECT 'invoices', 'large-' || t, n::text, '{}' "
+            "FROM generate_series(0, %(tenants)s - 1) t, generate_series(1, %(records)s) n",
+            {"tenants": tenants, "records": records},
         )
 
 
 def _handled(runtime: Runtime) -> int:
     with runtime.engine.connect() as connection:
-        text = "SELECT coalesce(sum(records), 0) FROM taskbridge.sync_cursors WHERE tenant = 'large'"
+        text = "SELECT coalesce(sum(records), 0) FROM taskbridge.sync_cursors WHERE starts_with(tenant, 'large-')"
         return int(connection.exec_driver_sql(text).scalar_one())
 
 
 NEIGHBOURS: Final = Benchmark(
     "neighbours",
-    "A very large tenant does not block the others.",
-    "A first event waits at most this long, in 99 of 100 cases, while another tenant has a million pending "
-    "records and the worker has one slot.",
-    "Measure how long first events wait while another tenant has very many pending records and a slow handler. The "
-    "baselines are the same worker while nobody else has work, and plain Celery with one queue for all.",
+    "A first event does not wait behind someone else's backlog.",
+    "A first event waits at most this long, in 99 of 100 cases, while tenants with a backlog use every slot.",
+    "Measure how long first events wait while other tenants have many pending records and a slow handler, and how many "
+    "of these are handled a second. The baseline is plain Celery with a separate queue for small tenants.",
     _measure,
     (
-        Option("records", 1_000_000, 1_000, 100_000_000, "Records of the large tenant."),
-        Option("tenants", 100, 2, 10_000, "Tenants with one event each."),
-        Option("concurrency", 1, 1, 64, "Runs at a time."),
-        Option("backlog", 10_000, 2, 1_000_000, "Records of the large tenant of plain Celery."),
+        Option("events", 100, 2, 10_000, "First events of each case."),
+        Option("scale", 1.0, 0.0001, 10.0, "Part of the backlog's records."),
+        Option("plain_records", 10_000, 2, 1_000_000, "Records of plain Celery's backlog."),
     ),
-    {"records": 5_000, "tenants": 5, "concurrency": 1, "backlog": 600},
+    {"events": 5, "scale": 0.01, "plain_records": 600},
 )

@@ -2,7 +2,7 @@
 
 A block is between `<!-- figures: WHAT -->` and `<!-- end -->`. WHAT is
 
-- `front`: five lines for the README;
+- `front`: six lines for the README;
 - NAME: the targets of a benchmark;
 - NAME N: its table number N, counted from 1.
 """
@@ -55,6 +55,13 @@ _FRONT: Final = (
         "TaskBridge",
         "plain Celery that reads",
         "median ms",
+    ),
+    _Line(
+        "A lone event beside a backlog of a million records and one busy slot, p99 ms",
+        "neighbours",
+        "1 slot, 1 tenant, 2 ms per record",
+        "plain Celery: 1 slot, 1 tenant, 2 ms per record",
+        "p99 ms",
     ),
     _Line(
         "An event that joins a burst, µs for the producer",

@@ -22,6 +22,7 @@ __all__ = ["QUEUE", "app", "make_app", "prepare", "write"]
 
 QUEUE: Final = "celery"
 SECONDS_PER_RECORD: Final = float(os.environ.get("TASKBRIDGE_BENCH_SECONDS_PER_RECORD", "0"))
+SECONDS_PER_CALL: Final = float(os.environ.get("TASKBRIDGE_BENCH_SECONDS_PER_CALL", "0"))
 
 _TABLE: Final = """
 CREATE TABLE plain_records (
@@ -96,8 +97,8 @@ def _handle(rows: list[Any]) -> None:
 
 
 def _wait_for(rows: list[Any]) -> None:
-    if SECONDS_PER_RECORD:
-        time.sleep(SECONDS_PER_RECORD * len(rows))
+    if seconds := SECONDS_PER_CALL + SECONDS_PER_RECORD * len(rows):
+        time.sleep(seconds)
 
 
 @cache

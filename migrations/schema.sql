@@ -541,7 +541,7 @@ COMMENT ON COLUMN taskbridge.sync_cursors.suspect_revision IS 'The one suspect t
 COMMENT ON COLUMN taskbridge.sync_cursors.outages IS 'How many of the attempts with the suspect alone said "downstream".';
 COMMENT ON COLUMN taskbridge.sync_cursors.looked IS 'What was visible when the last run claimed the cursor: that run reads it.';
 COMMENT ON COLUMN taskbridge.sync_cursors.burst IS 'The last burst: the token of its first run.';
-COMMENT ON COLUMN taskbridge.sync_cursors.found_bursts IS 'Bursts beside `bursts` that the tail began: no event had come when their first run claimed the cursor.';
+COMMENT ON COLUMN taskbridge.sync_cursors.found_bursts IS 'Bursts beside `bursts` that the change poller began: no event had come when their first run claimed the cursor.';
 
 CREATE VIEW taskbridge.record_states AS
  SELECT p.pipeline,
@@ -662,8 +662,8 @@ CREATE TABLE taskbridge.tails (
 )
 WITH (fillfactor='50');
 
-COMMENT ON TABLE taskbridge.tails IS 'How far all records of a pipeline have been looked at. Of what the snapshot of the tail sees, every tenant was reminded, or had a run that looked. What that of the base sees, every cursor has handled.';
-COMMENT ON COLUMN taskbridge.tails.stored_at IS 'When a worker stored the snapshot last; that of the tail also where nothing is new, every few seconds.';
+COMMENT ON TABLE taskbridge.tails IS 'How far the change poller (kind tail) and the reconciler (kind base) of a pipeline have read. Every tenant with a record that the first snapshot sees was reminded, or had a run that read it. What the second sees, every cursor has handled.';
+COMMENT ON COLUMN taskbridge.tails.stored_at IS 'When a worker last stored the snapshot; the poller stores one every few seconds even if nothing is new.';
 
 CREATE TABLE taskbridge.taskbridge_cluster (
     system_identifier bigint NOT NULL

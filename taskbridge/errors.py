@@ -17,9 +17,9 @@ TaskBridgeError
 │   └── ForeignCluster
 └── SchemaMismatch
 
-Every message says what is wrong and what to do next. It names the tenant or the record where there is one, and
-never a password. Errors of the servers' and the broker's libraries become `Unavailable` where people and producers
-call. A run does not translate them: it fails and is tried again.
+Every message says what is wrong and what to do next. It names the tenant or the record if there is one, and never
+contains a password. Commands and producers get errors of the client libraries as `Unavailable`. A run does not
+translate them: it fails and is retried.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = [
 
 
 class TaskBridgeError(Exception):
-    """Base of every error here: what is wrong, and the remedy, which checks show apart.
+    """Base class of all errors here: what is wrong, and the remedy, which checks show separately.
 
-    Of an error that was given one text, the remedy is what follows the first colon. `exit_status` is what the command
-    line ends with.
+    If an error is created with a single text, the remedy is what follows the first colon. `exit_status` is the exit
+    status of the command line.
     """
 
     exit_status = 1
@@ -75,23 +75,23 @@ class InvalidPolicy(UsageError):
 
 
 class UnknownPipeline(UsageError):
-    """No module that was loaded declares this pipeline."""
+    """No loaded module declares this pipeline."""
 
 
 class InvalidInput(UsageError):
-    """A file, a document or another value that cannot be taken, as a key or a message's id."""
+    """A file, a document or another value, such as a key or a message id, that is not accepted."""
 
 
 class InvalidConnection(UsageError):
-    """What was passed as a connection cannot hold records, or not tell of its commit."""
+    """The object passed as a connection cannot write records, or cannot report its commit."""
 
 
 class ConfigurationError(TaskBridgeError):
-    """A setting that is missing or wrong, or a pipeline module that does not import."""
+    """A setting is missing or wrong, or a pipeline module cannot be imported."""
 
 
 class ForeignGate(ConfigurationError):
-    """The gate, a database of Redis with a key prefix, belongs to the deployment of another database of Postgres."""
+    """The gate (a Redis database with a key prefix) belongs to a deployment with another Postgres database."""
 
     def __init__(self, owner: str, key: str) -> None:
         super().__init__(
@@ -103,7 +103,7 @@ class ForeignGate(ConfigurationError):
 
 
 class MissingExtra(ConfigurationError, ImportError):
-    """A library is not installed that one of the package's extras brings."""
+    """A library that one of the package's extras provides is not installed."""
 
     def __init__(self, library: str, extra: str) -> None:
         super().__init__(
@@ -113,20 +113,20 @@ class MissingExtra(ConfigurationError, ImportError):
 
 
 class HandlerMistake(TaskBridgeError):
-    """A handler did what no handler may do, such as end the program. Its batch counts as failed."""
+    """A handler did something that handlers must not do, such as exit the process. Its batch counts as failed."""
 
 
 class RunFailed(TaskBridgeError):
-    """What the task `taskbridge.run` raises when a run fails, whatever its handler raised: pipeline, tenant and text.
+    """Raised by the task `taskbridge.run` when a run fails, whatever its handler raised: pipeline, tenant and text.
 
-    Celery treats some classes of exceptions in a special way, for example MemoryError, WorkerShutdown and Ignore. None
-    of them may come from a handler, so what the handler raised is only the cause of this exception. It is logged and
-    left out where its traceback would be too long for a log.
+    Celery treats some exceptions in a special way, for example MemoryError, WorkerShutdown and Ignore. None of them may
+    come from a handler, so the handler's exception is only the cause of this one. If its traceback would be too long
+    for a log, it is logged separately and is not attached.
     """
 
 
 class Unavailable(TaskBridgeError):
-    """Postgres, Redis or the broker cannot be used now: it is down, refuses us, or is too old."""
+    """Postgres, Redis or the broker cannot be used now: it is down, refuses the connection, or is too old."""
 
 
 class AlreadyRunning(Unavailable):
@@ -134,8 +134,8 @@ class AlreadyRunning(Unavailable):
 
 
 class ForeignCluster(Unavailable):
-    """The database was restored into another cluster, where its transaction ids mean nothing, and needs a rebase."""
+    """The database was restored into another cluster, in which its transaction ids are invalid: it needs a rebase."""
 
 
 class SchemaMismatch(TaskBridgeError):
-    """The database is at a schema that this version of TaskBridge does not know."""
+    """This version of TaskBridge does not know the schema that the database has."""

@@ -16,16 +16,16 @@ from taskbridge.errors import ConfigurationError, InvalidName
 __all__ = ["GIVEN", "OVERRIDES", "Settings", "check_password", "check_token", "unknown_variables"]
 
 OVERRIDES: Final[list[Callable[[], Mapping[str, str]]]] = []
-"""What goes before the environment, as what a framework makes for its tests does."""
+"""Functions that return variables which override the environment, such as those of a framework's tests."""
 GIVEN: Final[list[Callable[[], Mapping[str, str]]]] = []
-"""Functions that give variables which the environment lacks, as from a framework's settings; `read` calls them."""
+"""Functions that return defaults for variables missing from the environment, such as from a framework's settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a process is told by its environment; read by `Settings.read`.
+    """The settings of a process. `Settings.read` reads them from the environment.
 
-    Times are seconds. An empty URL means that none is configured; the command line then uses the embedded servers.
+    Times are in seconds. An empty URL means that none is configured; the command line then uses the embedded servers.
     """
 
     postgres_url: str = ""
@@ -33,48 +33,48 @@ class Settings:
     redis_url: str = ""
     """The gate: `redis://:password@host:port/0`, `rediss://` for TLS, `unix:///path/redis.sock?db=0` for a socket."""
     broker_url: str = ""
-    """Celery's broker. Empty: the gate's Redis, where counting the event and publishing its run are one atomic step."""
+    """Celery's broker. Empty: the gate's Redis; counting an event and publishing its run are then one atomic step."""
     pipelines: tuple[str, ...] = ()
     """Modules that declare pipelines; comma-separated in the environment."""
     key_prefix: str = DEFAULT_PREFIX
-    """First part of every Redis key of the gate. If it is not the default, the names of the queues have it too. So
+    """Prefix of all Redis keys of the gate, and of the queue names unless it is the default. With different prefixes,
     several deployments can share one Redis."""
     schema: str = DEFAULT_SCHEMA
-    """The Postgres schema of all tables, functions and views of TaskBridge. Nothing else may be in it."""
+    """The Postgres schema of all tables, functions and views of TaskBridge. It must contain nothing else."""
     runner_ttl: float = 5.0
     """After this many seconds without a heartbeat a run counts as dead and is replaced."""
     republish_after: float = 5.0
-    """A run message that nobody began is published again after this many seconds, then doubling."""
+    """A run message that no worker has begun is published again after this many seconds; the time doubles each time."""
     run_budget: float = 1.0
-    """A run that has used this many seconds ends, and its tenant waits for its next turn."""
+    """A run ends after this many seconds, and its tenant waits for its next turn."""
     ticker_interval: float = 0.05
-    """The most seconds between two looks of a worker for deadlines that have passed."""
+    """How often, in seconds, a worker looks for deadlines that have passed; at most this long between two looks."""
     tail_interval: float = 0.2
-    """Seconds between two looks of one worker for new records, whether or not anybody notified."""
+    """How often, in seconds, the change poller looks for new records, with or without events."""
     base_interval: float = 3.0
-    """Seconds between two looks of one worker at everything that is pending. After Redis lost its data, work stands
-    still for this time and 1 s at the most. The time grows where the looks would take more than 1 % of it."""
+    """How often, in seconds, the reconciler looks at everything that is pending. After Redis lost its data, work stops
+    for at most this time plus 1 s. The interval grows if the passes would take more than 1 % of it."""
     tail_listens: bool = False
-    """Whether a worker looks for new records at once where a source announces its commits (`taskbridge.announce`)."""
+    """Whether a worker also polls as soon as a source announces a commit (`taskbridge.announce`)."""
     notify_timeout: float = 0.25
-    """An event that Redis did not take after this many seconds is given up; workers find its records all the same."""
+    """How long, in seconds, an event waits for Redis before it is given up; workers find its records anyway."""
     statement_timeout: float = 10.0
-    """A statement of TaskBridge's own that Postgres did not answer after this many seconds is given up."""
+    """How long, in seconds, TaskBridge's own statements wait for Postgres before they are given up."""
     transaction_timeout: float = 300.0
-    """A handler's transaction may be idle for this many seconds, and each of its statements may take as long."""
+    """How long, in seconds, a handler's transaction may be idle, and how long each of its statements may take."""
 
     history_days: int = 7
-    """For so many days a row of each run is kept, for who asks what happened; 0: none is written."""
+    """How many days the run history is kept, with a row for each run; 0: no history is written."""
 
     metrics_port: int = 0
-    """A worker serves metrics for Prometheus over HTTP on this port; 0: it serves none."""
+    """The port on which a worker serves metrics for Prometheus over HTTP; 0: none."""
     metrics_address: str = "127.0.0.1"
-    """The address of that port. Whoever reaches it sees the metrics. 0.0.0.0 is every address of the machine."""
+    """The address to listen on for metrics. Anybody who can reach it can read them. 0.0.0.0: all interfaces."""
 
     events_tokens: tuple[str, ...] = field(default=(), repr=False)
-    """What `POST /events` takes as a bearer token; comma-separated in the environment. Empty: there is no such path."""
+    """Bearer tokens that `POST /events` accepts; comma-separated in the environment. Empty: the path does not exist."""
     dashboard_password: str = field(default="", repr=False)
-    """What the dashboard asks for by HTTP Basic. Empty: only programs of its own machine may see it."""
+    """The password of the dashboard (HTTP Basic). Empty: the dashboard can be used only from its own machine."""
 
     def __post_init__(self) -> None:
         for token in self.events_tokens:
@@ -95,38 +95,38 @@ class Settings:
     def read(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Read the settings from `environment`.
 
-        By default that is the process's own, with what it lacks from `GIVEN`, and `OVERRIDES` before it.
+        The default is the environment of the process, completed from `GIVEN` and overridden by `OVERRIDES`.
 
         Raises:
-            ConfigurationError: a value that is no number or out of its limits, a URL of the wrong kind, or a key
-                prefix or a schema that is not allowed.
+            ConfigurationError: a value is not a number or out of range, a URL is of the wrong kind, or a key prefix or
+                a schema name is not allowed.
         """
         if environment is None:
             environment = _all_of(GIVEN) | os.environ | _all_of(OVERRIDES)
         values: dict[str, Any] = {}
-        for one in fields(cls):
-            text = environment.get(_variable(one.name), "").strip()
+        for setting in fields(cls):
+            text = environment.get(_variable(setting.name), "").strip()
             if text:
-                values[one.name] = _parse(one.name, text)
+                values[setting.name] = _parse(setting.name, text)
         return cls(**values)
 
     def as_environment(self) -> dict[str, str]:
-        """Return the variables from which `read` makes the same settings; those with their defaults are left out."""
-        found = {}
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if value != one.default:
-                found[_variable(one.name)] = ",".join(value) if isinstance(value, tuple) else str(value)
-        return found
+        """Return the variables from which `read` makes the same settings; defaults are left out."""
+        variables = {}
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if value != setting.default:
+                variables[_variable(setting.name)] = ",".join(value) if isinstance(value, tuple) else str(value)
+        return variables
 
     @property
     def broker(self) -> str:
-        """The broker's URL: its own, else the gate's."""
+        """The URL of the broker; by default, that of the gate."""
         return self.broker_url or _as_broker(self.redis_url)
 
 
 def _as_broker(url: str) -> str:
-    """Return a URL of redis-py as kombu takes it, which writes a socket in another way."""
+    """Return a redis-py URL in the form that kombu expects, which differs for a socket."""
     if not url.startswith("unix://"):
         return url
     parts = urlsplit(url)
@@ -138,16 +138,16 @@ def _as_broker(url: str) -> str:
 
 
 def _all_of(sources: Sequence[Callable[[], Mapping[str, str]]]) -> dict[str, str]:
-    return {name: text for one in sources for name, text in one().items()}
+    return {name: text for source in sources for name, text in source().items()}
 
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,200}")
 
 
 def check_token(token: str) -> str:
-    """Return a bearer token unchanged, or raise ConfigurationError: 16 to 200 of the characters that such a one has.
+    """Return a bearer token unchanged; raise ConfigurationError unless it has 16 to 200 characters, all allowed.
 
-    The message does not show it.
+    The message does not contain the token.
     """
     remedy = "use 16 to 200 of A-Z, a-z, 0-9 and ._~+/=-, as `openssl rand -hex 32` prints"
     return _checked(token, _TOKEN, "a token of TASKBRIDGE_EVENTS_TOKENS", remedy)
@@ -157,9 +157,9 @@ _PASSWORD: Final = re.compile(r"[^\x00-\x1f\x7f]{12,200}")
 
 
 def check_password(password: str) -> str:
-    """Return a password of the dashboard unchanged, or raise ConfigurationError: 12 to 200 characters on one line.
+    """Return the dashboard's password unchanged; raise ConfigurationError unless it has 12 to 200 characters in a line.
 
-    The message does not show it.
+    The message does not contain the password.
     """
     remedy = "use 12 to 200 characters on one line, as `openssl rand -hex 16` prints"
     return _checked(password, _PASSWORD, "the password of the dashboard (TASKBRIDGE_DASHBOARD_PASSWORD)", remedy)
@@ -172,7 +172,7 @@ def _checked(secret: str, allowed: re.Pattern[str], name: str, remedy: str) -> s
 
 
 PREFIX: Final = "TASKBRIDGE_"
-"""What the name of each variable begins with."""
+"""The prefix of all variables."""
 
 _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 
@@ -196,25 +196,25 @@ OTHERS: Final = frozenset({"TASKBRIDGE_DATA_DIR", "TASKBRIDGE_TRACEBACK"})
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the variables TASKBRIDGE_... that nothing reads, each with what may have been meant.
+    """Return the variables TASKBRIDGE_... that nothing reads, each with a suggestion.
 
     Variables that begin with TASKBRIDGE_TEST_ are for tests and are left out.
     """
-    known = sorted({_variable(one.name) for one in fields(Settings)} | OTHERS)
-    found = []
+    known = sorted({_variable(setting.name) for setting in fields(Settings)} | OTHERS)
+    unknown = []
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known and not name.startswith(f"{PREFIX}TEST_"):
             from difflib import get_close_matches  # noqa: PLC0415 - slow, and hardly ever needed
 
-            # Without what all begin with, which would make any two of them close.
-            endings = [one.removeprefix(PREFIX) for one in known]
+            # Without the common prefix, which would make any two of them similar.
+            endings = [variable.removeprefix(PREFIX) for variable in known]
             close = get_close_matches(name.removeprefix(PREFIX), endings, 1)
-            found.append((name, f"did you mean {PREFIX}{close[0]}?" if close else f"there are {', '.join(known)}"))
-    return found
+            unknown.append((name, f"did you mean {PREFIX}{close[0]}?" if close else f"there are {', '.join(known)}"))
+    return unknown
 
 
 _WHOLE: Final = {
-    "metrics_port": "give a port's number, or 0 for none",
+    "metrics_port": "give a port number, or 0 for none",
     "history_days": "give a number of days, or 0 for none",
 }
 

@@ -8,13 +8,11 @@ import time
 
 from sqlalchemy import create_engine
 
-from taskbridge import Batch, Criterion, DelaySinceLastRun, LatencyNeutral, RateLimit, pipeline
+from taskbridge import Batch, Criterion, DelaySinceLastRun, LatencyNeutral, pipeline
 from taskbridge.handlers.journal import journal
 
 SECONDS = float(os.environ.get("TEST_HANDLER_SECONDS", "0"))
 BATCH_SIZE = int(os.environ.get("TEST_BATCH_SIZE", "500"))
-
-RATE_LIMIT = RateLimit(os.environ["TEST_RATE_LIMIT"], burst=10) if "TEST_RATE_LIMIT" in os.environ else None
 
 ledger = create_engine(
     os.environ["TASKBRIDGE_POSTGRES_URL"].replace("postgresql://", "postgresql+psycopg://"),
@@ -34,7 +32,7 @@ def alert(batch: Batch) -> None:
     handle(batch)
 
 
-@pipeline("invoices", policy=LatencyNeutral(), batch_size=BATCH_SIZE, rate_limit=RATE_LIMIT)
+@pipeline("invoices", policy=LatencyNeutral(), batch_size=BATCH_SIZE)
 def handle(batch: Batch) -> None:
     """Write the ledger, work for a while, write the journal."""
     assert {record.tenant for record in batch} == {batch.tenant}

@@ -1,1 +1,1 @@
-"""Searches that take longer than tests may: `make torture`."""
+"""Searches that take longer than tests may: `make torture`, `make fuzz`."""

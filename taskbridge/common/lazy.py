@@ -11,9 +11,9 @@ __all__ = ["on_first_use"]
 
 
 def on_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's `__getattr__`; `modules` has, for each module, the names to take from it, space-separated.
+    """Return a package's `__getattr__`; `modules` has, for each module, the names to import from it, space-separated.
 
-    A package that has no `__all__` of its own gets one of these names.
+    A package without its own `__all__` gets one with these names.
     """
     module_of = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
 

@@ -14,7 +14,7 @@ __all__ = ["check_libraries", "explained_imports"]
 
 PACKAGE: Final = "celery-taskbridge"
 CHECKED: Final = ("celery", "kombu", "redis", "sqlalchemy", "psycopg")
-"""An older one fails while it is imported, or much later and in other words."""
+"""An older version fails on import, or much later with an unclear error."""
 
 EXTRAS: Final = {
     "alembic": "cli",
@@ -32,21 +32,21 @@ _REQUIREMENT: Final = re.compile(r"(?P<name>[\w.-]+)(\[[^]]*\])?>=(?P<lowest>[\d
 
 
 def check_libraries() -> None:
-    """See that no library is older than the package's metadata allow; none is imported for that.
+    """Check, without importing them, that no library is older than the package's metadata allow.
 
     Raises:
         ConfigurationError: some are; the message says what to install.
     """
     try:
-        asked = requires(PACKAGE) or []
+        required = requires(PACKAGE) or []
     except PackageNotFoundError:  # a checkout that was not installed
         return
     wrong, wanted = [], []
-    for requirement in filter(None, (_REQUIREMENT.fullmatch(one) for one in asked)):
+    for requirement in filter(None, (_REQUIREMENT.fullmatch(text) for text in required)):
         name, lowest = requirement["name"], requirement["lowest"]
-        there = _installed(name) if name.lower() in CHECKED else None
-        if there is not None and _numbers(there) < _numbers(lowest):
-            wrong.append(f"{name} {there} is too old (TaskBridge needs {lowest} or newer)")
+        installed = _installed(name) if name.lower() in CHECKED else None
+        if installed is not None and _numbers(installed) < _numbers(lowest):
+            wrong.append(f"{name} {installed} is too old (TaskBridge needs {lowest} or newer)")
             wanted.append(f"'{requirement[0]}'")
     if wrong:
         raise ConfigurationError(" and ".join(wrong), f"run `pip install --upgrade {' '.join(wanted)}`")
@@ -60,7 +60,7 @@ def _installed(name: str) -> str | None:
 
 
 def _numbers(text: str) -> list[int]:
-    """Return a version's numbers without the zeros at their end: 5.4 is 5.4.0."""
+    """Return a version's numbers without trailing zeros: 5.4 equals 5.4.0."""
     release = re.match(r"[\d.]*", text)
     numbers = [int(number) for number in (release[0] if release else "").split(".") if number]
     while numbers and not numbers[-1]:
@@ -82,7 +82,7 @@ def explained_imports() -> Iterator[None]:
         library = (error.name or "").partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and library in EXTRAS:
             raise MissingExtra(library, EXTRAS[library]) from error
-        # psycopg gives no name, and its own text is about its implementation.
+        # psycopg's error has no name, and its text is about its implementation.
         if "no pq wrapper" in str(error):
             raise ConfigurationError(
                 "psycopg finds no libpq, the client library of PostgreSQL",

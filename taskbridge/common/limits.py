@@ -1,4 +1,4 @@
-"""The limits of names (length and characters) and of numbers (least and most). The docs print these tables."""
+"""The limits of names (length and characters) and of numbers (minimum and maximum). The docs print these tables."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["NAMES", "OPTIONS", "SETTINGS", "Name", "Range"]
 
 
 class Name(NamedTuple):
-    """A name has 1 to `longest` characters; `allowed` says which."""
+    """A name has 1 to `longest` characters; `allowed` describes them."""
 
     longest: int
     allowed: str
 
 
 class Range(NamedTuple):
-    """A number lies between `least` and `most`, both included; NaN does not."""
+    """A number is between `least` and `most`, inclusive; NaN is not."""
 
     least: float
     most: float
@@ -25,7 +25,7 @@ class Range(NamedTuple):
         return f"between {self.least:.15g} and {self.most:.15g}{f' {self.unit}' if self.unit else ''}"
 
     def has(self, value: float) -> bool:
-        """Whether `value` lies in it."""
+        """Whether `value` is in the range."""
         return self.least <= value <= self.most
 
 
@@ -54,16 +54,17 @@ SETTINGS: Final = {
     "history_days": Range(0, 366, "days"),
     "metrics_port": Range(0, 65_535, ""),
 }
-"""Limits of `Settings`, by the names of its fields."""
+"""Limits of `Settings`, by field name."""
 
 OPTIONS: Final = {
     "batch_size": Range(1, 100_000, "records"),
     "max_attempts": Range(1, 1_000, ""),
     "max_runs": Range(0, 100_000, ""),
+    "latency_budget": Range(0.001, 3_600),
     "soft_time_limit": Range(0.001, 86_400),
     "lease": Range(0, 3_600),
     "tick": Range(0.001, 3_600),
     "delay": Range(0.001, 30 * 86_400),
     "RetryAfter": Range(0, 86_400),
 }
-"""Limits of what a user declares, and of `RetryAfter`, whose seconds are cut to the range and not refused."""
+"""Limits of what a user declares, and of `RetryAfter`, whose seconds are clamped to the range instead of rejected."""

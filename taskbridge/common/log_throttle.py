@@ -1,4 +1,4 @@
-"""Lines of the log that many requests in a row would write, of which one a minute is enough."""
+"""Throttling of repeated log messages, of which one a minute is enough."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Final
 __all__ = ["LogThrottle"]
 
 EVERY: Final = 60.0
-"""Seconds between two lines of one kind."""
+"""Seconds between two messages of one kind."""
 
 
 class LogThrottle:
-    """Counts what happens, by kind, and says when the next line about it is due. The kinds are few."""
+    """Counts occurrences by kind, and says when the next log message about a kind is due. There are few kinds."""
 
     def __init__(self) -> None:
         self._kinds: dict[object, tuple[int, float]] = {}
-        """By kind: how many came since the last line, and when (`time.monotonic`) the next one may come."""
+        """By kind: how many occurred since the last message, and when (`time.monotonic`) the next one is allowed."""
 
     def counted(self, kind: object) -> int:
-        """Count one of a kind, which can be a key of a dict.
+        """Count an occurrence of a kind (any hashable value).
 
-        Return how many came since the last line, with this one, where a line is due now; 0 otherwise.
+        Returns the number since the last message, including this one, if a message is due now; otherwise 0.
         """
         count, silent_until = self._kinds.get(kind, (0, 0.0))
         count, now = count + 1, time.monotonic()

@@ -1,7 +1,7 @@
-"""What names may hold. Prefix, pipeline and tenant become Redis keys, and no two pairs (pipeline, tenant) share a key.
+"""Rules for names. Prefix, pipeline and tenant become Redis keys, and no two pairs (pipeline, tenant) share a key.
 
-A key is `{prefix}:{kind}:{pipeline}:{tenant}`. Prefix and pipeline hold no colon and the tenant comes last, so the
-first three colons split a key back into exactly one pair, whatever the tenant holds.
+A key is `{prefix}:{kind}:{pipeline}:{tenant}`. Prefix and pipeline contain no colon and the tenant comes last, so the
+first three colons split a key back into exactly one pair, whatever the tenant contains.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from taskbridge.common.texts import shown
 from taskbridge.errors import InvalidInput, InvalidName
 
 DEFAULT_PREFIX = "sync"
-"""The key prefix of a deployment that was given none."""
+"""The default key prefix."""
 
 DEFAULT_SCHEMA = "taskbridge"
-"""The Postgres schema of a deployment that was given none."""
+"""The default Postgres schema."""
 
 _FORBIDDEN_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _PIPELINE = re.compile(r"[a-z][a-z0-9_-]*")
@@ -30,9 +30,9 @@ _SCHEMA = re.compile(r"(?!pg_|public$|information_schema$)[a-z_][a-z0-9_]*")
 def check_tenant(tenant: object) -> str:
     """Return `tenant` unchanged, or raise InvalidName.
 
-    A tenant is a string of 1 to 200 characters without control characters (Unicode Cc), lone surrogates (Cs: no UTF-8
-    holds them) and line or paragraph separators (Zl, Zp), and without space at either end. Upper and lower case differ,
-    as do two Unicode spellings of one letter: a tenant is compared as it is.
+    A tenant is a string of 1 to 200 characters without control characters (Unicode Cc), lone surrogates (Cs, which
+    UTF-8 cannot encode) and line or paragraph separators (Zl, Zp), and without leading or trailing whitespace. Tenants
+    are compared as they are: case matters, and so do different Unicode spellings of one letter.
     """
     if not isinstance(tenant, str):
         raise InvalidName(f"a tenant is a string, not {type(tenant).__name__}: pass str(tenant)")
@@ -45,8 +45,8 @@ def check_tenant(tenant: object) -> str:
         )
     if (position := _control_character(tenant)) is not None:
         raise InvalidName(
-            f"the tenant {tenant!r} holds the control character U+{ord(tenant[position]):04X} at position {position}: "
-            "remove it"
+            f"the tenant {tenant!r} contains the control character U+{ord(tenant[position]):04X} at position "
+            f"{position}: remove it"
         )
     if tenant != tenant.strip():
         raise InvalidName(f"the tenant {tenant!r} begins or ends with space: strip it")
@@ -54,10 +54,10 @@ def check_tenant(tenant: object) -> str:
 
 
 def check_tenants(tenants: Iterable[str]) -> list[str]:
-    """Return the tenants, or raise InvalidName. One text or bytes are not taken for a tenant for each character."""
+    """Return the tenants, or raise InvalidName. A single string is rejected instead of being split into characters."""
     if isinstance(tenants, (str, bytes)):
         raise InvalidName(
-            f"the tenants {shown(tenants, 80)} are {type(tenants).__name__}", "pass a list of tenants, also for one"
+            f"the tenants {shown(tenants, 80)} are {type(tenants).__name__}", "pass a list of tenants, even for one"
         )
     return [check_tenant(tenant) for tenant in tenants]
 
@@ -65,8 +65,8 @@ def check_tenants(tenants: Iterable[str]) -> list[str]:
 def check_pipeline_name(name: object) -> str:
     """Return `name` unchanged, or raise InvalidName.
 
-    A pipeline's name is 1 to 63 of a-z, 0-9, `_` and `-`, and begins with a letter. It holds no colon, so
-    ("a:b", "c") and ("a", "b:c") cannot become one key.
+    A pipeline's name is 1 to 63 characters of a-z, 0-9, `_` and `-`, and begins with a letter. It contains no colon, so
+    ("a:b", "c") and ("a", "b:c") cannot become the same key.
     """
     if not isinstance(name, str) or not _is_of("pipeline", _PIPELINE, name):
         raise InvalidName(f"the pipeline name {shown(name, 80)} is not allowed", f"use {_allowed('pipeline')}")
@@ -74,18 +74,18 @@ def check_pipeline_name(name: object) -> str:
 
 
 def check_source_name(name: object) -> str:
-    """Return `name` unchanged, or raise InvalidName: the rule is that of a pipeline's name."""
+    """Return `name` unchanged, or raise InvalidName. The rules are those of a pipeline's name."""
     if not isinstance(name, str) or not _is_of("source", _PIPELINE, name):
         raise InvalidName(f"the source {shown(name, 80)} is not allowed", f"use {_allowed('source')}")
     return name
 
 
 def check_key(tenant: str, key: object) -> str:
-    """Return a record's key unchanged, or raise InvalidInput: 1 to 200 characters, as those of a tenant."""
+    """Return a record's key unchanged, or raise InvalidInput unless it has 1 to 200 characters, as in a tenant."""
     if not isinstance(key, str):
         raise InvalidInput(
-            f"tenant {tenant!r}: the key {shown(key, 20)} is no text but {type(key).__name__}: "
-            "give text, such as str(key)"
+            f"tenant {tenant!r}: the key {shown(key, 20)} is not a string but {type(key).__name__}: "
+            "pass a string, such as str(key)"
         )
     if not 0 < len(key) <= NAMES["key"].longest or _control_character(key) is not None:
         raise InvalidInput(
@@ -96,27 +96,28 @@ def check_key(tenant: str, key: object) -> str:
 
 
 def key_spellings(key: str) -> list[str]:
-    """Return a key as somebody writes it, and the key of several columns that is meant where it is a JSON array.
+    """Return a key as a user has written it and, if it is a JSON array, the key of several columns that it means.
 
-    Such a key is an array of texts, as Postgres writes it: the records of `["eu",211]` have the key `["eu", "211"]`.
+    Such a key is an array of strings in the format of Postgres: `["eu",211]` means the key `["eu", "211"]`.
     """
     if not key.lstrip().startswith("["):
         return [key]
     try:
-        found = json.loads(key, parse_int=str, parse_float=str)
-        texts = [str(one).lower() if isinstance(one, bool) else one for one in found]
+        values = json.loads(key, parse_int=str, parse_float=str)
+        texts = [str(value).lower() if isinstance(value, bool) else value for value in values]
         # Escapes and spaces are those of Postgres.
-        meant = json.dumps(texts, ensure_ascii=False)
-        meant.encode()
-    except (ValueError, RecursionError):  # among them: it is no UTF-8, as by "\\ud800"
+        canonical = json.dumps(texts, ensure_ascii=False)
+        canonical.encode()
+    except (ValueError, RecursionError):  # including text that UTF-8 cannot encode, such as "\\ud800"
         return [key]
-    return [*dict.fromkeys((key, meant))] if all(isinstance(one, str) for one in texts) else [key]
+    return [*dict.fromkeys((key, canonical))] if all(isinstance(text, str) for text in texts) else [key]
 
 
 def check_schema_name(name: str) -> str:
     """Return the name of a Postgres schema unchanged, or raise InvalidName.
 
-    1 to 63 of a-z, 0-9 and `_`, not beginning with a digit or `pg_`. Not `public`, which others use too.
+    It has 1 to 63 characters of a-z, 0-9 and `_`, and does not begin with a digit or `pg_`. `public` is not allowed,
+    because it is shared.
     """
     if not _is_of("schema", _SCHEMA, name):
         raise InvalidName(f"the schema {name!r} is not allowed", f"use {_allowed('schema')} (TASKBRIDGE_SCHEMA)")
@@ -124,7 +125,7 @@ def check_schema_name(name: str) -> str:
 
 
 def check_key_prefix(prefix: str) -> str:
-    """Return `prefix` unchanged, or raise InvalidName: 1 to 63 of A-Z, a-z, 0-9, `_`, `.` and `-`."""
+    """Return `prefix` unchanged, or raise InvalidName unless it has 1 to 63 of A-Z, a-z, 0-9, `_`, `.` and `-`."""
     if not _is_of("key prefix", _PREFIX, prefix):
         raise InvalidName(
             f"the key prefix {prefix!r} is not allowed", f"use {_allowed('key prefix')} (TASKBRIDGE_KEY_PREFIX)"
@@ -137,8 +138,8 @@ def check_message_id(pipeline: str, message_id: object) -> str:
     longest = NAMES["message id"].longest
     if not isinstance(message_id, str):
         raise InvalidInput(
-            f"pipeline {pipeline!r}: the message id {shown(message_id, 20)} is no text but "
-            f"{type(message_id).__name__}: give text, such as str(message_id)"
+            f"pipeline {pipeline!r}: the message id {shown(message_id, 20)} is not a string but "
+            f"{type(message_id).__name__}: pass a string, such as str(message_id)"
         )
     if not 0 < len(message_id) <= longest or not message_id.isprintable():
         raise InvalidInput(
@@ -150,9 +151,10 @@ def check_message_id(pipeline: str, message_id: object) -> str:
 
 def _control_character(text: str) -> int | None:
     """Return the position of the first character of a forbidden category."""
-    if text.isprintable():  # then it has none, and this test is quicker
+    if text.isprintable():  # a faster test: then there is none
         return None
-    return next((at for at, one in enumerate(text) if unicodedata.category(one) in _FORBIDDEN_CATEGORIES), None)
+    categories = map(unicodedata.category, text)
+    return next((at for at, category in enumerate(categories) if category in _FORBIDDEN_CATEGORIES), None)
 
 
 def _is_of(kind: str, pattern: re.Pattern[str], name: str) -> bool:

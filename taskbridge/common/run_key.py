@@ -1,4 +1,4 @@
-"""The key of a run, by which gate and store know it."""
+"""The key that identifies a run in gate and store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["RunKey"]
 
 
 class RunKey(NamedTuple):
-    """A run of a pipeline for a tenant. `token` is its fencing token, which no other run ever has."""
+    """A run of a pipeline for a tenant. `token` is its unique fencing token."""
 
     pipeline: str
     tenant: str

@@ -1,4 +1,4 @@
-"""Statements of SQL: named blocks of `.sql` files, each with a comment that says what it is for.
+"""SQL statements: named blocks in `.sql` files, each with a comment that describes it.
 
 A block begins with `-- name: NAME` and ends where the next one begins.
 """
@@ -16,7 +16,7 @@ _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
 def statement(directory: Path, name: str) -> str:
-    """Return the text of a block, without the comments that are lines of their own."""
+    """Return the text of a block, without comment lines."""
     return statements(directory)[name]
 
 
@@ -27,11 +27,11 @@ def statements(directory: Path) -> dict[str, str]:
     Raises:
         ValueError: two blocks have the same name.
     """
-    found: dict[str, str] = {}
+    blocks: dict[str, str] = {}
     for file in sorted(directory.glob("*.sql")):
         _, *parts = _NAME.split(file.read_text(encoding="utf-8"))
         for name, text in zip(parts[::2], parts[1::2], strict=True):
-            if name in found:
+            if name in blocks:
                 raise ValueError(f"{file}: there are two blocks named {name}")
-            found[name] = "\n".join(line for line in text.splitlines() if not line.startswith("--")).strip("\n")
-    return found
+            blocks[name] = "\n".join(line for line in text.splitlines() if not line.startswith("--")).strip("\n")
+    return blocks

@@ -1,4 +1,4 @@
-"""How long ago, and how long until, for people."""
+"""Formatting of times: how long ago, and how long until."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["ago", "ahead", "iso", "moment", "span"]
 
 
 def ago(at: datetime | None) -> str:
-    """Say how long ago by this machine's clock; one that goes behind the server's shows 0 s."""
+    """Return how long ago a time was by this machine's clock; if that is behind the server's, 0 s."""
     return "-" if at is None else f"{span(at)} ago"
 
 
 def span(at: datetime | None) -> str:
-    """Say for how long something has been so, by this machine's clock."""
+    """Return the time since `at` by this machine's clock."""
     if at is None:
         return "-"
     seconds = max(0.0, (datetime.now(UTC) - at).total_seconds())
@@ -24,16 +24,16 @@ def span(at: datetime | None) -> str:
 
 
 def ahead(seconds: float | None) -> str:
-    """Say in how long, in its two largest units."""
+    """Return in how long something happens, in the two largest units."""
     if seconds is None:
         return "-"
-    left = round(seconds)
-    if left <= 0:
+    whole = round(seconds)
+    if whole <= 0:
         return "now"
     for size, unit, part, smaller in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s")):
-        if left >= size:
-            return f"in {left // size}{unit} {left % size // part}{smaller}"
-    return f"in {left}s"
+        if whole >= size:
+            return f"in {whole // size}{unit} {whole % size // part}{smaller}"
+    return f"in {whole}s"
 
 
 def iso(at: datetime | None) -> str | None:
@@ -42,5 +42,5 @@ def iso(at: datetime | None) -> str | None:
 
 
 def moment(ms: int | None) -> datetime | None:
-    """Return the time that so many milliseconds of the Unix epoch stand for."""
+    """Return the time of so many milliseconds since the Unix epoch."""
     return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)

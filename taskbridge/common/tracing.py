@@ -1,6 +1,6 @@
-"""OpenTelemetry's API, where the program has loaded it. Nothing is imported here, so without it nothing is paid for it.
+"""OpenTelemetry's API, if the program has loaded it. It is not imported here, so it costs nothing otherwise.
 
-A context is kept as the text of W3C's `traceparent`, and only where its trace is sampled: nobody could follow another.
+A span's context is stored as the text of W3C's `traceparent`, and only if its trace is sampled.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 SYSTEM: Final = "taskbridge"
-"""The name of the tracer, and what spans have as `messaging.system`."""
+"""The name of the tracer, and the value of `messaging.system` in spans."""
 MOST_LINKS: Final = 128
-"""Links of one span; an SDK keeps as many unless it is told otherwise."""
+"""Maximum links of one span, which is also the default of SDKs."""
 
 _TRACEPARENT: Final = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
 _SAMPLED: Final = 1
@@ -42,13 +42,13 @@ _SAMPLED: Final = 1
 
 def loaded_api() -> Any:
     """Return the module `opentelemetry.trace`; None: the program has not loaded it."""
-    found = sys.modules.get("opentelemetry.trace")
-    # Another thread may be in the middle of its import.
-    return found if hasattr(found, "use_span") else None
+    module = sys.modules.get("opentelemetry.trace")
+    # Another thread may be importing it right now.
+    return module if hasattr(module, "use_span") else None
 
 
 def tracer() -> Tracer | None:
-    """Return what makes spans; None: the program has not loaded OpenTelemetry. Without an SDK it makes none either."""
+    """Return the tracer; None: the program has not loaded OpenTelemetry. Without an SDK it makes no spans either."""
     api = loaded_api()
     return None if api is None else _tracer_of(api)
 
@@ -60,15 +60,15 @@ def _tracer_of(api: Any) -> Tracer:
 
 
 def current() -> str | None:
-    """Return the context of the span that is current here; None: there is none, or it is not sampled."""
+    """Return the context of the current span; None: there is none, or it is not sampled."""
     api = loaded_api()
     return None if api is None else text_of(api.get_current_span().get_span_context())
 
 
 def header() -> str | None:
-    """Return what a request to somebody else has as `traceparent`: the span that is current; None: there is none.
+    """Return the `traceparent` header for an outgoing request: that of the current span; None: there is none.
 
-    Also where it is not sampled: whoever follows it samples nothing either.
+    This includes spans that are not sampled, so that the receiver does not sample either.
     """
     api = loaded_api()
     context = None if api is None else api.get_current_span().get_span_context()
@@ -76,7 +76,7 @@ def header() -> str | None:
 
 
 def of_request(header: str | None) -> str | None:
-    """Return the context of a request: that of the span that is current, else what its header `traceparent` says."""
+    """Return the context of a request: that of the current span, or else that of its header `traceparent`."""
     api = loaded_api()
     if api is None:
         return None
@@ -85,7 +85,7 @@ def of_request(header: str | None) -> str | None:
 
 
 def text_of(context: SpanContext | None) -> str | None:
-    """Return a context as text; None: it is none, or not sampled."""
+    """Return a context as text; None: it is invalid or not sampled."""
     if context is None or not context.is_valid or not context.trace_flags & _SAMPLED:
         return None
     return _text(context)
@@ -96,7 +96,7 @@ def _text(context: SpanContext) -> str:
 
 
 def parsed(text: str) -> SpanContext | None:
-    """Return the context that a `traceparent` is, of this or a later version; None: it is none."""
+    """Return the context of a `traceparent` of this or a later version; None: it is invalid."""
     api, found = loaded_api(), _TRACEPARENT.fullmatch(text)
     if api is None or found is None or (found[1] == "00" and found[5] is not None):
         return None
@@ -107,7 +107,7 @@ def parsed(text: str) -> SpanContext | None:
 
 
 def fail(span: Span, error: BaseException) -> None:
-    """Write down that a span failed, by the error's class. Its text may quote a document, so no span has that."""
+    """Set a span's error status, with the class of the error. Its text may quote a document, so it is left out."""
     try:
         span.set_attribute("error.type", _named(error))
         span.set_status(loaded_api().StatusCode.ERROR, _named(error))
@@ -116,7 +116,7 @@ def fail(span: Span, error: BaseException) -> None:
 
 
 def end(span: Span, ended: int | None = None) -> None:
-    """End a span, now or as of `ended`, in nanoseconds of the Unix epoch."""
+    """End a span now, or at `ended`, in nanoseconds since the Unix epoch."""
     try:
         span.end(ended)
     except Exception as error:
@@ -124,7 +124,7 @@ def end(span: Span, ended: int | None = None) -> None:
 
 
 def report(error: Exception) -> None:
-    """Say that no span was made; what is traced goes on all the same."""
+    """Log that a span is missing; the traced work continues."""
     log.warning("a span is missing: OpenTelemetry raised %s", _named(error))
 
 

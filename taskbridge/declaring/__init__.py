@@ -1,1 +1,1 @@
-"""What a pipeline is: its source, policy, criteria and handler, and what a failure of it means."""
+"""What a user declares: a pipeline with its source, policy, criteria and handler; and what its failures mean."""

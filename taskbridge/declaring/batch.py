@@ -1,4 +1,4 @@
-"""What a handler is given, a batch of one tenant's records, and what it may raise to be called again later."""
+"""What a handler gets, a batch of one tenant's records, and what it can raise to be called again later."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Record", "RetryAfter"]
 
 DEFAULT_WAIT: Final = 30.0
-"""Seconds to wait where the downstream asks to wait and does not say for how long."""
+"""Seconds to wait if the downstream does not say for how long."""
 
 NO_REASON: Final = "no reason given"
-"""Kept where a handler rejects a record with an empty reason, as with the empty answer of a downstream."""
+"""Stored if a handler rejects a record with an empty reason, such as the empty response of a downstream."""
 
 CALL_IS_OVER: Final = (
     "the batch is over: its handler has returned, so its records can be neither rejected nor marked as handled any "
@@ -39,24 +39,23 @@ _NAMESPACE: Final = uuid.UUID("6b5f3a52-9d0c-5d9e-8a53-0c4a1f0d7c11")
 
 
 class RetryAfter(Exception):
-    """Raised by a handler whose downstream asks it to wait, as with HTTP 429: the batch comes again after `seconds`.
+    """Raised by a handler whose downstream asks it to wait, as with HTTP 429: the batch is delivered again later.
 
-    It counts as no failure. Events meanwhile are absorbed.
+    It does not count as a failure. Events in the meantime are absorbed.
 
-    A handler that returns it keeps what it did so far: what it wrote through the batch commits with the batch's first
-    records, up to the first that it did not mark with `batch.handled`. The others come again after `seconds`. Where it
-    marked none, returning is as raising.
+    A handler that returns it keeps what it has done so far: what it wrote through the batch commits with the batch's
+    first records, up to the first one not marked with `batch.handled`. The others are delivered again after `seconds`.
+    If no record is marked, returning it is the same as raising it.
 
     Args:
-        seconds: how long; a number, or the text of a `Retry-After` header: a number of seconds or an HTTP date. None,
-            where there is no header, and a text that is neither mean 30 s. More than a day is a day, and a date that is
-            past is 0.
-        scope: who waits. "tenant": this tenant; others go on. "pipeline": all tenants of the pipeline, in all workers,
-            because the downstream has one limit for all of them. When the time is over, one run begins. Each run that
-            handles something doubles how many may be under way, up to `max_runs`.
+        seconds: how long to wait; a number, or the text of a `Retry-After` header: a number of seconds or an HTTP date.
+            None (no header) and a text that is neither mean 30 s. The maximum is a day; a date in the past means 0.
+        scope: who waits. "tenant": this tenant only. "pipeline": all tenants of the pipeline, in all workers, because
+            the downstream has one limit for all of them. After the wait a single run begins; each run that handles
+            something doubles how many may be in progress, up to `max_runs`.
 
     Raises:
-        ValueError: `seconds` is none of these, or not a number (NaN); or `scope` is neither.
+        ValueError: `seconds` is none of these, or NaN; or `scope` is unknown.
     """
 
     def __init__(self, seconds: float | str | None, scope: Literal["tenant", "pipeline"] = "tenant") -> None:
@@ -88,7 +87,7 @@ def _seconds_of_header(text: str) -> float:
             date = parsedate_to_datetime(text)
         except (TypeError, ValueError, OverflowError):
             return DEFAULT_WAIT
-        # It has no zone where the text has none, or -0000; an HTTP date is always in UTC.
+        # The date is naive if the text has no zone, or -0000; an HTTP date is always in UTC.
         date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
         return (date - datetime.now(UTC)).total_seconds()
     return DEFAULT_WAIT if math.isnan(seconds) else seconds
@@ -98,15 +97,15 @@ def _seconds_of_header(text: str) -> float:
 class Record:
     """One row of work.
 
-    `external_id` is the record's key (an invoice number), unique within source and tenant. `revision` is a new and
-    higher number after each change of the row, never one that was used before. A record that changed after it was
-    handled is delivered again with its new revision.
+    `external_id` is the record's key (such as an invoice number), unique within source and tenant. Each change of the
+    row gives it a new, higher `revision`, which is never reused. A record that changes after it was handled is
+    delivered again with its new revision.
 
-    Of an adopted table the document is the row, its numerics as text; `deleted` says that the row is gone, and then the
-    document is empty.
+    For an adopted table the document is the row, with numerics as text; `deleted` means that the row is gone, and the
+    document is then empty.
 
-    A number with a fraction is a float in the document. `document_text` is the document as JSON, in which each number
-    has all of its digits: `json.loads(record.document_text, parse_float=Decimal)` keeps them.
+    Numbers with a fraction are floats in the document. `document_text` is the document as JSON with all digits:
+    `json.loads(record.document_text, parse_float=Decimal)` keeps them.
     """
 
     pipeline: str
@@ -119,7 +118,7 @@ class Record:
 
     @property
     def idempotency_key(self) -> str:
-        """A UUID that is the same each time this revision of the record is delivered, and no other's, ever."""
+        """A UUID that is the same each time this revision of the record is delivered, and unique to it."""
         parts = (self.pipeline, self.tenant, self.external_id, self.revision)
         return str(uuid.uuid5(_NAMESPACE, json.dumps(parts)))
 
@@ -127,9 +126,9 @@ class Record:
 class Batch(Sequence[Record]):
     """Records of one tenant, oldest first.
 
-    A handler that returns has handled them all but those that it rejected. One that raises has handled none, unless it
-    says of each when it is done with it (`handled`); it is called again, in the end with each record alone. It may
-    raise `RetryAfter` to be called again after a while.
+    A handler that returns has handled all of them except those it rejected. One that raises has handled none, unless it
+    marks each record when it is done (`handled`); it is called again, in the end with each record alone. It can raise
+    `RetryAfter` to be called again later.
     """
 
     def __init__(
@@ -158,64 +157,64 @@ class Batch(Sequence[Record]):
 
     @property
     def connection(self) -> Connection:
-        """The connection of the transaction that advances the cursor, opened when it is first asked for.
+        """The connection of the transaction that advances the cursor, opened on first use.
 
-        What is written through it takes effect exactly once: it commits together with the cursor or not at all. Do not
+        What you write through it takes effect exactly once: it commits together with the cursor or not at all. Do not
         commit or roll back; the runner does.
         """
         return self._connect()
 
     @property
     def session(self) -> Session:
-        """An ORM session of SQLAlchemy on `connection`, opened when it is first asked for.
+        """A SQLAlchemy ORM session on `connection`, opened on first use.
 
-        What it still holds when the handler returns is written then. `commit` and `rollback` end a part (a savepoint)
-        of the batch's transaction, `close` does nothing. After the call its objects are detached. It is not for
-        several threads or coroutines at once; there is no AsyncSession.
+        It is flushed when the handler returns. `commit` and `rollback` end a savepoint in the batch's transaction,
+        `close` does nothing. After the call its objects are detached. Do not use it from several threads or coroutines
+        at once; there is no AsyncSession.
         """
         return self._open_session()
 
     @property
     def owned(self) -> bool:
-        """Whether the run still has its tenant, as far as this process can know without asking.
+        """Whether the run still owns its tenant, as far as this process knows without asking.
 
-        False once a heartbeat was refused, or when none was confirmed in time. A long handler that sees False should
-        stop: another run is taking over, and the cursor will not move past this batch. Who goes through the batch with
-        `for` is stopped before the next record.
+        False once a heartbeat was refused, or if none was confirmed in time. A long handler that sees False should
+        stop: another run is taking over, and the cursor will not move past this batch. A `for` loop over the batch is
+        stopped before the next record.
         """
         return self._owned()
 
     @property
     def seconds_left(self) -> float:
-        """How many seconds of the pipeline's soft time limit are left; infinity where it has none."""
+        """How many seconds of the pipeline's soft time limit are left; infinity if there is no limit."""
         return self._until - time.monotonic()
 
     def reject(self, record: Record, reason: str) -> None:
         """Put one record of this batch into quarantine with `reason`; the others still count as handled.
 
-        Takes effect when the handler returns, or with what it `handled`; with the cursor or not at all. What the
-        handler wrote for the record through `connection` is not undone. A reason is kept up to 2,000 characters; in
-        place of an empty one "no reason given" is.
+        It takes effect when the handler returns, or together with the records it marked as `handled`, and only if the
+        cursor advances. What the handler wrote for the record through `connection` is not undone. A reason is cut to
+        2,000 characters; an empty one becomes "no reason given".
 
         Raises:
-            ValueError: the record is not of this batch.
+            ValueError: the record is not in this batch.
             HandlerMistake: the handler's call is over.
         """
         self._check(record)
         text = storable(reason)
-        # An error here would cost the whole batch, over and over, for want of a word about one record.
+        # An error here would fail the whole batch again and again for a missing reason of one record.
         self._rejected[record.external_id] = text if text.strip() else NO_REASON
 
     def handled(self, record: Record) -> None:
-        """Say that one record of this batch is done with, as after the request that is made for it.
+        """Mark one record of this batch as done, for example after the request that was made for it.
 
-        Where the handler raises later, whatever it raises, the batch's first records up to the first that was neither
-        handled nor rejected are not delivered again. Where its process is killed they may be: the mark is in memory.
-        Marks say nothing where it raises and `connection` was used: what was written through it is rolled back with the
-        whole batch. What is to be kept then: return `RetryAfter`.
+        If the handler raises later, whatever it raises, the batch's first records up to the first one that was neither
+        handled nor rejected are not delivered again. If its process is killed they may be: the mark is in memory.
+        Marks have no effect if the handler raises after it used `connection`: what was written through it is rolled
+        back with the whole batch. To keep that, return `RetryAfter` instead.
 
         Raises:
-            ValueError: the record is not of this batch.
+            ValueError: the record is not in this batch.
             HandlerMistake: the handler's call is over.
         """
         self._check(record)
@@ -223,15 +222,15 @@ class Batch(Sequence[Record]):
 
     @property
     def done(self) -> Set[str]:
-        """External ids of the records that were handled or rejected so far."""
+        """External ids of the records that have been handled or rejected so far."""
         return self._handled | self._rejected.keys()
 
     def _check(self, record: Record) -> None:
         if self._is_over:
-            # It has been decided what becomes of its records, so a word about one would be lost.
+            # The outcome of its records is decided already, so the mark would be lost.
             raise HandlerMistake(CALL_IS_OVER)
         if record != self._by_id.get(record.external_id):
-            raise ValueError(f"record {record.external_id!r} of tenant {record.tenant!r} is not of this batch")
+            raise ValueError(f"record {record.external_id!r} of tenant {record.tenant!r} is not in this batch")
 
     @cached_property
     def _by_id(self) -> dict[str, Record]:
@@ -239,17 +238,18 @@ class Batch(Sequence[Record]):
 
     @property
     def rejected(self) -> Mapping[str, str]:
-        """What was rejected so far: the reason by external id."""
+        """The reason for each record rejected so far, by external id."""
         return MappingProxyType(self._rejected)
 
     def __iter__(self) -> Iterator[Record]:
-        """Yield the records one by one, for as long as the run has its tenant (`owned`).
+        """Yield the records one by one, as long as the run owns its tenant (`owned`).
 
-        A process that stood still for longer than `TASKBRIDGE_RUNNER_TTL` would else go on with records that another
-        run has handled in newer revisions.
+        Otherwise a process that was frozen for longer than `TASKBRIDGE_RUNNER_TTL` would continue with records that
+        another run has handled in newer revisions.
 
         Raises:
-            RetryAfter: it has it no more. What was marked is kept if no other run took over, as where Redis is away.
+            RetryAfter: the run no longer owns its tenant. Marks are kept if no other run took over, for example if
+                Redis is unavailable.
         """
         for record in self._records:
             if not self._is_over and not self._owned():
@@ -257,7 +257,7 @@ class Batch(Sequence[Record]):
             yield record
 
     def end_call(self) -> None:
-        """Say that the handler's call is over: who has kept the batch may go through it, whoever has the tenant."""
+        """Note that the handler's call is over. Code that kept the batch can still read it, whoever owns the tenant."""
         self._is_over = True
 
     @overload

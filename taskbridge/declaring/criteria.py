@@ -40,16 +40,16 @@ _JSON_TYPES: dict[type, str] = {
 
 @dataclass(frozen=True)
 class Criterion:
-    """A message whose payload has this value belongs to that tenant and waits this long after the tenant's last run.
+    """Which messages match, which tenant they belong to, and how long they wait after the tenant's last run.
 
     Args:
-        match_path: JSONPath that must give exactly one value.
+        match_path: JSONPath that must select exactly one value.
         match_value: what that value must be, compared as JSON: 1 and 1.0 are equal, 1 and true or "1" are not.
-        parameter_path: JSONPath that must give exactly one value, the tenant.
+        parameter_path: JSONPath that must select exactly one value, the tenant.
         delay: seconds from the start of the tenant's last run until the message is due; 0.001 to 30 days.
 
     Raises:
-        InvalidPolicy: a path is no JSONPath, the value is no JSON scalar, or the delay is out of range.
+        InvalidPolicy: a path is not a JSONPath, the value is not a JSON scalar, or the delay is out of range.
     """
 
     match_path: str
@@ -67,13 +67,13 @@ class Criterion:
         _check_delay(self.label, self.delay)
         object.__setattr__(self, "_match", matched)
         object.__setattr__(self, "_parameter", parameter)
-        # True and 1 are equal in Python, and not in JSON.
+        # True and 1 are equal in Python, but not in JSON.
         identity = (match_path, isinstance(self.match_value, bool), self.match_value, parameter_path)
         object.__setattr__(self, "_identity", identity)
 
     @property
     def label(self) -> str:
-        """A short name to read, such as `$.level = "ERROR"`. Two criteria may share one."""
+        """A short readable name, such as `$.level = "ERROR"`. It need not be unique."""
         return f"{_printable(self.match_path)} = {_shown(self.match_value)}"
 
     @property
@@ -83,7 +83,7 @@ class Criterion:
 
 
 class Match(NamedTuple):
-    """What the criteria say about a payload; `criterion` is the label of the one with the smallest delay."""
+    """The tenant and delay of a payload; `criterion` is the label of the matching one with the smallest delay."""
 
     tenant: str
     delay_ms: int
@@ -91,23 +91,23 @@ class Match(NamedTuple):
 
 
 class Unmatched(NamedTuple):
-    """The payload gives no tenant. The reason says what an operator can correct, in the criteria or at the sender."""
+    """The payload has no tenant. The reason says what an operator can correct in the criteria or at the sender."""
 
     reason: str
 
 
 class _Missed(Exception):
-    """A match path did not give its value."""
+    """A match path did not select its value."""
 
 
 class _NoTenant(Exception):
-    """A match path gave its value, but the parameter path gave no tenant."""
+    """A match path selected its value, but the parameter path selected no tenant."""
 
 
 def match(criteria: Sequence[Criterion], payload: object) -> Match | Unmatched:
-    """Return the tenant and the smallest delay of the criteria that apply to `payload`, or why there is none.
+    """Return the tenant and the smallest delay of the criteria that match `payload`, or why none does.
 
-    It never raises, whatever JSON the payload is. Where the criteria that apply give different tenants the payload is
+    It never raises, whatever JSON the payload is. If the matching criteria give different tenants, the payload is
     unmatched, because a record belongs to one tenant.
     """
     applying: list[tuple[Criterion, str]] = []
@@ -122,14 +122,14 @@ def match(criteria: Sequence[Criterion], payload: object) -> Match | Unmatched:
             without_tenant.append(f"criterion {criterion.label} has its value, but {problem}")
     if applying:
         return _agreed(applying)
-    # A criterion whose value is there says more than those that need another value.
+    # A criterion whose value is present explains more than those that need another value.
     return Unmatched(without_tenant[0] if without_tenant else _nothing_applies(missed))
 
 
 def check_criteria(criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
-    """Return `criteria` as a tuple, or raise InvalidPolicy: there is none, or two of them ask for the same thing."""
+    """Return `criteria` as a tuple; raise InvalidPolicy if there is none, or if two of them match the same thing."""
     checked: list[Criterion] = []
-    # Two that differ in the parameter path alone are allowed, since senders may name the tenant in different places.
+    # Two that differ only in the parameter path are allowed: senders may put the tenant in different places.
     seen: dict[tuple[str, bool, Scalar, str], int] = {}
     for position, item in enumerate(_items(criteria), start=1):
         if not isinstance(item, Criterion):
@@ -160,7 +160,7 @@ def _repeated(earlier: int, first: Criterion, later: int, second: Criterion) -> 
 
 
 def compiled(name: str, path: object) -> tuple[jsonpath.JSONPathQuery, str]:
-    """The query and its canonical text, in which `$.level` and `$['level']` are the same."""
+    """Return the query and its canonical text, which is the same for `$.level` and `$['level']`."""
     if not isinstance(path, str):
         raise InvalidPolicy(f'the {name} is {_shown(path)}: give a JSONPath as text, such as "$.level"')
     import jsonpath_rfc9535 as jsonpath  # noqa: PLC0415 - only where there are criteria
@@ -182,7 +182,7 @@ def _check_scalar(path: str, value: object) -> None:
         raise InvalidPolicy(
             f"the match_value for {_printable(path)} is {_shown(value)}: give a string, a number, a boolean or None"
         )
-    # Neither can stand in a JSON document that Postgres stores.
+    # Neither can be in a JSON document that Postgres stores.
     if value != value or value in (float("inf"), float("-inf")):
         raise InvalidPolicy(f"the match_value for {_printable(path)} is {value}: give a finite number")
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" or character == "\0" for character in value):
@@ -200,7 +200,7 @@ def _check_delay(label: str, delay: object) -> None:
 
 
 def _apply(criterion: Criterion, payload: object) -> str:
-    """The tenant that the criterion gives the payload."""
+    """Return the tenant that the criterion selects in the payload."""
     path = _printable(criterion.match_path)
     try:
         value = _only_value(criterion._match, payload)
@@ -225,7 +225,7 @@ def _apply(criterion: Criterion, payload: object) -> str:
 
 
 def _only_value(query: jsonpath.JSONPathQuery, payload: object) -> object:
-    """The one value that the query gives, or a ValueError that says what it does instead."""
+    """Return the single value that the query selects; raise a ValueError that explains why there is none."""
     try:
         values = query.find(cast("jsonpath.JSONValue", payload)).values()
     except Exception as error:  # a filter may fail on a value, such as a pattern with a lone surrogate
@@ -261,14 +261,14 @@ def _agreed(applying: list[tuple[Criterion, str]]) -> Match | Unmatched:
 
 
 def _nothing_applies(missed: dict[str, list[str]]) -> str:
-    said = [f"{given}, needed {' or '.join(dict.fromkeys(wanted))}" for given, wanted in missed.items()]
-    if len(said) > _MOST_PATHS:
-        said[_MOST_PATHS:] = [f"and {len(said) - _MOST_PATHS} more"]
-    return f"no criterion applies: {'; '.join(said) or 'none is declared'}"
+    reasons = [f"{given}, needed {' or '.join(dict.fromkeys(wanted))}" for given, wanted in missed.items()]
+    if len(reasons) > _MOST_PATHS:
+        reasons[_MOST_PATHS:] = [f"and {len(reasons) - _MOST_PATHS} more"]
+    return f"no criterion applies: {'; '.join(reasons) or 'none is declared'}"
 
 
 def _shown(value: object) -> str:
-    """A value as JSON, shortened, without characters that a terminal or Postgres does not take."""
+    """Return a value as JSON, shortened, without characters that a terminal or Postgres does not accept."""
     if isinstance(value, str):
         shown = f'"{_printable(value[:_LONGEST_TEXT], also=_QUOTED)}"'
         return shown if len(value) <= _LONGEST_TEXT else f"{shown}... ({len(value)} characters)"

@@ -1,4 +1,4 @@
-"""What a failure means: whose it is, how soon to try again, and which record cannot be handled."""
+"""What a failure means: who is at fault, how soon to retry, and which record cannot be handled."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ __all__ = ["LONGEST_OUTAGE_BACKOFF", "Bisection", "asked_to_wait", "backoff", "i
 FIRST_BACKOFF: Final = 0.5
 LONGEST_BACKOFF: Final = 300.0
 LONGEST_OUTAGE_BACKOFF: Final = 30.0
-"""Seconds, where the downstream seems to be away: as long as the longest wait between two probes of a circuit."""
+"""Seconds if the downstream seems to be down: the same as the longest wait between two probes of a circuit."""
 
 
 def backoff(failures: int, longest: float | None = None) -> float:
-    """Return the seconds until the next try: 0.5, doubled for each of the `failures` before, up to `longest` or 300.
+    """Return the seconds until the next attempt: 0.5, doubled for each of the `failures`, up to `longest` or 300.
 
-    Up to a quarter is taken off at random, so that tenants that failed together do not come back together.
+    Up to a quarter is subtracted at random, so that tenants that failed together do not come back together.
     """
     seconds = min(longest or LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(failures, 20))
     return seconds * random.uniform(0.75, 1.0)  # noqa: S311 - jitter, not a secret
 
 
 def is_downstream(error: BaseException, also: tuple[type[Exception], ...] = ()) -> bool:
-    """Whether `error`, or what it was raised from, says that something the handler calls cannot be used now."""
-    return any(isinstance(one, also) or _says_away(one) for one in _with_causes(error))
+    """Whether `error`, or what it was raised from, says that something the handler calls is unavailable."""
+    return any(isinstance(each, also) or _says_away(each) for each in _with_causes(error))
 
 
 def _says_away(error: BaseException) -> bool:
     try:
         return is_away(error)
     except Exception:
-        # What it is asked for may be a property of its class, which may raise anything.
+        # An attribute may be a property of its class, which may raise anything.
         return False
 
 
 def is_caused_by(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
     """Whether `error`, or what it was raised from, is one of these."""
-    return any(isinstance(one, kinds) for one in _with_causes(error))
+    return any(isinstance(each, kinds) for each in _with_causes(error))
 
 
 def asked_to_wait(error: BaseException) -> RetryAfter | None:
-    """Return the RetryAfter that `error` is, or the longest of a group of nothing else, as a `TaskGroup` raises it."""
+    """Return `error` if it is a RetryAfter, or the longest one of a group (as of a `TaskGroup`) of nothing else."""
     waits, unseen = [], [error]
     while unseen:
         each = unseen.pop()
@@ -76,25 +76,25 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _cause_of(error: BaseException) -> BaseException | None:
-    # Not the error's own attributes: its class may have properties of these names, which may raise anything.
+    # Not by attribute access: its class may have properties of these names, which may raise anything.
     cause, context, hides_context = (
         vars(BaseException)[name].__get__(error) for name in ("__cause__", "__context__", "__suppress_context__")
     )
-    found: BaseException | None = cause or (None if hides_context else context)
-    return found
+    origin: BaseException | None = cause or (None if hides_context else context)
+    return origin
 
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
     """The search for a record that cannot be handled among those after the cursor.
 
-    `limit`: most records of the next batch (None: the pipeline's batch size). `suspects`: one of so many next records
-    cannot be handled (0: none is known). `attempts`: how often in a row a batch of this size failed. Where one record
-    is alone, `revision` is its revision, `attempts` counts its errors, `outages` those of them that blame the
-    downstream, and `deaths` the runs that died over it.
+    `limit`: maximum size of the next batch (None: the pipeline's batch size). `suspects`: one of this many next records
+    cannot be handled (0: no failure is known). `attempts`: how often in a row a batch of this size failed. For a single
+    record, `revision` is its revision, `attempts` counts its errors, `outages` those that blame the downstream, and
+    `deaths` the runs that died while they handled it.
 
-    A batch that fails is tried once more as it is, then halved with each failure until one record is alone. If a half
-    is handled, the bad record is in the other half. Once it is found, batches double again with each success.
+    A batch that fails is retried once unchanged, then halved with each failure until one record is alone. If a half is
+    handled, the bad record is in the other half. Once it is found, batches double again with each success.
     """
 
     limit: int | None = None
@@ -109,7 +109,7 @@ class Bisection:
     ) -> Bisection:
         """Return what follows the failure of a batch of `size` records, the first of which has this `revision`.
 
-        Failures are counted for one record: another that was alone before leaves none to this one.
+        Failures are counted per record: those of another record that was alone before do not count for this one.
         """
         if size == 1:
             before = self if self.is_alone and self.revision == revision else Bisection()
@@ -125,9 +125,9 @@ class Bisection:
         return self.failed(size, revision) if size == 1 else replace(self, limit=(size + 1) // 2, attempts=0)
 
     def told_to_wait(self, size: int) -> Bisection:
-        """Return what follows when the handler asked to wait with a batch of `size` records.
+        """Return what follows if the handler asked to wait with a batch of `size` records.
 
-        If it asks again with as many records or fewer, it may make one request for each; the next batch is half as big.
+        If it asks again with as many records or fewer, it may make a request per record, so the next batch is halved.
         """
         if size == 1:
             return self
@@ -145,7 +145,7 @@ class Bisection:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the search has come down to one record."""
+        """Whether the search has narrowed down to one record."""
         return self.suspects == 1
 
     @property

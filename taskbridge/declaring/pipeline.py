@@ -30,7 +30,7 @@ H = TypeVar("H", bound="Handler")
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A named stream of work: a policy, the handler of its records, and what to do when that fails.
+    """A named stream of work: a policy, the handler of its records, and what to do if the handler fails.
 
     See `pipeline` for what each value means.
     """
@@ -43,6 +43,7 @@ class Pipeline:
     max_runs: int = 0
     rate_limit: Limits = NO_LIMITS
     tenant_rate_limit: Limits = NO_LIMITS
+    latency_budget: float = 0.05
     soft_time_limit: float | None = None
     downstream_errors: tuple[type[Exception], ...] = ()
     source: str = ""
@@ -50,7 +51,7 @@ class Pipeline:
 
     @property
     def criteria(self) -> DelaySinceLastRun | None:
-        """The policy if it has criteria, which find the tenant and the delay of each message; else None."""
+        """The policy if it has criteria, which determine the tenant and the delay of each message; else None."""
         return self.policy if isinstance(self.policy, DelaySinceLastRun) else None
 
     @property
@@ -69,21 +70,26 @@ class Pipeline:
             )
         for name in ("batch_size", "max_attempts", "max_runs"):
             self._check_whole(name)
-        limit, limits = self.soft_time_limit, OPTIONS["soft_time_limit"]
-        if limit is not None and (type(limit) not in (int, float) or not limits.has(limit)):
-            raise InvalidPolicy(f"pipeline {self.name}: soft_time_limit is {limit!r}, give a number {limits}")
+        self._check_seconds("latency_budget")
+        if self.soft_time_limit is not None:
+            self._check_seconds("soft_time_limit")
         for kind in self.downstream_errors:
             if not isinstance(kind, type) or not issubclass(kind, Exception):  # type: ignore[redundant-expr]
                 raise InvalidPolicy(f"pipeline {self.name}: downstream_errors holds {kind!r}, give exception classes")
 
     def _check_handler(self) -> None:
-        # The handler may be an object; what is called then is in its class.
-        for one in (self.handler, type(self.handler).__call__):
-            if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+        # The handler may be an object with `__call__`.
+        for function in (self.handler, type(self.handler).__call__):
+            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
                 raise InvalidPolicy(
                     f"pipeline {self.name}: the handler {_place(self.handler)} is a generator function, so calling it "
-                    "would run nothing of it: write a function without `yield`"
+                    "would not run its body: write a function without `yield`"
                 )
+
+    def _check_seconds(self, name: str) -> None:
+        value, limits = getattr(self, name), OPTIONS[name]
+        if type(value) not in (int, float) or not limits.has(value):
+            raise InvalidPolicy(f"pipeline {self.name}: {name} is {value!r}, give a number {limits}")
 
     def _check_whole(self, name: str) -> None:
         value = getattr(self, name)
@@ -101,33 +107,33 @@ class Pipelines:
         self._builtin: dict[str, Pipeline] = {}
 
     def beside(self, builtin: Pipeline) -> Pipelines:
-        """Return these pipelines, also those declared later, and a built-in one unless its name is declared."""
+        """Return these pipelines, including those declared later, plus a built-in one unless its name is declared."""
         both = Pipelines()
         both._declared = self._declared
         both._builtin = {builtin.name: builtin}
         return both
 
-    def declare(self, one: Pipeline) -> None:
+    def declare(self, added: Pipeline) -> None:
         """Add a pipeline.
 
         Raises:
             InvalidPolicy: another handler was declared under this name.
         """
-        before = self._declared.get(one.name)
-        if before is not None and _place(before.handler) != _place(one.handler):
+        before = self._declared.get(added.name)
+        if before is not None and _place(before.handler) != _place(added.handler):
             raise InvalidPolicy(
-                f"the pipeline {one.name!r} is declared twice, by {_place(before.handler)} and {_place(one.handler)}: "
-                "rename one of them"
+                f"the pipeline {added.name!r} is declared twice, by {_place(before.handler)} and "
+                f"{_place(added.handler)}: rename one of them"
             )
-        self._declared[one.name] = one
+        self._declared[added.name] = added
 
     def load(self, modules: Iterable[str]) -> None:
         """Import modules so that they declare their pipelines.
 
-        If there are any, Python also looks for them in the current directory.
+        The current directory is added to Python's path if there are any.
 
         Raises:
-            ConfigurationError: a module does not import, or declares what cannot work; the message has its error.
+            ConfigurationError: a module cannot be imported, or its declarations are invalid; the message says why.
         """
         modules = tuple(modules)
         directory = str(Path.cwd())
@@ -147,7 +153,7 @@ class Pipelines:
                 ) from error
 
     def __getitem__(self, name: Any) -> Pipeline:
-        """Return the pipeline of this name; a message may hold anything in its place.
+        """Return the pipeline of this name; the name may come from a message, and so be anything.
 
         Raises:
             UnknownPipeline: there is none.
@@ -166,7 +172,7 @@ class Pipelines:
 
 
 DECLARED: Final = Pipelines()
-"""What `@pipeline` declared in this process."""
+"""The pipelines declared with `@pipeline` in this process."""
 
 
 def pipeline(
@@ -180,33 +186,39 @@ def pipeline(
     max_runs: int = 0,
     rate_limit: RateLimit | str | Sequence[RateLimit | str] | None = None,
     tenant_rate_limit: RateLimit | str | Sequence[RateLimit | str] | None = None,
+    latency_budget: float = 0.05,
     soft_time_limit: float | None = None,
     downstream_errors: Iterable[type[Exception]] = (),
 ) -> Callable[[H], H]:
     """Declare the decorated function as the handler of a pipeline. It may be a coroutine function (`async def`).
 
     Args:
-        name: 1 to 63 of a-z, 0-9, `_` and `-`; pinned in messages, keys and tables, so it must not change.
-        source: the records that it reads, those of `record(..., source=...)`; by default the pipeline's own name.
+        name: 1 to 63 characters of a-z, 0-9, `_` and `-`. It is part of messages, keys and tables, so it must not
+            change.
+        source: the source of its records, as in `record(..., source=...)`; by default the name of the pipeline.
             Several pipelines may read one source, each at its own pace. It must not change either.
-        start: which records a new pipeline begins with: `everything` that there is, only what is written from `now` on,
-            or from a time. It counts when the pipeline is seen for the first time, and never again.
+        start: which records a new pipeline begins with: `everything`, only what is written from `now` on, or what is
+            written from a given time on. It applies only when the pipeline is seen for the first time.
         policy: when runs may start.
-        batch_size: most records that a handler is given at once; 1 to 100,000. It is given fewer where their documents
-            come to 64 MiB, where so many took longer than a run's time budget, and during bisection.
+        batch_size: maximum number of records per call of the handler; 1 to 100,000. A batch is smaller if the documents
+            reach 64 MiB, if that many records would exceed `latency_budget`, and during bisection.
         max_attempts: how often a record may fail alone before it goes to quarantine; 1 to 1,000.
-        max_runs: how many runs of this pipeline may be under way at once, over all workers; 0: no limit.
-        rate_limit: how many records of this pipeline may be delivered in a time, or how often its handler may be
-            called, over all workers and tenants: a `RateLimit`, or its rate alone ("600/m", "10 calls/s"), or one of
-            each in a tuple.
+        max_runs: how many runs of this pipeline may be in progress at once, over all workers; 0: no limit.
+        rate_limit: how many records of this pipeline may be delivered per unit of time, or how often its handler may be
+            called, over all workers and tenants: a `RateLimit`, or just its rate ("600/m", "10 calls/s"), or a tuple
+            with one of each.
         tenant_rate_limit: the same for each tenant.
-        soft_time_limit: seconds that one call of the handler may take. `Batch.seconds_left` counts down, and where the
+        latency_budget: by how many seconds the records of a batch may prolong one call of the handler. The first event
+            of another tenant may have to wait for that call. If the call itself costs more than a quarter of this, as
+            an HTTP request does, the records may take four times that cost instead. Both costs are measured. A larger
+            value means fewer, larger batches.
+        soft_time_limit: how many seconds one call of the handler may take. `Batch.seconds_left` counts down, and if the
             pool runs tasks in the main thread of a process (prefork, solo), Celery's `SoftTimeLimitExceeded` is raised
-            in the handler; in other pools the handler has to look. A coroutine is cancelled in all pools.
-        downstream_errors: exceptions, beside Python's `ConnectionError` and `TimeoutError` and lost connections of
-            Postgres, Redis and the broker, that say "what I call is down". A record goes to quarantine for them only on
-            stronger evidence (docs/explanation/failures.md), and five in a row, of two tenants at the least, open the
-            pipeline's circuit.
+            in the handler; in other pools the handler has to check. A coroutine is cancelled in all pools.
+        downstream_errors: exceptions that mean "the service I call is down", in addition to Python's `ConnectionError`
+            and `TimeoutError` and lost connections to Postgres, Redis and the broker. For them a record goes to
+            quarantine only on stronger evidence (docs/explanation/failures.md), and five in a row, from at least two
+            tenants, open the pipeline's circuit.
 
     Raises:
         InvalidName: the name is not allowed.
@@ -224,6 +236,7 @@ def pipeline(
                 max_runs=max_runs,
                 rate_limit=Limits.of(f"pipeline {name}: rate_limit", rate_limit),
                 tenant_rate_limit=Limits.of(f"pipeline {name}: tenant_rate_limit", tenant_rate_limit),
+                latency_budget=latency_budget,
                 soft_time_limit=soft_time_limit,
                 downstream_errors=tuple(downstream_errors),
                 source=source or "",

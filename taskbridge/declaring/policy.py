@@ -1,4 +1,4 @@
-"""Policies, which say when a tenant's next run may start, and rate limits. Both check their values when made."""
+"""Policies, which decide when a tenant's next run may start, and rate limits. Both validate their values."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["NO_LIMITS", "DelaySinceLastRun", "LatencyNeutral", "Limits", "Policy
 class Spacing:
     """A policy as the gate sees it, in whole milliseconds.
 
-    `delay` is the least time from the start of a tenant's last run to its next; `lease` is how long an event keeps the
-    runner alive (0: not at all); `last_ttl` is how long the last run delays a tenant that has become idle (0: not at
-    all); `empty_tick` is the time after which a lingering runner sweeps although nothing came (0: only at the end of
-    the lease).
+    `delay` is the minimum time from the start of a tenant's last run to the start of its next; `lease` is how long an
+    event keeps the runner alive (0: not at all); `last_ttl` is how long the last run delays a tenant that has become
+    idle (0: not at all); `empty_tick` is the time after which a lingering runner sweeps although no event arrived (0:
+    only at the end of the lease).
     """
 
     delay: int
@@ -46,11 +46,11 @@ class LatencyNeutral:
     """Start at once, then absorb the burst.
 
     Args:
-        lease: seconds that an event keeps its tenant's runner alive; 0 to 3600. With 0 the runner ends as soon as
-            nothing is new, and batches form only while it runs.
-        tick: least seconds from the start of one run to the start of the tenant's next; above 0, at most `lease`
+        lease: for how many seconds an event keeps its tenant's runner alive; 0 to 3600. With 0 the runner ends as soon
+            as nothing is new, and batches form only while it runs.
+        tick: minimum seconds from the start of one run to the start of the tenant's next; above 0, and at most `lease`
             unless that is 0.
-        sweep_empty_ticks: sweep at every tick of the lease, whether or not anything came.
+        sweep_empty_ticks: sweep at every tick of the lease, whether or not an event arrived.
 
     Raises:
         InvalidPolicy: a value is out of range, or the tick is longer than the lease.
@@ -77,7 +77,7 @@ class LatencyNeutral:
     def spacing(self) -> Spacing:
         """The policy in the gate's units.
 
-        The last run is not kept once the burst is over, so that the first event of the next burst waits for no tick.
+        The last run is not remembered after the burst, so that the first event of the next burst does not wait.
         """
         tick = _milliseconds(self.tick)
         return Spacing(delay=tick, lease=_milliseconds(self.lease), empty_tick=tick if self.sweep_empty_ticks else 0)
@@ -88,7 +88,7 @@ class DelaySinceLastRun:
     """Start at once on a tenant's first event, then not before a delay since the start of the tenant's last run.
 
     The delay is that of the criterion that the record's message matched. A record that was not written by
-    `record_event` has the smallest one. A run takes all records of its tenant, also those that are not yet due.
+    `record_event` has the smallest delay. A run takes all records of its tenant, including those not yet due.
 
     Args:
         criteria: at least one; kept as a tuple.
@@ -100,37 +100,38 @@ class DelaySinceLastRun:
     criteria: Sequence[Criterion]
 
     def __post_init__(self) -> None:
-        from taskbridge.declaring.criteria import check_criteria  # noqa: PLC0415 - not where nobody has criteria
+        from taskbridge.declaring.criteria import check_criteria  # noqa: PLC0415 - only needed with criteria
 
         object.__setattr__(self, "criteria", check_criteria(self.criteria))
 
     @cached_property
     def spacing(self) -> Spacing:
-        """The policy in the gate's units, for an event that names no delay of its own: the smallest one."""
+        """The policy in the gate's units, for an event without a delay of its own: with the smallest one."""
         return self.spacing_for(self.smallest_ms)
 
     @cached_property
     def smallest_ms(self) -> int:
-        """The smallest delay of any criterion in milliseconds: that of a record that has none of its own."""
+        """The smallest delay of the criteria in milliseconds, used for records that have none of their own."""
         return min(criterion.delay_ms for criterion in self.criteria)
 
     def spacing_for(self, delay_ms: int) -> Spacing:
         """The policy in the gate's units, for an event with this delay.
 
-        The last run is kept for the longest delay, since the next event may have that one.
+        The last run is remembered for the longest delay, since the next event may have that one.
         """
         return Spacing(delay=delay_ms, last_ttl=max(delay_ms, *(criterion.delay_ms for criterion in self.criteria)))
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """How many records, or calls of the handler, there may be in a time, counted over all workers.
+    """How many records, or calls of the handler, are allowed per unit of time, over all workers.
 
     Args:
         rate: a number, `records` or `calls`, a slash, and `s`, `m`, `h` or `d`, as in "600 records/m" or "10 calls/s".
-            Without a word it is records: "600/m".
-        burst: how many may go at once after a quiet time, at least 1. By default what the rate allows in one second;
-            for calls in a tenth of one, so that a downstream that counts by the second sees hardly more than its limit.
+            "600/m" means records.
+        burst: how many are allowed at once after an idle time, at least 1. The default is what the rate allows in one
+            second; for calls, in a tenth of a second, so that a downstream that counts by the second hardly sees more
+            than its limit.
 
     Raises:
         InvalidPolicy: the rate cannot be read, or a number is out of range.
@@ -142,33 +143,33 @@ class RateLimit:
     def __post_init__(self) -> None:
         if not _RATE.fullmatch(str(self.rate)):
             raise InvalidPolicy(
-                f"the rate limit {self.rate!r} cannot be read: write records or calls per time, as in '600/m' or "
+                f"the rate limit {self.rate!r} is invalid: write records or calls per time, as in '600/m' or "
                 "'10 calls/s'"
             )
         if not 0 < self.interval_us <= _PERIODS["d"]:
             raise InvalidPolicy(f"the rate limit {self.rate!r} is out of range: it must lie between 1/d and 1000000/s")
         if self.burst is not None and (type(self.burst) is not int or self.burst < 1):
-            raise InvalidPolicy(f"the burst of a rate limit is {self.burst!r}: give a whole number from 1 up")
+            raise InvalidPolicy(f"the burst of a rate limit is {self.burst!r}: give a whole number of at least 1")
 
     @property
     def of_calls(self) -> bool:
-        """Whether it counts calls of the handler, and not records."""
+        """Whether it limits calls of the handler instead of records."""
         return " calls" in self.rate
 
     @property
     def interval_us(self) -> float:
-        """Microseconds for each record or call; 0 where the rate allows none or too many."""
+        """Microseconds per record or call; 0 if the rate is out of range."""
         count, period = self.rate.split("/")
         number = int(count.split()[0])
         return _PERIODS[period] / number if 0 < number <= _PERIODS[period] else 0
 
     @property
     def most(self) -> int:
-        """How many may go at once."""
+        """How many are allowed at once."""
         return self.burst or max(1, int((100_000 if self.of_calls else 1_000_000) / self.interval_us))
 
     def within(self, milliseconds: int) -> int:
-        """How many the rate allows in so many milliseconds, at least 1."""
+        """How many the rate allows in this many milliseconds, at least 1."""
         return max(1, int(milliseconds * 1000 / self.interval_us))
 
 
@@ -180,22 +181,24 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, name: str, given: object) -> Limits:
-        """Return the limits that the option `name` was `given`: a limit or its rate, a list of them, or None.
+        """Return the limits `given` for the option `name`: a limit or its rate, a list of them, or None.
 
         Raises:
-            InvalidPolicy: it is something else, or two limits are of one kind.
+            InvalidPolicy: it is something else, or two limits are of the same kind.
         """
-        many = list(given) if isinstance(given, tuple | list) else [] if given is None else [given]
-        found: dict[bool, RateLimit] = {}
-        for one in many:
-            if not isinstance(one, RateLimit | str):
-                raise InvalidPolicy(f"{name} holds {one!r}: give a RateLimit, or its rate, as '600/m' or '10 calls/s'")
-            limit = RateLimit(one) if isinstance(one, str) else one
-            if limit.of_calls in found:
+        items = list(given) if isinstance(given, tuple | list) else [] if given is None else [given]
+        limits: dict[bool, RateLimit] = {}
+        for item in items:
+            if not isinstance(item, RateLimit | str):
+                raise InvalidPolicy(
+                    f"{name} contains {item!r}: give a RateLimit, or its rate, such as '600/m' or '10 calls/s'"
+                )
+            limit = RateLimit(item) if isinstance(item, str) else item
+            if limit.of_calls in limits:
                 kind = "calls" if limit.of_calls else "records"
-                raise InvalidPolicy(f"{name} has two limits of {kind}: give one of records and one of calls at most")
-            found[limit.of_calls] = limit
-        return cls(found.get(False), found.get(True))
+                raise InvalidPolicy(f"{name} has two limits of {kind}: give at most one of records and one of calls")
+            limits[limit.of_calls] = limit
+        return cls(limits.get(False), limits.get(True))
 
 
 NO_LIMITS: Final = Limits()

@@ -35,7 +35,7 @@ from taskbridge.store.schema import VERSION_TABLE
 from taskbridge.testing.deploying import own_deployment
 from taskbridge.testing.inline import drain_all, notified
 from taskbridge.worker.handler import check_returned, done_first
-from taskbridge.worker.poller import reconcile, poll_changes
+from taskbridge.worker.poller import poll_changes, reconcile
 
 __all__ = ["Delivered", "Deployed", "deliver", "deployed"]
 

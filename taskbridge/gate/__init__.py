@@ -21,9 +21,9 @@ if TYPE_CHECKING:
         Message,
         Notified,
         Outcome,
+        PollingHold,
         Reminder,
         Settlement,
-        PollingHold,
         Timing,
     )
     from taskbridge.gate.wire import client, deadline

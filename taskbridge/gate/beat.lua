@@ -1,4 +1,4 @@
--- The run is alive: move its deadline on.
+-- The run is alive: extend its deadline.
 -- KEYS: due runner running
 -- ARGV: tenant token ttl_ms:number now_ms
 -- RETURNS: {KEPT} | {LOST}

@@ -1,4 +1,4 @@
--- A run message arrived: take the runner, unless the message is late or doubled, or the tenant has to wait in the queue.
+-- A run message arrived: begin the run, unless the message is late or duplicated, or the tenant has to wait in the queue.
 -- USES: wait_queue
 -- KEYS: due runner lease circuit running wait_queue fair_queue in_flight in_flight_due
 -- ARGV: pipeline tenant token ttl_ms:number republish_ms:number most_runs:number worker nonce now_ms
@@ -9,7 +9,7 @@ local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swep
 local state, current, events, swept, failures, first, last, runs, joined =
   runner[1], runner[2], tonumber(runner[3]), runner[4], runner[5], runner[6], runner[7], runner[8], tonumber(runner[9])
 if state == "running" and current == token and runner[14] == nonce then
-  -- Its reply was lost, and the caller sends the call again.
+  -- The reply was lost, and the caller repeats the call.
   return cjson.decode(runner[15])
 end
 if state ~= "queued" or current ~= token then
@@ -18,7 +18,7 @@ end
 redis.call("ZREM", in_flight_key, pipeline .. ":" .. tenant)
 redis.call("ZREM", in_flight_due_key, tenant)
 if joined then
-  -- It may have come here out of the wait queue while its message was on its way.
+  -- It may have come here from the wait queue while its message was on its way.
   redis.call("ZREM", fair_queue_key, pipeline .. ":" .. tenant)
 end
 
@@ -40,7 +40,7 @@ local function is_first()
     or position(joined or now, runs) < tonumber(redis.call("ZSCORE", wait_queue_key, head))
 end
 
--- The slot that the tenant has does not help it where the others fill the cap, as after the cap was lowered.
+-- The tenant's own slot does not count if the others fill the cap, as after the cap was lowered.
 local function is_slot_free()
   local own = tonumber(redis.call("ZSCORE", running_key, tenant) or -1) >= now and 1 or 0
   return redis.call("ZCOUNT", running_key, now, "+inf") - own < most_runs
@@ -56,7 +56,7 @@ if not has_slot or open_until and not may_probe then
     redis.call("HDEL", circuit_key, "probe")
   end
   join_wait_queue(runner_key, wait_queue_key, tenant, joined or now, runs)
-  -- Whoever ends a wait calls those in the queue; this deadline is for the case that nobody does.
+  -- Whatever ends a wait calls the tenants in the queue; this deadline is a fallback.
   local wait_ms = math.min(LONGEST_REPUBLISH_MS, math.max(republish_ms, now - (joined or now)))
   redis.call("ZADD", due_key, math.max(now, rest) + wait_ms, tenant)
   if rests then
@@ -69,13 +69,13 @@ end
 local probe = -1
 if open_until then
   redis.call("HSET", circuit_key, "probe", tenant)
-  -- Without `walk` each probe tries the first record; with it one tries the first, the next ones the 2nd, 3rd, 5th, 9th ...
+  -- Without `walk` each probe tries the first record; with it the first, then the 2nd, 3rd, 5th, 9th ...
   local turn = walk and probes % WALK or 0
   probe = turn > 0 and 2 ^ (turn - 1) or 0
 end
 
 redis.call("HDEL", runner_key, "delay", "patience", "before", "joined", "lease", "earliest", "reminded", "queue")
--- People read the count of events, so a reminder is taken off it again.
+-- The count of events is shown to people, so a reminder is subtracted again.
 local found = 0
 if runner[11] then
   events = events - 1
@@ -85,7 +85,7 @@ local fields = { "state", "running", "events", events, "swept", events, "began",
 local function set(field, value)
   fields[#fields + 1], fields[#fields + 2] = field, value
 end
--- What Postgres counts for a burst it counts by this name, so that a claim that was lost costs no event.
+-- Postgres counts the events of a burst under this name, so that a lost claim loses no event.
 local burst = runner[13]
 if not burst then
   burst = token
@@ -94,7 +94,7 @@ end
 if last then
   set("before", last)
 end
--- While a lease lives, a producer may have notified and not committed: the sweep after its end sees that commit.
+-- While a lease lasts, a producer may have notified but not committed: the sweep after its end sees that commit.
 local lease_end = tonumber(redis.call("GET", lease_key) or 0)
 if lease_end > now then
   set("lease", lease_end)

@@ -1,20 +1,20 @@
--- The circuit of a pipeline, judged by how each run ends; put before `settle`. Its table is in `tests/model/admission.py`. Fields of
--- its hash:
+-- The circuit of a pipeline, updated at the end of each run; included in `settle`. Its table is in `tests/model/admission.py`.
+-- Fields of its hash:
 --   failures  failures in a row that blame the downstream or the pipeline
 --   first, second  tenants that failed since something was handled
 --   says      the first tenant whose failure blamed the downstream or the pipeline
 --   agreed    a second tenant's failure did too
---   until     open, until this millisecond; then one tenant at a time may probe
+--   until     open until this millisecond; then one tenant at a time may probe
 --   wait      how long it was opened for
 --   probe     the tenant that probes
---   probes    probes in a row that failed
---   walk      the records may be at fault, or it is open for long: probes try others than the first
---   opened, opened_at, closed_at  for people
+--   probes    failed probes in a row
+--   walk      the records may be at fault, or it has been open for long: probes try others than the first
+--   opened, opened_at, closed_at  shown to people
 --   rest      the downstream asked the whole pipeline to wait until this millisecond
---   width     how many runs may be under way since then; doubles with each that handled something, and is
---             deleted where it reaches the cap of the pipeline, or SLOW_START_ENDS where there is none
+--   width     how many runs may be in progress after that; doubles with each that handled something, and is
+--             deleted when it reaches the cap of the pipeline, or SLOW_START_ENDS if there is none
 
--- Whether this failure and those before it are neither one tenant's nor one record's. It takes two tenants at the least.
+-- Whether this failure and those before it are not limited to one tenant or one record. That takes at least two tenants.
 local function is_general(circuit_key, tenant, blame)
   local seen = redis.call("HMGET", circuit_key, "first", "second", "says", "agreed")
   if not seen[1] then
@@ -33,7 +33,7 @@ local function is_general(circuit_key, tenant, blame)
     redis.call("HSET", circuit_key, "agreed", 1)
     agreed = true
   end
-  -- A run that blames the pipeline has tried several records, so it counts as many failures.
+  -- A run that blames the pipeline has tried several records, so it counts as CIRCUIT_OPENS_AFTER failures.
   local failures = redis.call("HINCRBY", circuit_key, "failures", blame == "pipeline" and CIRCUIT_OPENS_AFTER or 1)
   return third or agreed and failures >= CIRCUIT_OPENS_AFTER
 end
@@ -72,7 +72,7 @@ local function judge(circuit_key, due_key, runner_key, wait_queue_key, tenant, b
     probes = redis.call("HINCRBY", circuit_key, "probes", 1)
   end
   if is_open or opens then
-    -- So that whoever closes it calls this tenant too, however long its back-off is by then.
+    -- So that the run that closes the circuit calls this tenant too, however long its back-off is by then.
     join_wait_queue(runner_key, wait_queue_key, tenant, now, 1)
   end
   if opens or is_probe then

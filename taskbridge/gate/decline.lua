@@ -1,8 +1,8 @@
--- A worker took the run's message that does not declare the pipeline: a worker that does publishes it again soon. Until then
--- it counts for nobody as a run that is queued.
+-- A worker that does not declare the pipeline took the run's message: a worker that does soon publishes it again. Until then it
+-- does not count as a queued run.
 -- KEYS: due runner fair_queue in_flight in_flight_due
 -- ARGV: pipeline tenant token republish_ms now_ms
--- RETURNS: {DECLINED, next} | {LOST}, where `next` is first in the fair queue if the declined message was that of a turn, else empty
+-- RETURNS: {DECLINED, next} | {LOST}; `next` is the first in the fair queue if the message was published for a turn, else empty
 
 local runner = redis.call("HMGET", runner_key, "state", "token")
 local state, current = runner[1], runner[2]
@@ -12,7 +12,7 @@ end
 local member, next_member = pipeline .. ":" .. tenant, ""
 local score = tonumber(redis.call("ZSCORE", in_flight_key, member) or 0)
 if score > now - GRACE_MS and score < BEHIND then
-  -- No run ends that would give the next turn.
+  -- No run ends here that would give the next turn.
   next_member = redis.call("ZRANGE", fair_queue_key, 0, 0)[1] or ""
 end
 redis.call("ZREM", in_flight_key, member)

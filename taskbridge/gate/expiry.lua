@@ -1,7 +1,7 @@
--- Part of the scripts that set keys which go by themselves.
+-- Part of the scripts that set keys with a lifetime.
 
--- Arguments of SET for a key that lives `ms` from `now` on. In production that is counted by the server's own clock, which
--- may be another than the gate's. Where a test moves the time, keys live by the test's.
+-- Arguments of SET for a key that expires `ms` after `now`. In production the server's own clock counts, which may differ from
+-- the gate's. In a test that moves the time, the test's clock counts.
 local function lifetime(ms, now)
   if is_injected then
     return "PXAT", now + ms

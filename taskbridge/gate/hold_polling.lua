@@ -1,12 +1,12 @@
--- May this worker read the tail of a pipeline? Until its hold ends it may again, and no other.
+-- May this worker poll the changes of a pipeline? Until its hold ends, it may renew the hold and no other worker can take it.
 -- KEYS: tailing
 -- ARGV: worker hold_ms:number had_until:number now_ms
--- RETURNS: {wait_ms, lost, ends}: milliseconds until another's hold ends, 0: it may; 1 if no hold is known, or only one that
--- ended before `had_until`, when the last one ended that this worker knew of, else 0; and when the hold ends
+-- RETURNS: {wait_ms, lost, ends}: milliseconds until another's hold ends (0: this worker has it); 1 if no hold is known, or only
+-- one that ended before `had_until` (the end of the last hold that this worker knew of), else 0; and when the hold ends
 
--- Its end stands in the value: a server whose clock is behind would keep the key for longer. Each hold ends later than the
--- one before, whoever has it; so an earlier end says that Redis came back with older data. The key lives on, so that who
--- comes late knows that this did not happen.
+-- The end is stored in the value: a server whose clock is behind would keep the key for longer. Each hold ends later than the
+-- previous one, whoever has it; so an earlier end means that Redis came back with older data. The key outlives the hold, so that
+-- a late worker can tell that this did not happen.
 local holder, ends = string.match(redis.call("GET", tailing_key) or "", "^(%S+) (%d+)$")
 ends = tonumber(ends)
 local wait_ms, lost = 0, (not holder or ends < had_until) and 1 or 0

@@ -1,4 +1,4 @@
-"""What operators and metrics ask of the gate: a round trip or two for each question, and nothing changes."""
+"""Queries on the gate for operators and metrics: one or two round trips each, read-only."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = [
     "CircuitStatus",
     "Hold",
     "Inspector",
-    "Place",
     "Queued",
+    "Ranks",
     "RunnerStatus",
     "Running",
     "Survey",
@@ -32,15 +32,15 @@ __all__ = [
 ]
 
 OLDEST_REDIS: Final = (6, 2)
-"""The first that knows `ZADD LT` (redis.io/commands/zadd)."""
+"""The first version with `ZADD LT` (redis.io/commands/zadd)."""
 NEXT_MESSAGES: Final = 20
-"""Messages of each queue whose tenants are asked how long they wait."""
+"""How many messages at the front of each queue are examined for how long their tenants have waited."""
 MOST_LOOKED_AT: Final = 1_000
-"""Tenants that are looked at in one round trip."""
+"""Tenants per round trip."""
 MOST_BEATING: Final = 200
-"""Tenants of a pipeline that are asked whether a run of theirs is on, beside those whose deadlines come first."""
+"""How many tenants of a pipeline are checked for a run in progress, besides those whose deadlines come first."""
 WAITS_FOR_TURN: Final = ("turn", "found")
-"""What the field `held` of a tenant's runner says when it waits for its turn."""
+"""Values of the field `held` of a runner that waits for its turn."""
 
 
 class Hold(StrEnum):
@@ -51,17 +51,17 @@ class Hold(StrEnum):
     """A free run slot of its pipeline, the circuit, or the end of a wait of the whole pipeline."""
     RATE = "rate"
     RETRY = "retry"
-    """The end of its back-off; where an earlier version ended the run, perhaps what its handler asked for."""
+    """The end of its back-off; if an earlier version ended the run, perhaps the time that its handler asked for."""
     ASKED = "asked"
-    """The time that its handler asked for (`RetryAfter`), whether or not its runs failed before."""
+    """The end of the time that its handler asked for (`RetryAfter`), whether or not runs failed before."""
     PAUSED = "paused"
     """The end of its pause, or of its pipeline's."""
 
 
 class CircuitStatus(NamedTuple):
-    """A pipeline's circuit. Times are milliseconds of the Unix epoch by Redis's clock; None: not set.
+    """A pipeline's circuit. Times are milliseconds since the Unix epoch by Redis's clock; None: not set.
 
-    `opened` counts how often it opened, `probes` how many probes failed since it did.
+    `opened` counts how often it opened, `probes` how many probes have failed since the last time.
     """
 
     open: bool
@@ -74,15 +74,15 @@ class CircuitStatus(NamedTuple):
     rests_until_ms: int | None = None
     """The downstream asked the whole pipeline to wait until then."""
     width: int | None = None
-    """How many runs may be on since such a wait began; None: it makes no difference any more."""
+    """How many runs may be in progress after such a wait; None: no longer limited by it."""
 
 
 class Survey(NamedTuple):
-    """How a pipeline stands: the `tenants` with the earliest deadlines, and how many have a runner.
+    """The state of a pipeline: the `tenants` with the earliest deadlines, and how many have a runner.
 
-    `overdue_ms` is how long ago the earliest deadline passed, 0 if none has. `replaced` counts runs that died and were
-    replaced, `republished` messages that were published again, both as far back as Redis remembers.
-    `replaced_ms` is how long ago the last one was replaced, which was on the worker `replaced_on`; None: none was.
+    `overdue_ms`: how long ago the earliest deadline passed, 0 if none has. `replaced`: how many runs died and were
+    replaced, and `republished`: how many messages were published again, both as far back as Redis remembers.
+    `replaced_ms`: how long ago the last run was replaced (None: none was), and `replaced_on`: its worker.
     """
 
     tenants: list[str]
@@ -102,9 +102,9 @@ class Survey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunnerStatus:
-    """One tenant as the gate sees it. A reminder is none of its `events`.
+    """The state of a tenant in the gate. Reminders do not count as `events`.
 
-    Times are milliseconds of the Unix epoch by Redis's clock; None: not set.
+    Times are milliseconds since the Unix epoch by Redis's clock; None: not set.
     """
 
     state: State
@@ -119,13 +119,13 @@ class RunnerStatus:
     hold: Hold | None = None
     """What it waits for; None: it is not held."""
     worker: str | None = None
-    """The worker of the run that is on, or of the last one; None: no run of the runner has begun."""
+    """The worker of the current run, or of the last one; None: no run of this runner has begun."""
 
 
-class Place(NamedTuple):
-    """The place of a tenant in its pipeline's wait queue and among those that wait for their turn, counted from 1.
+class Ranks(NamedTuple):
+    """The rank of a tenant in its pipeline's wait queue and in the fair queue, counted from 1; None: it is not in it.
 
-    None: it is not there. `waiting` and `turns`: how many are; in the wait queue those of one pipeline, else of all.
+    `waiting` and `turns`: the lengths of these queues. The fair queue is shared by all pipelines.
     """
 
     in_wait_queue: int | None
@@ -135,9 +135,9 @@ class Place(NamedTuple):
 
 
 class UsedUp(NamedTuple):
-    """A rate limit that is used up: the tenant's own, or else that of its pipeline.
+    """An exhausted rate limit: the tenant's own, or that of its pipeline.
 
-    `until_ms`: when what was charged under it last may go, in milliseconds of the Unix epoch by Redis's clock.
+    `until_ms`: when everything charged so far is allowed, in milliseconds since the Unix epoch by Redis's clock.
     """
 
     limit: RateLimit
@@ -146,7 +146,7 @@ class UsedUp(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A run that is on: since so many `seconds`, on that `worker`; "": it gave no name."""
+    """A run in progress: for how many `seconds`, and on which `worker` ("": unnamed)."""
 
     tenant: str
     seconds: float
@@ -154,9 +154,9 @@ class Running(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """Of some tenants of a pipeline, whose run message has been in the queue for the longest; no tenant: none is.
+    """The tenant whose run message has been in the queue for the longest time, and how long; no tenant: none is queued.
 
-    `running`: the runs of theirs that are on, the longest one first.
+    `running`: the runs in progress, the longest one first.
     """
 
     tenant: str | None
@@ -165,26 +165,27 @@ class Queued(NamedTuple):
 
 
 class Inspector:
-    """The part of the gate that changes nothing: it says how tenants and pipelines stand.
+    """The read-only part of the gate: the state of tenants and pipelines.
 
-    `queue_prefix` is what kombu puts before a queue's name (`global_keyprefix`); None: the queues lie in another
-    server, the broker, or nobody said where.
+    `queue_prefix` is what kombu puts before a queue's name (`global_keyprefix`); None: the broker is another server, or
+    unknown.
     """
 
     def __init__(self, client: redis.Redis, keys: Keys, *, queue_prefix: str | None = None) -> None:
         self._client = client
         self._keys = keys
-        self._queues = None if queue_prefix is None else {one: f"{queue_prefix}{keys.queue(one)}" for one in Queue}
+        names = {queue: f"{queue_prefix}{keys.queue(queue)}" for queue in Queue}
+        self._queues = None if queue_prefix is None else names
 
     def circuit(self, pipeline: str) -> CircuitStatus:
-        """Return how the pipeline's circuit stands."""
+        """Return the state of the pipeline's circuit."""
         with self._client.pipeline(transaction=False) as pipe:
             pipe.hgetall(self._keys.circuit(pipeline))
             pipe.zcard(self._keys.wait_queue(pipeline))
             return _circuit(*pipe.execute())
 
     def survey(self, pipelines: Sequence[str], most: int) -> dict[str, Survey]:
-        """Return how pipelines stand, with up to `most` tenants of each, in one round trip that changes nothing."""
+        """Return the state of pipelines, with up to `most` tenants of each, in one round trip."""
         with self._client.pipeline(transaction=False) as pipe:
             pipe.time()
             pipe.hmget(self._keys.clock, "offset", "mark")
@@ -199,14 +200,14 @@ class Inspector:
         return {name: _survey(now_ms, *replies[at * 5 : at * 5 + 5]) for at, name in enumerate(pipelines)}
 
     def now_ms(self) -> int:
-        """Return the gate's time: milliseconds of the Unix epoch by Redis's clock, and never less than before."""
+        """Return the gate's time: milliseconds since the Unix epoch by Redis's clock; it never goes back."""
         with self._client.pipeline(transaction=False) as pipe:
             pipe.time()
             pipe.hmget(self._keys.clock, "offset", "mark")
             return _now_ms(*pipe.execute())
 
     def look(self, pipeline: str, tenants: Sequence[str]) -> list[RunnerStatus]:
-        """Return how `tenants` stand, in one round trip, changing nothing."""
+        """Return the state of `tenants`, in one round trip."""
         with self._client.pipeline(transaction=False) as pipe:
             for tenant in tenants:
                 pipe.hgetall(self._keys.runner(pipeline, tenant))
@@ -216,8 +217,8 @@ class Inspector:
             replies: list[Any] = pipe.execute()
         return [_status(*replies[at : at + 4]) for at in range(0, len(replies), 4)]
 
-    def places(self, pipeline: str, tenants: Sequence[str]) -> list[Place]:
-        """Return the places of `tenants` among those that wait, in one round trip."""
+    def ranks(self, pipeline: str, tenants: Sequence[str]) -> list[Ranks]:
+        """Return the ranks of `tenants` in the wait queue and the fair queue, in one round trip."""
         with self._client.pipeline(transaction=False) as pipe:
             pipe.zcard(self._keys.wait_queue(pipeline))
             pipe.zcard(self._keys.fair_queue)
@@ -226,12 +227,12 @@ class Inspector:
                 pipe.zrank(self._keys.fair_queue, f"{pipeline}:{tenant}")
             waiting, turns, *ranks = pipe.execute()
         return [
-            Place(None if place is None else place + 1, waiting, None if turn is None else turn + 1, turns)
-            for place, turn in zip(ranks[::2], ranks[1::2], strict=True)
+            Ranks(None if rank is None else rank + 1, waiting, None if turn is None else turn + 1, turns)
+            for rank, turn in zip(ranks[::2], ranks[1::2], strict=True)
         ]
 
     def used_up(self, pipeline: str, tenants: Sequence[str], whole: Limits, each: Limits) -> list[list[UsedUp]]:
-        """Return which limits of the `whole` pipeline and of `each` tenant are used up, in one round trip."""
+        """Return which limits of the `whole` pipeline and of `each` tenant are exhausted, in one round trip."""
         with self._client.pipeline(transaction=False) as pipe:
             pipe.time()
             pipe.hmget(self._keys.clock, "offset", "mark")
@@ -244,7 +245,7 @@ class Inspector:
         return [shared + _used_up(now_ms, each, clocks, is_own=True) for clocks in own]
 
     def queued(self) -> int | None:
-        """Return how many messages lie in the two queues of runs; None: they lie in another server, or nobody said."""
+        """Return how many messages are in the two queues of runs; None: the broker is another server, or unknown."""
         if self._queues is None:
             return None
         with self._client.pipeline(transaction=False) as pipe:
@@ -253,30 +254,33 @@ class Inspector:
             return int(sum(pipe.execute()))
 
     def longest_queued(self, tenants: Mapping[str, Sequence[str]], ttl_ms: int | None = None) -> dict[str, Queued]:
-        """Return whose run message waits for the longest, and which runs are on, in each pipeline.
+        """Return the longest-waiting run message and the runs in progress of each pipeline.
 
-        Of `tenants`, and of those whose messages are the next ones of the queues: who waits for long may be none of
-        those whose deadlines come first, since each message that is published again has a later one. A message that was
-        published again counts from the first time. With `ttl_ms`, by which a heartbeat moves the deadline of a run,
-        also of some whose runs may be on: a run that is on for long need not be one of those either.
+        This examines `tenants`, and those whose messages come next in the queues: the longest-waiting tenant may not be
+        among those with the earliest deadlines, since a message that is published again gets a later deadline. Such a
+        message counts from the first time. With `ttl_ms`, by which a heartbeat extends a run's deadline, this also
+        examines some tenants that may have a run in progress, since a long run need not be among those either.
         """
-        ends, beating = self._next_messages(), {} if ttl_ms is None else self._beating([*tenants], ttl_ms)
+        fronts, beating = self._next_messages(), {} if ttl_ms is None else self._beating([*tenants], ttl_ms)
         tenants = {
-            name: list(dict.fromkeys([*some, *ends.get(name, ()), *beating.get(name, ())]))
-            for name, some in tenants.items()
+            name: list(dict.fromkeys([*of_pipeline, *fronts.get(name, ()), *beating.get(name, ())]))
+            for name, of_pipeline in tenants.items()
         }
         with self._client.pipeline(transaction=False) as pipe:
             pipe.time()
             pipe.hmget(self._keys.clock, "offset", "mark")
-            for pipeline, some in tenants.items():
-                for tenant in some:
+            for pipeline, of_pipeline in tenants.items():
+                for tenant in of_pipeline:
                     pipe.hmget(self._keys.runner(pipeline, tenant), "state", "token", "began", "worker")
             time, clock, *replies = pipe.execute()
-        now_ms, left = _now_ms(time, clock), iter(replies)
-        return {name: _queued(now_ms, [(one, *next(left)) for one in some]) for name, some in tenants.items()}
+        now_ms, runners = _now_ms(time, clock), iter(replies)
+        return {
+            name: _queued(now_ms, [(tenant, *next(runners)) for tenant in of_pipeline])
+            for name, of_pipeline in tenants.items()
+        }
 
     def _beating(self, pipelines: Sequence[str], ttl_ms: int) -> dict[str, list[str]]:
-        """Return by pipeline whose deadlines lie as those of runs do that are on."""
+        """Return, by pipeline, tenants whose deadlines are in the range of those of runs in progress."""
         now_ms = self.now_ms()
         with self._client.pipeline(transaction=False) as pipe:
             for name in pipelines:
@@ -284,18 +288,18 @@ class Inspector:
             return dict(zip(pipelines, pipe.execute(), strict=True))
 
     def _next_messages(self) -> dict[str, list[str]]:
-        """Return by pipeline whose messages are the next ones of each queue; none where another server has them."""
-        found: dict[str, list[str]] = {}
+        """Return, by pipeline, tenants whose messages come next in a queue; none if the broker is another server."""
+        tenants: dict[str, list[str]] = {}
         with self._client.pipeline(transaction=False) as pipe:
             for queue in (self._queues or {}).values():
                 pipe.lrange(queue, -NEXT_MESSAGES, -1)
-            texts = [text for some in pipe.execute() for text in some]
+            texts = [text for messages in pipe.execute() for text in messages]
         for text in texts:
-            # The queue may hold a message that is not as a script writes it.
+            # The queue may contain messages that no script has written.
             with suppress(ValueError, KeyError, TypeError):
                 pipeline, tenant, _ = json.loads(json.loads(text)["body"])[0]
-                found.setdefault(pipeline, []).append(tenant)
-        return found
+                tenants.setdefault(pipeline, []).append(tenant)
+        return tenants
 
     def active(self, pipeline: str) -> list[str]:
         """Return the tenants that are not idle: those with a deadline."""
@@ -309,19 +313,19 @@ class Inspector:
         return list(tenants)
 
     def paused(self, pipeline: str) -> list[str]:
-        """Return the tenants of which a run found a pause, and that wait for its end."""
-        tenants, found = self.active(pipeline), list[str]()
+        """Return the tenants that wait for the end of a pause after a run has found it."""
+        tenants, paused = self.active(pipeline), list[str]()
         for start in range(0, len(tenants), MOST_LOOKED_AT):
-            some = tenants[start : start + MOST_LOOKED_AT]
-            found += [
+            part = tenants[start : start + MOST_LOOKED_AT]
+            paused += [
                 tenant
-                for tenant, status in zip(some, self.look(pipeline, some), strict=True)
+                for tenant, status in zip(part, self.look(pipeline, part), strict=True)
                 if status.hold is Hold.PAUSED
             ]
-        return found
+        return paused
 
     def owner(self) -> tuple[str, str] | None:
-        """Return the database whose deployment has the gate and how people call it, as `Gate.own` got both."""
+        """Return the database whose deployment owns the gate, and its label, as passed to `Gate.own`."""
         text: Any = self._client.get(self._keys.owner)
         if text is None:
             return None
@@ -329,36 +333,36 @@ class Inspector:
         return database, label
 
     def check_version(self) -> None:
-        """Raise Unavailable, with the remedy, where the server is older than Redis 6.2.
+        """Raise Unavailable if the server is older than Redis 6.2.
 
-        A user who may not do INFO gets no answer, and works all the same.
+        This is skipped for users without permission for INFO.
         """
         try:
             info: Any = self._client.info("server")
         except redis.exceptions.NoPermissionError:
             self._client.ping()
             return
-        found = str(info["redis_version"])
-        if tuple(int(part) for part in found.split(".")[:2]) < OLDEST_REDIS:
+        version = str(info["redis_version"])
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
             oldest = ".".join(map(str, OLDEST_REDIS))
-            raise Unavailable(f"Redis {found} is too old: upgrade it to {oldest} or newer, or use Valkey")
+            raise Unavailable(f"Redis {version} is too old: upgrade it to {oldest} or newer, or use Valkey")
 
 
 def _now_ms(time: tuple[int, int], clock: list[str | None]) -> int:
-    """Return what `clock_us` of `prelude.lua` does, in milliseconds."""
+    """Return the same time as `clock_us` in `prelude.lua`, in milliseconds."""
     offset, mark = (int(text or 0) for text in clock)
     seconds, microseconds = time
     return max(seconds * 1_000_000 + microseconds + offset, mark) // 1000
 
 
 def _used_up(now_ms: int, limits: Limits, clocks: Sequence[str | None], *, is_own: bool) -> list[UsedUp]:
-    """Return which limits are used up; each has its virtual clock, as `permit.lua` keeps it."""
-    found = [
+    """Return which limits are exhausted, from their virtual clocks as stored by `permit.lua`."""
+    charged = [
         UsedUp(limit, is_own, int((int(clock) - limit.most * limit.interval_us) / 1000))
         for limit, clock in zip(limits, clocks, strict=True)
         if limit is not None and clock is not None
     ]
-    return [one for one in found if one.until_ms > now_ms]
+    return [limit for limit in charged if limit.until_ms > now_ms]
 
 
 def _circuit(fields: dict[str, str], waiting: int) -> CircuitStatus:
@@ -402,7 +406,7 @@ def _queued(now_ms: int, runners: Sequence[tuple[str, str | None, str | None, st
 
 
 def _status(runner: dict[str, str], deadline: float | None, lease_ends: str | None, turn: float | None) -> RunnerStatus:
-    # Who came to the turns out of the wait queue is held as it was there.
+    # A tenant that came from the wait queue to the fair queue keeps its hold.
     waits_for_turn = "held" in runner and (turn is not None or runner["held"] in WAITS_FOR_TURN)
     return RunnerStatus(
         state=State(runner.get("state", State.IDLE)),
@@ -426,7 +430,7 @@ def _hold(runner: dict[str, str]) -> Hold | None:
         return Hold.PAUSED
     if "joined" in runner:
         return Hold.WAIT_QUEUE
-    # Only a tenant that waits for a rate limit has paid for what it may deliver.
+    # Only a tenant that waits for a rate limit was charged in advance.
     if "permits" in runner:
         return Hold.RATE
     return Hold.ASKED if runner["held"] == Hold.ASKED else Hold.RETRY

@@ -1,4 +1,4 @@
-"""Every Redis key of the gate is made here. See `taskbridge.common.names` for why no two can be the same."""
+"""The Redis keys of the gate. `taskbridge.common.names` explains why no two can be the same."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from taskbridge.common.names import DEFAULT_PREFIX
 __all__ = ["OURS", "Keys", "Queue", "beginning"]
 
 OURS: Final = "taskbridge."
-"""The names of our queues begin with this. In alphabetical order the queue of first events is before the other."""
+"""Prefix of our queue names. In alphabetical order, the queue of first events comes first."""
 
 
 class Queue(StrEnum):
-    """The two queues of runs, by their names under the default prefix. First events come before continuations."""
+    """The two queues of runs, with their names under the default prefix. First events come before continuations."""
 
     FIRST = "taskbridge.first"
     NEXT = "taskbridge.next"
@@ -27,25 +27,25 @@ OF_A_TENANT: Final = frozenset({"runner", "lease", "last", "tenant_rate", "tenan
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys of one deployment. The arguments were checked by `taskbridge.common.names`."""
+    """The keys of one deployment. Callers have checked the arguments with `taskbridge.common.names`."""
 
     prefix: str = DEFAULT_PREFIX
 
     def queue(self, queue: Queue) -> str:
-        """Name of a queue. It has the prefix in it, unless that is the default one.
+        """Name of a queue. It contains the prefix unless that is the default one.
 
-        A worker that took the runs of another deployment would drop them: its own gate does not know their tokens.
+        A worker that took the runs of another deployment would drop them: its gate does not know their tokens.
         """
         return queue.value if self.prefix == DEFAULT_PREFIX else f"taskbridge.{self.prefix}.{queue.name.lower()}"
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """Names of both queues, in the order of their precedence."""
+        """Names of both queues, in order of precedence."""
         return tuple(self.queue(queue) for queue in Queue)
 
     @property
     def clock(self) -> str:
-        """Hash: the latest time that a ticker saw, and what is added to the server's clock. Microseconds."""
+        """Hash: the latest time that a ticker saw, and the offset added to the server's clock, in microseconds."""
         return f"{self.prefix}:clock"
 
     @property
@@ -54,11 +54,11 @@ class Keys:
         return f"{self.prefix}:owner"
 
     def probe(self, token: str) -> str:
-        """The name of the worker that took a probe, for some seconds."""
+        """The name of the worker that took a probe, kept for some seconds."""
         return f"{self.prefix}:probe:{token}"
 
     def taken(self, caller: str) -> str:
-        """Hash: the last messages that a caller took, for some seconds, and the nonce of that call; see `take.lua`."""
+        """Hash: the messages of a caller's last `take` and its nonce, kept for some seconds; see `take.lua`."""
         return f"{self.prefix}:taken:{caller}"
 
     @property
@@ -68,16 +68,16 @@ class Keys:
 
     @property
     def virtual_time(self) -> str:
-        """Hash: the last start tag of each pipeline in `fair_queue`, while anybody waits there."""
+        """Hash: the last start tag of each pipeline in `fair_queue`, while that is not empty."""
         return f"{self.prefix}:virtual-time"
 
     @property
     def in_flight(self) -> str:
-        """Sorted set of runs that turns and reminders published and that have not begun; see `in_flight.lua`."""
+        """Sorted set of runs published by turns and reminders that have not begun; see `in_flight.lua`."""
         return f"{self.prefix}:in-flight"
 
     def in_flight_due(self, pipeline: str) -> str:
-        """Sorted set of runs that deadlines published and that have not begun: member tenant, see `in_flight.lua`."""
+        """Sorted set of runs published by deadlines that have not begun: member tenant, see `in_flight.lua`."""
         return f"{self.prefix}:in-flight-due:{pipeline}"
 
     def due(self, pipeline: str) -> str:
@@ -89,33 +89,33 @@ class Keys:
         return f"{self.prefix}:runner:{pipeline}:{tenant}"
 
     def lease(self, pipeline: str, tenant: str) -> str:
-        """Temporal lease. Its value is the millisecond at which it ends, and it expires then."""
+        """The lease. Its value is the millisecond at which it ends; the key expires then."""
         return f"{self.prefix}:dirty:{pipeline}:{tenant}"
 
     def last(self, pipeline: str, tenant: str) -> str:
-        """Start of the last run, and until when none may start since one took nothing; see `last.lua`."""
+        """Start of the last run, and until when the next must wait after a run that took nothing; see `last.lua`."""
         return f"{self.prefix}:last:{pipeline}:{tenant}"
 
     def rebuilt(self, pipeline: str) -> str:
-        """The longest delay, in milliseconds, for which all last runs that matter are in Redis."""
+        """The longest delay, in milliseconds, for which all relevant last runs are in Redis."""
         return f"{self.prefix}:rebuilt:{pipeline}"
 
     def tailing(self, pipeline: str) -> str:
-        """Which worker reads the tail of a pipeline, and until when it may."""
+        """Which worker polls the changes of a pipeline, and until when it may."""
         return f"{self.prefix}:tailing:{pipeline}"
 
     def ticking(self, pipeline: str) -> str:
-        """Which worker's ticker is at work, for some milliseconds."""
+        """Which worker's ticker is active, kept for some milliseconds."""
         return f"{self.prefix}:ticking:{pipeline}"
 
     def circuit(self, pipeline: str) -> str:
-        """Hash: how the runs of a pipeline ended lately, and whether its circuit is open; see `circuit.lua`."""
+        """Hash: how the recent runs of a pipeline ended, and whether its circuit is open; see `circuit.lua`."""
         return f"{self.prefix}:circuit:{pipeline}"
 
     def counts(self, pipeline: str) -> str:
-        """Hash: how many runs were replaced and how many messages published again, while any were lately.
+        """Hash: how many runs were replaced and how many messages were published again recently.
 
-        Of the last run that was replaced also when (milliseconds of the Unix epoch) and on which worker it was.
+        For the last replaced run, also when that was (milliseconds since the Unix epoch) and on which worker.
         """
         return f"{self.prefix}:counts:{pipeline}"
 
@@ -124,7 +124,7 @@ class Keys:
         return f"{self.prefix}:running:{pipeline}"
 
     def wait_queue(self, pipeline: str) -> str:
-        """Sorted set of tenants that wait for a run slot or for the circuit, in their order."""
+        """Sorted set of tenants that wait for a run slot or for the circuit, in order."""
         return f"{self.prefix}:wait-queue:{pipeline}"
 
     def pipeline_rate(self, pipeline: str) -> str:

@@ -1,9 +1,9 @@
 """The run message: made by Celery and kombu once, then filled in by a Lua script.
 
-Where gate and broker are one Redis, the script that decides that a run must start also pushes its message. It pushes
-what Celery itself would publish: the message is published once into kombu's in-memory transport, read back as kombu
-would put it on the wire, and cut where tenant and ids stand. A test compares the result with a message that went
-through Redis the ordinary way.
+If gate and broker are one Redis, the script that decides that a run must start also pushes its message. It pushes what
+Celery itself would publish: the message is published once into kombu's in-memory transport, read back as kombu would
+send it, and split where tenant and ids are. A test compares the result with a message that went through Redis the
+ordinary way.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ JSON: Final = frozenset({"json", "application/json"})
 RUN_TASK_TEXT: Final = json.dumps({"task": RUN_TASK})[1:-1]
 """How the text of a run's message names its task."""
 PROBE: Final = "taskbridge.probe"
-"""What stands in a probe's message where that of a run has its pipeline; no pipeline can have this name."""
+"""The name that a probe's message has in place of a pipeline; no pipeline can have this name."""
 
-# Marks where a script fills in, and the Lua expression that goes there. A marker is a whole JSON string with a NUL in
-# it, so nothing else in the message can look like one.
+# Markers in the message, and the Lua expressions that replace them. A marker is a whole JSON string with a NUL in it,
+# so nothing else in the message can look like one.
 _ID: Final = "\x00id"
 _ARGUMENTS: Final = "\x00arguments"
 _BODY: Final = "\x00body"
@@ -52,7 +52,7 @@ _LUA: Final = {
     for marker, name in ((_ID, "id"), (_ARGUMENTS, "arguments"), (_BODY, "body"), (_QUEUE, "queue"))
 }
 
-# Constant, so that the scripts of all producers are one text and Redis keeps one copy.
+# Constant, so that all producers have the same script text and Redis keeps one copy.
 _ORIGIN: Final = "taskbridge"
 
 
@@ -64,7 +64,7 @@ def arguments_text(*arguments: Any) -> str:
 def lua_message(app: Celery, queue_prefix: str = "") -> str:
     """Return the text of `publish.lua` with the run message of `app` filled in.
 
-    `queue_prefix` is what kombu puts before a queue's name in Redis (`global_keyprefix`), and not into the message.
+    `queue_prefix` is what kombu puts before a queue's name in Redis (`global_keyprefix`) but not into the message.
     """
     envelope, embed = _published(app)
     filled_in = {
@@ -81,12 +81,12 @@ def lua_message(app: Celery, queue_prefix: str = "") -> str:
 def shared_prefix(app: Celery, gate_url: str, queues: Sequence[str]) -> str | None:
     """Return what kombu puts before the names of `queues` if scripts on the gate's Redis can push to them.
 
-    None, unless it is certain that both the app's producers and its workers use the gate's database, and that workers
-    read each queue from the list with its name. Messages then have to go the ordinary way.
+    None, unless it is certain that the app's producers and workers both use the gate's database, and that workers read
+    each queue from the list with its name. Otherwise messages must be published the ordinary way.
 
     Args:
-        app: the app whose broker it is.
-        gate_url: where the gate is.
+        app: the app whose broker is examined.
+        gate_url: the URL of the gate.
         queues: names of queues.
     """
     try:
@@ -94,7 +94,7 @@ def shared_prefix(app: Celery, gate_url: str, queues: Sequence[str]) -> str | No
         gate = _address(pool.connection_class, pool.connection_kwargs)
         channels = [_channel(connection) for connection in (app.connection_for_write(), app.connection_for_read())]
     except Exception:
-        # Whoever connects reports what is wrong with a URL or an option.
+        # An invalid URL or option is reported when something connects.
         return None
     prefixes = {channel.global_keyprefix for channel in channels if channel is not None}
     if None in channels or len(prefixes) > 1 or any(_address_of(channel) != gate for channel in channels):
@@ -107,8 +107,8 @@ def shared_prefix(app: Celery, gate_url: str, queues: Sequence[str]) -> str | No
 
 
 def _channel(connection: Any) -> Any:
-    """Return kombu's channel of a connection as it is before it connects; None if it is not one to a single Redis."""
-    from kombu.transport.redis import Channel, SentinelChannel  # noqa: PLC0415 - not for who only looks
+    """Return kombu's channel of a connection before it connects; None unless it leads to a single Redis."""
+    from kombu.transport.redis import Channel, SentinelChannel  # noqa: PLC0415 - not needed to read
 
     kind = connection.transport.Channel
     if not issubclass(kind, Channel) or issubclass(kind, SentinelChannel) or len(connection.alt) > 1:
@@ -128,40 +128,41 @@ def _address_of(channel: Any) -> tuple[Any, ...]:
 
 
 def _address(kind: type, options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what tells one database of one server from another, as redis-py's connections are made with it."""
-    place = (options.get("host") or "localhost", options.get("port") or 6379)
+    """Return what identifies a database of a Redis server, from the options of a redis-py connection."""
+    address = (options.get("host") or "localhost", options.get("port") or 6379)
     is_tls = issubclass(kind, redis.SSLConnection)
-    return options.get("path") or place, is_tls, options.get("db") or 0
+    return options.get("path") or address, is_tls, options.get("db") or 0
 
 
 def serializer_of(app: Celery, preferred: str = "json") -> str:
     """Return a serializer that the app's workers accept: JSON, `preferred`, the app's own, or any that they accept.
 
-    The gate's scripts can write JSON alone. An app that signs its messages, or encrypts them, accepts no other. Where
-    there is none it is the app's own; workers of that app do not start.
+    The gate's scripts can only write JSON. An app that signs or encrypts its messages accepts no other serializer. If
+    there is none, the app's own is returned; workers of that app do not start.
     """
     return _accepted(app, preferred) or str(app.conf.task_serializer)
 
 
 def task_serializer(task: Any) -> str:
-    """Return the serializer of a message that a program publishes for a task of ours: the task's, if it is accepted.
+    """Return the serializer for a message that a program publishes for one of our tasks: the task's, if accepted.
 
-    An app that accepts JSON keeps the task's in any case: its workers may be another app, which accepts more.
+    If the app accepts JSON, the task's serializer is used in any case: the workers may be another app, which accepts
+    more.
     """
     own = str(task.serializer)
     return own if serializer_of(task.app) == "json" else serializer_of(task.app, own)
 
 
 def check_serializer(app: Celery) -> None:
-    """See that an app's workers accept something that can be published.
+    """Check that an app's workers accept a serializer that it can publish with.
 
     Raises:
-        ConfigurationError: they do not.
+        ConfigurationError: they accept none.
     """
     if _accepted(app, "json") is None:
         raise ConfigurationError(
             f"this app accepts no message that it can write: its accept_content is {sorted(app.conf.accept_content)}",
-            "let accept_content name a serializer that kombu has and that is installed, such as json",
+            "add a serializer that kombu has and that is installed, such as json, to accept_content",
         )
 
 
@@ -169,7 +170,7 @@ def _accepted(app: Celery, preferred: str) -> str | None:
     accepted = app.conf.accept_content
     if accepted is None or JSON & set(accepted):
         return "json"
-    from kombu import serialization  # noqa: PLC0415 - JSON needs no look at the others
+    from kombu import serialization  # noqa: PLC0415 - not needed for JSON
 
     known: Any = serialization.registry  # type: ignore[attr-defined]
     types = {known.name_to_type.get(name, name) for name in accepted}
@@ -182,7 +183,7 @@ def _accepted(app: Celery, preferred: str) -> str | None:
 
 @cache
 def _encodes(encoder: Callable[[Any], Any]) -> bool:
-    """Whether it can be used: kombu has one also for msgpack that is not installed, which raises."""
+    """Whether the encoder works: kombu has one for msgpack even if that is not installed, and it raises."""
     try:
         encoder({})
     except Exception:
@@ -191,8 +192,8 @@ def _encodes(encoder: Callable[[Any], Any]) -> bool:
 
 
 def _published(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the raw message that kombu makes of a run, with markers, and the third part of its body."""
-    from kombu import Connection  # noqa: PLC0415 - not for who only looks
+    """Return the raw message that kombu makes for a run, with markers, and the third part of its body."""
+    from kombu import Connection  # noqa: PLC0415 - not needed to read
 
     task = app.amqp.as_task_v2(_ID, RUN_TASK, args=(), argsrepr=_ARGUMENTS, origin=_ORIGIN, ignore_result=True)
     with Connection("memory://") as connection:
@@ -207,7 +208,7 @@ def _published(app: Celery) -> tuple[dict[str, Any], dict[str, Any]]:
     raw["body"] = _BODY
     raw["properties"]["delivery_tag"] = _ID
     raw["properties"]["delivery_info"]["routing_key"] = _QUEUE
-    # Without it kombu takes the body as it is, so Lua needs no base64.
+    # Without it kombu uses the body as it is, so Lua needs no base64.
     del raw["properties"]["body_encoding"]
     return raw, task.body[2]
 

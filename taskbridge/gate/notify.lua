@@ -1,17 +1,17 @@
--- Events of tenants: start each one's runner, or count the event for the runner that it has.
+-- Events of tenants: start the runner of each, or count the event for its existing runner.
 -- USES: queueing last expiry
 -- KEYS: due queue fair_queue virtual_time
 -- KEYS OF EACH: runner lease last
 -- ARGV: pipeline republish_ms:number traceparent nonce now_ms
 -- ARGV OF EACH: tenant delay_ms:number lease_ms:number
 -- RETURNS: of each {STARTED, token} | {DELAYED, runner} | {ABSORBED, runner}
--- With a `traceparent`, that of the sender's span, `runner` is {token of the run that is queued or on, traceparent of the runner's
--- first event}, each empty where there is none; else nothing.
+-- With a `traceparent` (the sender's span), `runner` is {token of the run that is queued or running, traceparent of the runner's
+-- first event}, each empty if there is none; without, it is false.
 
--- Tenants whose runs this call started. A tenant may stand in it several times.
+-- Tenants whose runs this call started: a tenant may occur several times.
 local started = {}
 
-local function told(state, token, first)
+local function describe(state, token, first)
   return traceparent ~= "" and { state ~= "waiting" and token or "", first or "" }
 end
 
@@ -43,7 +43,7 @@ local function notify(own_us, runner_key, lease_key, last_key, tenant, delay_ms,
       redis.call("HSET", runner_key, "delay", delay_ms)
     end
     if state ~= "waiting" or held and held ~= "found" then
-      return ABSORBED, told(state, token, first)
+      return ABSORBED, describe(state, token, first)
     end
   end
 
@@ -51,7 +51,7 @@ local function notify(own_us, runner_key, lease_key, last_key, tenant, delay_ms,
   if start <= now then
     if held then
       redis.call("HDEL", runner_key, "held")
-      -- Its pipeline was not given that turn, so it has another.
+      -- The pipeline has not used this turn, so it gets it back.
       if redis.call("ZREM", fair_queue_key, pipeline .. ":" .. tenant) == 1 and redis.call("HEXISTS", virtual_time_key, pipeline) == 1 then
         redis.call("HINCRBY", virtual_time_key, pipeline, -1)
       end
@@ -62,10 +62,10 @@ local function notify(own_us, runner_key, lease_key, last_key, tenant, delay_ms,
     started[tenant] = true
     return STARTED, token
   elseif held then
-    return ABSORBED, told(state, token, first)
+    return ABSORBED, describe(state, token, first)
   elseif state then
     redis.call("ZADD", due_key, "LT", start, tenant)
-    return DELAYED, told(state, token, first)
+    return DELAYED, describe(state, token, first)
   end
   redis.call("HSET", runner_key, "state", "waiting", unpack(fresh))
   redis.call("ZADD", due_key, start, tenant)
@@ -74,7 +74,7 @@ end
 
 local replies = {}
 for nth = 1, count do
-  -- Each has a microsecond of its own, as if it were called alone: tokens come from it.
+  -- Each gets its own microsecond, as in a separate call: tokens are made from it.
   replies[2 * nth - 1], replies[2 * nth] = notify(us + nth - 1, of_each(nth))
 end
 return replies

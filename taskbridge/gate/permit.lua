@@ -1,12 +1,12 @@
--- How many records may be delivered now, in one call, under limits of the pipeline and of the tenant, in records and in
--- calls? If none may go, the first of them are paid for ahead, so that tenants that wait are served in the order in which
--- they asked. With `at_least` 0 the call is made in any case: it is charged for, and those after it wait longer.
--- Each limit is a virtual clock (GCRA): its key has the microsecond at which all that was permitted is worked off.
+-- How many records may be delivered now, in one call, under the limits of the pipeline and of the tenant, in records and in
+-- calls? If none, the first ones are charged in advance, so that waiting tenants are served in the order in which they asked.
+-- With `at_least` 0 the call is made in any case: it is charged, and later calls wait longer. Each limit is a virtual clock
+-- (GCRA): its key has the microsecond by which everything permitted so far fits the rate.
 -- KEYS: runner pipeline_rate tenant_rate pipeline_calls tenant_calls
 -- ARGV: token wanted:number at_least:number pipeline_us:number pipeline_burst:number tenant_us:number
 --   tenant_burst:number pipeline_call_us:number pipeline_call_burst:number tenant_call_us:number
 --   tenant_call_burst:number now_ms
--- RETURNS: {permitted, wait_ms}, both 0 where another run took over; a limit whose microseconds per record or call are 0 is none
+-- RETURNS: {permitted, wait_ms}, both 0 if another run took over; 0 microseconds per record or call mean no limit
 
 -- How far the virtual clock is ahead of the server's.
 local function ahead_us(rate_key)
@@ -19,7 +19,7 @@ end
 
 local permitted, wait_ms = 0, 0
 
--- Charge for records or calls, and wait until they may be delivered if that is later than what is waited for already.
+-- Charge records or calls, and extend the wait until they may be delivered.
 local function charge(rate_key, interval_us, burst, count)
   if interval_us > 0 then
     local ahead = ahead_us(rate_key) + count * interval_us

@@ -1,15 +1,15 @@
--- What all scripts share; put before each of them when it is loaded, after the names of answers and constants.
+-- Shared by all scripts: inserted before each of them when it is loaded, after the names of answers and constants.
 
--- The last key of every script is what the gate knows of time; only `tick` writes it. Its fields, in microseconds:
+-- The last key of every script is the gate's clock; only `tick` writes it. Its fields, in microseconds:
 --   mark    the latest time that a ticker saw
---   offset  what is added to the server's clock, since a server whose clock was behind the mark took over
+--   offset  added to the server's clock, after a server took over whose clock was behind the mark
 local clock_key = KEYS[#KEYS]
--- Whether a test passed the time in.
+-- Whether a test passed the time.
 local is_injected = false
 -- How far the server's clock is behind the mark; `clock_us` sets it.
 local behind_us = 0
 
--- The gate's time in microseconds: that of the server, which never goes back. A test may pass the server's time in, in
+-- The gate's time in microseconds: the server's time, except that it never goes back. A test can pass the server's time in
 -- milliseconds; production passes an empty string.
 local function clock_us(given_ms)
   local us

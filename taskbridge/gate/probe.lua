@@ -1,7 +1,7 @@
--- Publish a probe as the run of a first event is published, so that `taskbridge doctor` sees whether a worker takes it.
+-- Publish a probe the way the run of a first event is published, so that `taskbridge doctor` sees whether a worker takes it.
 -- KEYS: queue
 -- ARGV: pipeline tenant token now_ms
--- RETURNS: {text}: the message as it lies in the queue, if the script published it
+-- RETURNS: {text}: the message as it is in the queue, if the script published it
 
 publish(queue_key, pipeline, tenant, token, us)
 local text = redis.call("LINDEX", queue_key, 0)

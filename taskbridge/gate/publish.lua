@@ -1,6 +1,6 @@
--- Push the run message where gate and broker are one Redis: claim and publish are then one atomic step. What stands
--- between the markers is replaced by the message that Celery and kombu made when the script was loaded. It is the last of
--- its queue, or the next one (`at_front`).
+-- Push the run message if gate and broker are one Redis: claim and publish are then one atomic step. The placeholders are
+-- replaced by the message that Celery and kombu made when the script was loaded. It is put at the end of the queue, or at
+-- its front (`at_front`).
 local function publish(queue_key, pipeline, tenant, token, us, at_front)
   local queue = string.sub(queue_key, {{name_at}})
   local arguments = cjson.encode({ pipeline, tenant, token })

@@ -1,2 +1,2 @@
--- The broker is another server: the caller publishes, right after the script.
+-- The broker is another server: the caller publishes right after the script.
 local function publish() end

@@ -1,13 +1,13 @@
--- Postgres knows when a tenant's last run began: keep that for as long as it can delay the next, unless a later start is known.
+-- Store when a tenant's last run began according to Postgres, as long as it can delay the next, unless a later start is known.
 -- USES: expiry
 -- KEYS: last
 -- ARGV: last_ms:number last_ttl_ms:number now_ms
--- RETURNS: {left_ms}: for how much longer it matters; 0 or less, and nothing is kept
+-- RETURNS: {left_ms}: for how much longer it matters; if 0 or less, nothing is stored
 
--- As `settle` writes it.
+-- The format is that of `settle`.
 local known, earliest = string.match(redis.call("GET", last_key) or "", "^(%d*)(:?%d*)$")
 known = tonumber(known)
--- A clock of Postgres that is ahead says nothing.
+-- The clock of Postgres may be ahead; such a time is ignored.
 if last_ms > now then
   last_ms = known or now
 end

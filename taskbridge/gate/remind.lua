@@ -1,29 +1,28 @@
--- Tenants have pending records: start each one's runner, or note it in the runner that it has. However often they are found,
--- that counts as one event until a run begins, and as none after that where an event came too, or the burst is on. Those
--- without a runner wait for their turn where many of them are queued, since first events stand behind these. So they do where
--- a base round found them (`by_reconciler`): where Redis lost its data it finds many at once. Who waits for a deadline keeps it: where
--- many come due at once, the ticker starts them, and turns are far slower. A run that is under way may be handling those, so
--- it is not told.
+-- Tenants have pending records: start the runner of each, or note it in its existing runner. A reminder counts as an event only
+-- while no real event has arrived and no run has begun. Tenants without a runner wait for their turn if many of them are queued,
+-- since first events queue behind these. So do those that the reconciler found (`by_reconciler`), which finds many at once after
+-- Redis lost its data. A tenant that waits for a deadline keeps it: if many are due at once the ticker starts them, and turns
+-- are far slower. A run in progress may be handling these records, so it is left alone.
 -- USES: queueing last fair_queue in_flight
 -- KEYS: due queue fair_queue virtual_time in_flight
 -- KEYS OF EACH: runner last
 -- ARGV: pipeline republish_ms:number most_in_flight:number by_reconciler:flag keeps_last:flag nonce now_ms
 -- ARGV OF EACH: tenant delay_ms:number last_ms:number
--- RETURNS: of each {STARTED, token} | {POSTPONED} | {DELAYED} | {ABSORBED}; `last_ms` is the last run as Postgres has it, or empty
+-- RETURNS: of each {STARTED, token} | {POSTPONED} | {DELAYED} | {ABSORBED}; `last_ms` is the last run according to Postgres, or empty
 
--- How many runs may still be queued. The queue's length would say nothing where the broker is another server.
+-- How many more runs may be queued. The length of the queue says nothing if the broker is another server.
 local room = by_reconciler and 0 or most_in_flight - count_in_flight(in_flight_key, true, now)
 
--- Tenants whose runs this call started. A tenant may stand in it several times.
+-- Tenants whose runs this call started: a tenant may occur several times.
 local started = {}
 
 local function remind(own_us, runner_key, last_key, tenant, delay_ms, last_ms)
   local now = milliseconds(own_us)
-  -- Most have no runner, or a run that is coming: of these nothing else is asked.
+  -- Most have no runner, or a queued run: for these nothing else is read.
   local state, token = unpack(redis.call("HMGET", runner_key, "state", "token"))
   local held, began, pending_ms, events, swept, earliest
   if state then
-    -- A runner without a deadline, because a part of Redis was lost, would wait for ever.
+    -- A runner whose deadline was lost with a part of Redis would wait forever.
     redis.call("ZADD", due_key, "NX", now, tenant)
     if state == "queued" and has_issued(nonce, token) and not started[tenant] then
       started[tenant] = true
@@ -36,7 +35,7 @@ local function remind(own_us, runner_key, last_key, tenant, delay_ms, last_ms)
     held, began, pending_ms = runner[1], tonumber(runner[2]), tonumber(runner[3])
     events, swept, earliest = tonumber(runner[4]), tonumber(runner[5]), tonumber(runner[6])
     if held == "paused" then
-      -- Nobody reminds a tenant that is paused, so the pause is over, and whoever ended it has not started the tenant.
+      -- A paused tenant is not reminded, so the pause is over, but the tenant has not been started.
       redis.call("HDEL", runner_key, "held")
     elseif held then
       return ABSORBED, false
@@ -49,7 +48,7 @@ local function remind(own_us, runner_key, last_key, tenant, delay_ms, last_ms)
     if keeps_last then
       began, earliest = last_run(last_key)
     end
-    -- A clock of Postgres that is ahead says nothing; and Redis may have come back with an older one.
+    -- The clock of Postgres may be ahead, and Redis may have come back with an older last run.
     if last_ms and last_ms > now then
       last_ms = began or now
     end
@@ -61,7 +60,7 @@ local function remind(own_us, runner_key, last_key, tenant, delay_ms, last_ms)
     if events == swept then
       redis.call("HSET", runner_key, "events", events + 1, "reminded", 1)
     end
-    -- Whoever settles, or waits, needs a delay, and `begin` took the former one away.
+    -- A run that settles and a runner that waits need a delay, and `begin` deleted the previous one.
     if not pending_ms or delay_ms < pending_ms then
       redis.call("HSET", runner_key, "delay", delay_ms)
     end
@@ -93,7 +92,7 @@ end
 
 local replies = {}
 for nth = 1, count do
-  -- Each has a microsecond of its own, as if it were called alone: tokens come from it.
+  -- Each gets its own microsecond, as in a separate call: tokens are made from it.
   replies[2 * nth - 1], replies[2 * nth] = remind(us + nth - 1, of_each(nth))
 end
 write_fair_queue(due_key, fair_queue_key)

@@ -1,4 +1,4 @@
-"""The Lua scripts: which there are, what they take, and the text that Redis is given."""
+"""The Lua scripts: their names, their parameters, and the text that is loaded into Redis."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _AS_TYPE: Final = {"": "{}", "number": "tonumber({})", "flag": '{} == "1"'}
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One verb, as the comment at the head of `{name}.lua` declares it.
+    """One verb, as declared by the comment at the top of `{name}.lua`.
 
-    KEYS and ARGV name what the script is given: the key `due` is the local variable `due_key`, and `ttl_ms:number` the
-    local `ttl_ms`. The last key of every script is the gate's clock, and a script that is given `now_ms` has the time
-    in `us` and `now`. A script for many tenants has keys and arguments OF EACH, after the others: `count` says how many
-    there are, and `of_each(1)` returns those of the first. USES names files whose functions the script calls.
+    KEYS and ARGV name the script's parameters: the key `due` becomes the local variable `due_key`, and `ttl_ms:number`
+    the local `ttl_ms`. The last key of every script is the gate's clock, and a script with the argument `now_ms` has
+    the time in `us` and `now`. A script for many tenants has keys and arguments OF EACH after the others: `count` is
+    their number, and `of_each(1)` returns those of the first. USES names files whose functions the script calls.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Script:
 
     @property
     def variables(self) -> list[str]:
-        """Lua that names the keys and arguments."""
+        """Lua that assigns the keys and arguments to local variables."""
         keys, args = len(self.keys), len(self.args)
         timed = self.args[-1:] == ("now_ms",)
         lines = [_named(_variables(self.keys, "_key"), _values("KEYS", self.keys))]
@@ -63,16 +63,16 @@ def read(file_name: str) -> str:
 
 
 def render(script: Script, publish: str) -> str:
-    """Return what Redis is given for `script`: the numbers used, the prelude, how to publish, its parts, itself.
+    """Return the full text of `script`: the numbers used, the prelude, the publishing function, its parts, itself.
 
-    Redis runs the whole text at every call, definitions and all, so a script has no more of them than it uses.
+    Redis runs the whole text at every call, so it contains only the definitions that the script uses.
     """
     parts = [read(f"{name}.lua") for name in ("prelude", *script.uses, script.name)]
     if "queue" in script.keys:
         parts.insert(1, publish)
     used = set(re.findall(r"[A-Z_]+", "".join(parts)))
-    numbers = [one for one in (*Answer, *Constant) if one.name in used]
-    names = "".join(f"local {one.name} = {int(one)}\n" for one in numbers)
+    numbers = [number for number in (*Answer, *Constant) if number.name in used]
+    names = "".join(f"local {number.name} = {int(number)}\n" for number in numbers)
     return "\n".join((names, *parts[:-1], *script.variables, parts[-1]))
 
 
@@ -90,15 +90,16 @@ def _named(variables: Sequence[str], values: Sequence[str]) -> str:
 
 
 def _scripts() -> dict[str, Script]:
-    """Return the script of each file whose head says what it returns; the others are parts of these."""
-    found = {}
+    """Return the script of each file with a RETURNS comment; the other files are parts of these."""
+    scripts = {}
     for file in sorted(files(__package__).iterdir(), key=lambda file: file.name):
         name, _, kind = file.name.partition(".")
         declared = dict(_LABEL.findall(read(file.name))) if kind == "lua" else {}
         if "RETURNS" in declared:
             labels = ("KEYS", "ARGV", "KEYS OF EACH", "ARGV OF EACH", "USES")
-            found[name] = Script(name, *(tuple(declared.get(label, "").replace("--", "").split()) for label in labels))
-    return found
+            values = (tuple(declared.get(label, "").replace("--", "").split()) for label in labels)
+            scripts[name] = Script(name, *values)
+    return scripts
 
 
 SCRIPTS: Final = _scripts()

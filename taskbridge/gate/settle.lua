@@ -1,13 +1,13 @@
--- The run ends: `more` records are left, the worker is `stopped` in the middle, all is `done`, `retry` after a while, the
--- tenant is `paused`, or the cursor has an owner with a higher token (`stale`).
+-- The run ends: `more` records are left, the worker is `stopped` in the middle, everything is `done`, it has to `retry` later,
+-- the tenant is `paused`, or the cursor has an owner with a higher token (`stale`).
 -- USES: queueing expiry fair_queue in_flight wait_queue circuit
 -- KEYS: due runner last queue circuit running wait_queue fair_queue virtual_time in_flight
 -- ARGV: pipeline tenant token outcome took:number handled:number failed:number blame retry_ms:number owner
 --   all_wait:flag counted:flag empty_tick_ms:number last_ttl_ms:number republish_ms:number most_in_flight:number
 --   most_runs:number nonce now_ms
--- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}, each with
--- the tenant that may begin in the slot of this run as the third element, if one waits in the queue, and as the fourth who
--- is next among those that wait for their turn, if a turn is to be given
+-- RETURNS: {CONTINUED, token} | {POSTPONED} | {LINGERING} | {FINISHED} | {HELD} | {REISSUED, token} | {LOST}. The third element
+-- is the tenant that may begin in this run's slot, if one is in the wait queue; the fourth is the next member of the fair queue,
+-- if a turn can be given
 
 local runner = redis.call("HMGET", runner_key, "state", "token", "events", "swept", "began", "delay", "before",
   "lease", "failures")
@@ -39,7 +39,7 @@ local function continue_now(at_front)
   return continue(CONTINUED, token, at_front)
 end
 
--- There is more to do: at once, or behind others that wait for this run's slot or for their turn.
+-- There is more to do: at once, or after others that wait for this run's slot or for their turn.
 local function continue_in_turn()
   if redis.call("ZSCORE", running_key, tenant) and redis.call("ZCARD", wait_queue_key) > 0 then
     join_wait_queue(runner_key, wait_queue_key, tenant, now, 1)
@@ -53,7 +53,7 @@ local function continue_in_turn()
   return continue_now()
 end
 
--- The whole pipeline waits, and then begins with one run at a time: `rest` and `width` of the circuit's hash.
+-- The whole pipeline waits, and then begins with one run at a time (`rest` and `width` of the circuit's hash).
 local function wait_with_all()
   local rest = math.max(now + retry_ms, tonumber(redis.call("HGET", circuit_key, "rest") or 0))
   redis.call("HSET", circuit_key, "rest", rest, "width", 1)
@@ -73,15 +73,15 @@ local function restore_last_run()
   end
 end
 
--- Nobody in the wait queue has to wait any more, and it may hold every tenant of the pipeline: were all due now, the next
--- deadlines of all pipelines would stand behind their runs. Their own deadlines stay, for when the set of turns is lost.
+-- No tenant in the wait queue has to wait any longer, and there may be all tenants of the pipeline: if all were due now, the next
+-- deadlines of all pipelines would queue behind their runs. They keep their deadlines, in case the fair queue is lost.
 local function all_wait_for_their_turn()
   local members = {}
   for _, waiting in ipairs(redis.call("ZRANGE", wait_queue_key, 0, -1)) do
     members[#members + 1] = text(next_tag(fair_queue_key, virtual_time_key, pipeline))
     members[#members + 1] = pipeline .. ":" .. waiting
   end
-  -- Lua passes few thousand arguments at the most.
+  -- Lua can pass only a few thousand arguments.
   for at = 1, #members, 1000 do
     redis.call("ZADD", fair_queue_key, unpack(members, at, math.min(at + 999, #members)))
   end
@@ -92,16 +92,16 @@ local function settle()
   if outcome == "more" then
     return continue_in_turn()
   elseif outcome == "stopped" then
-    -- Its turn is not over: nobody goes before it. Where the broker is another server, it is the last of its queue.
+    -- Its turn is not over, so it goes to the front. If the broker is another server, it goes to the end of its queue.
     return continue_now(true)
   elseif outcome == "stale" then
     return continue(REISSUED, owner)
   elseif outcome == "paused" then
-    -- Where the pause ended since this run looked, a reminder starts the tenant.
+    -- If the pause has ended since this run checked, a reminder starts the tenant.
     redis.call("HSET", runner_key, "held", "paused")
     return wait_until(now + DAY_MS, HELD)
   elseif outcome == "retry" then
-    -- Who looks is told what the wait is: without a failure it is what the handler asked for.
+    -- Shown to operators: without a failure, it is a wait that the handler asked for.
     redis.call("HSET", runner_key, "held", failed == 0 and blame == "" and "asked" or 1)
     if all_wait then
       return wait_with_all()
@@ -109,8 +109,8 @@ local function settle()
     return wait_until(now + retry_ms, HELD)
   end
 
-  -- Where delays count from the last run, a run that took no record does not count.
-  -- Events without records may come at any time, so the next run after one that took nothing waits for EMPTY_RUN_MS.
+  -- If delays count from the last run, a run that took no record does not count. Events without records may arrive at any time,
+  -- so the next run after one that took nothing waits for EMPTY_RUN_MS.
   local last, earliest = began, 0
   if took == 0 and last_ttl_ms > 0 then
     last, earliest = before, began + EMPTY_RUN_MS
@@ -124,7 +124,7 @@ local function settle()
     end
     return wait_until(start, LINGERING)
   end
-  -- The write comes first: a server whose memory is full refuses it, and then nothing may be deleted yet. A runner that
+  -- This write comes first: a server that is out of memory refuses it, and then nothing must have been deleted. A runner that
   -- lingers needs it too, since it ends without a settle.
   local known_until = math.max(last and last_ttl_ms > 0 and last + last_ttl_ms or 0, earliest)
   if known_until > now then
@@ -145,8 +145,7 @@ if not known[outcome] then
   return redis.error_reply("settle: unknown outcome " .. outcome)
 end
 local reply = settle()
--- A run that did nothing leaves to the next one what it was told when it began. One that found a pause waits like one that
--- is tried again.
+-- A run that did nothing leaves what it got at its begin to the next one. A run that found a pause waits like a retry.
 local waits = outcome == "retry" or outcome == "paused"
 local did_nothing = outcome == "stale" or outcome == "stopped" and took == 0
 local forgotten = {}
@@ -155,7 +154,7 @@ if not did_nothing then
 elseif last_ttl_ms > 0 then
   restore_last_run()
 end
--- The next run is told of a death until one has counted it. Where Postgres was away, this one could not.
+-- A death is passed on to the next run until one has counted it. If Postgres was unavailable, this one could not.
 if counted or not did_nothing and not waits then
   forgotten[#forgotten + 1] = "died"
 end
@@ -172,11 +171,11 @@ local closes = judge(circuit_key, due_key, runner_key, wait_queue_key, tenant, b
 local circuit = redis.call("HMGET", circuit_key, "until", "rest", "width")
 local is_open, rest, width = circuit[1], tonumber(circuit[2] or 0), tonumber(circuit[3])
 local rests, slots = now < rest, redis.call("ZREM", running_key, tenant)
--- How many runs may be on now, where that changed; 0: any number.
+-- How many runs may be in progress now, if that has changed; 0: any number.
 local most = closes and most_runs
 if width and not rests and handled > 0 then
-  -- The downstream takes work again: twice as many at a time, until nobody waits or the cap is reached. Then the cap alone
-  -- counts, also where the wait queue of a busy pipeline is never empty.
+  -- The downstream accepts work again: allow twice as many at a time, until nobody waits or the cap is reached. Then only the cap
+  -- counts, even if the wait queue of a busy pipeline is never empty.
   most = width * 2
   if most >= (most_runs > 0 and most_runs or SLOW_START_ENDS) or redis.call("ZCARD", wait_queue_key) == 0 then
     redis.call("HDEL", circuit_key, "rest", "width")
@@ -185,7 +184,7 @@ if width and not rests and handled > 0 then
     redis.call("HSET", circuit_key, "width", most)
   end
 end
--- While the circuit is open, or the pipeline waits, nobody may come for the slot; when that is over, they are called.
+-- While the circuit is open or the pipeline waits, no tenant may take the slot; they are called afterwards.
 if rests then
   if closes then
     call_first(due_key, wait_queue_key, rest)
@@ -194,7 +193,7 @@ elseif not is_open and most == 0 then
   all_wait_for_their_turn()
 elseif not is_open then
   if most then
-    -- An overdue run has no slot to pass on, since it may be kept now.
+    -- An overdue run has no slot to pass on: another tenant may have it by now.
     redis.call("ZREMRANGEBYSCORE", running_key, "-inf", "(" .. now)
     slots = most - redis.call("ZCARD", running_key)
   end
@@ -205,7 +204,7 @@ elseif not is_open then
     end
     redis.call("ZREM", wait_queue_key, first)
     redis.call("ZADD", due_key, now, first)
-    -- The slot is kept, so that no newcomer takes it.
+    -- The slot is reserved, so that no newcomer takes it.
     take_slot(running_key, first, now + republish_ms)
     if not reply[3] then
       reply[2] = reply[2] or false
@@ -214,7 +213,7 @@ elseif not is_open then
   end
 end
 keep_virtual_time(fair_queue_key, virtual_time_key, pipeline)
--- A worker slot comes free. If too few turns are in its queue, the next tenant gets its turn.
+-- A worker slot becomes free. If too few runs of turns are in its queue, the next tenant gets its turn.
 if not reply[3] then
   local next_member = redis.call("ZRANGE", fair_queue_key, 0, 0)[1]
   if next_member and count_in_flight(in_flight_key, false, now) < most_in_flight then

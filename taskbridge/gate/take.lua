@@ -1,11 +1,11 @@
--- A worker slot has time for more runs: take their messages, first events before the others. Of as many as may be taken in
--- all, some are kept for continuations where these wait: else a storm of first events would keep them waiting until its end.
--- It ends before a message that is not a run's, or not as a script writes it: that is Celery's.
--- A caller whose reply was lost sends the call again and is given the same messages.
+-- A worker slot has time for more runs: take their messages, first events before the others. Some of the total are reserved for
+-- continuations if these wait: otherwise a storm of first events would keep them waiting until it ends. It stops at a message
+-- that is not a run, or that no script has written: Celery handles that one. A caller whose reply was lost repeats the call and
+-- gets the same messages.
 -- KEYS: first next fair_queue taken
 -- ARGV: most_first:number most_next:number run_task nonce
--- RETURNS: {firsts, nexts, members}: the messages of each queue as they lay there, the next one first, and for the places
--- that are left who is next among those that wait for their turn
+-- RETURNS: {firsts, nexts, members}: the messages of each queue in order, and the next members of the fair queue for the
+-- remaining room
 
 if redis.call("HGET", taken_key, "nonce") == nonce then
   return cmsgpack.unpack(redis.call("HGET", taken_key, "reply"))
@@ -30,7 +30,7 @@ end
 local kept = math.max(0, math.min(redis.call("LLEN", next_key), math.floor(most_next / (FIRSTS_IN_A_ROW + 1))))
 local firsts = take(first_key, most_first - kept)
 local nexts = take(next_key, most_next - #firsts)
--- Behind a message that stays there, whoever is given a turn could not be taken.
+-- A run published for a turn could not be taken behind a message that stays in the queue.
 local left = redis.call("LLEN", next_key) == 0 and most_next - #firsts - #nexts or 0
 local members = left > 0 and redis.call("ZRANGE", fair_queue_key, 0, left - 1) or {}
 if #firsts + #nexts > 0 then

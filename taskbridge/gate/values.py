@@ -1,4 +1,4 @@
-"""What the gate is told, and what it answers."""
+"""The values that callers pass to the gate and get from it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = [
     "Message",
     "Notified",
     "Outcome",
+    "PollingHold",
     "Reminder",
     "Settlement",
-    "PollingHold",
     "Timing",
 ]
 
 
 class Blame(StrEnum):
-    """What a failed run blames; the value is what `circuit.lua` reads."""
+    """What a failed run blames; `circuit.lua` reads the value."""
 
     NOBODY = ""
     RECORD = "record"
@@ -34,10 +34,10 @@ class Blame(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a run ended; the value is what `settle.lua` reads.
+    """How a run ended; `settle.lua` reads the value.
 
     MORE: records are left, and the tenant's turn is over. STOPPED: the worker stops before the turn is over. PAUSED: an
-    operator has paused the tenant, or its pipeline.
+    operator has paused the tenant or its pipeline.
     """
 
     MORE = "more"
@@ -49,13 +49,13 @@ class Outcome(StrEnum):
 
 
 class Settlement(NamedTuple):
-    """What a run tells the gate at its end, in the order in which `settle.lua` reads it.
+    """What a run reports to the gate at its end, in the order in which `settle.lua` reads it.
 
-    `took`: how many records the run took; where delays count from the last run, one that took none does not count.
+    `took`: how many records the run took; if delays count from the last run, a run that took none does not count.
     `handled`: how many of them were handled; if any was, the circuit closes. For RETRY: `retry_ms`, whether the run
-    `failed` or only waits, and what it blames; with `all_wait` the whole pipeline waits as long, and then begins with
-    one run at a time. For STALE: `owner`, the token of the cursor's owner. `counted`: the death of the run before this
-    one is stored, so that no other run counts it.
+    `failed` or only waits, and what it blames; with `all_wait` the whole pipeline waits that long, and then begins with
+    one run at a time. For STALE: `owner`, the token of the cursor's owner. `counted`: the death of the previous run is
+    stored, so no other run counts it.
     """
 
     outcome: Outcome
@@ -71,27 +71,27 @@ class Settlement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Bounds of recovery, in whole milliseconds; see `taskbridge.settings`."""
+    """Recovery times in whole milliseconds; see `taskbridge.settings`."""
 
     runner_ttl: int = 5_000
     republish: int = 5_000
 
 
 class DeadRun(NamedTuple):
-    """A run that did not end, and was replaced: its token, and its worker; "" outside of one."""
+    """A run that did not end and was replaced: its token, and the name of its worker ("" if it had none)."""
 
     token: str
     worker: str
 
 
 class Begun(NamedTuple):
-    """What a run learns when it begins.
+    """What a run gets from the gate when it begins.
 
-    Of this burst: `events`, `new_events` since its last run, and `runs` with this one. `failures`: how many runs before
-    this one failed in a row. `age_ms`: the milliseconds since its first event; None: a run before this one has acted on
-    that. `probe`: which of the tenant's records, counted from 0, a run that probes an open circuit tries; else None.
-    `died`: the run that this one replaced because it did not end. `traceparent`: the span of the runner's first event,
-    where that was traced. `found`: no event came since the last run; the tail found records. `burst`: the token of the
+    For this burst: `events`, `new_events` since its last run, and `runs` including this one. `failures`: how many runs
+    in a row have failed before this one. `age_ms`: milliseconds since the first event; None if an earlier run acted on
+    it. `probe`: for a run that probes an open circuit, the index of the record to try; else None. `died`: the run that
+    this one replaced because it did not end. `traceparent`: the span of the runner's first event, if that was traced.
+    `found`: there was no event since the last run; the change poller found the records. `burst`: the token of the
     burst's first run.
     """
 
@@ -108,10 +108,10 @@ class Begun(NamedTuple):
 
 
 class Notified(NamedTuple):
-    """What became of an event that was traced.
+    """The result of a traced event.
 
-    `token`: the run that it started, or that was queued or on; `first`: the `traceparent` of the first event of the
-    runner that took this one. Each is empty where there is none.
+    `token`: the run that it started, or that was queued or running; `first`: the `traceparent` of the first event of
+    the runner that counted this one. Each is empty if there is none.
     """
 
     answer: Answer
@@ -120,7 +120,7 @@ class Notified(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A run message that was taken out of its queue: its text as it lay there, and whose run it is."""
+    """A run message that was taken out of its queue: its original text, and its run."""
 
     queue: Queue
     text: str
@@ -128,10 +128,10 @@ class Message(NamedTuple):
 
 
 class Due(NamedTuple):
-    """Which `tenants` a ticker should start now, and `next_ms` until it should look again (None: there is no deadline).
+    """The `tenants` that a ticker should start now, and `next_ms` until its next tick (None: there is no deadline).
 
-    `late_ms` is how long ago the oldest deadline passed (None: none has), in milliseconds like `next_ms`. `waiting`:
-    how many tenants, of all pipelines, are in the fair queue.
+    `late_ms`: how many milliseconds ago the oldest deadline passed (None: none has). `waiting`: how many tenants, of
+    all pipelines, are in the fair queue.
     """
 
     tenants: list[str]
@@ -141,10 +141,10 @@ class Due(NamedTuple):
 
 
 class Reminder(NamedTuple):
-    """A tenant with records that no run has looked at.
+    """A tenant with records that no run has read.
 
-    `delay_ms` is the least time since its last run; `last_ms` when that was, in milliseconds of the Unix epoch, for a
-    Redis that has forgotten it (None: there was none, or it does not matter).
+    `delay_ms`: the minimum time since its last run. `last_ms`: when that was, in milliseconds since the Unix epoch, in
+    case Redis has lost it (None: there was none, or it does not matter).
     """
 
     tenant: str
@@ -153,7 +153,7 @@ class Reminder(NamedTuple):
 
 
 class PollingHold(NamedTuple):
-    """The hold of a pipeline's tail. `wait_ms`: 0 if this process has it, else the milliseconds until another's ends.
+    """The hold of a pipeline's change poller. `wait_ms`: 0 if this process has it, else until another's hold ends.
 
     `lost`: Redis lost its data, or came back with older data. `ends_ms`: when the hold ends, by the gate's clock.
     """

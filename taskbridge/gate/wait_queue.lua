@@ -1,7 +1,7 @@
--- Part of the scripts that know the wait queue: tenants that wait for a run slot or for the circuit. Its table, and that
--- of the slots, are in `tests/model/admission.py`.
+-- Part of the scripts that use the wait queue: tenants that wait for a run slot or for the circuit. Its table, and that of the
+-- slots, are in `tests/model/admission.py`.
 
--- First events stand before continuations, each in the order in which they joined.
+-- First events come before continuations, each in the order in which they joined.
 local function position(joined, runs)
   return tonumber(runs) == 0 and joined or joined + BEHIND
 end
@@ -13,7 +13,7 @@ local function join_wait_queue(runner_key, wait_queue_key, tenant, joined, runs)
   redis.call("PEXPIRE", wait_queue_key, DAY_MS)
 end
 
--- The first in the queue. A tenant without a deadline, because a part of Redis was lost, is removed: it has no run to come.
+-- The first in the queue. A tenant whose deadline was lost with a part of Redis is removed: no run would come for it.
 local function first_waiting(due_key, wait_queue_key)
   while true do
     local first = redis.call("ZRANGE", wait_queue_key, 0, 0)[1]
@@ -31,7 +31,7 @@ local function call_first(due_key, wait_queue_key, at)
   end
 end
 
--- A run slot that is taken, or kept for the first in the queue, until `deadline`.
+-- Take a run slot, or reserve it for the first in the queue, until `deadline`.
 local function take_slot(running_key, tenant, deadline)
   redis.call("ZADD", running_key, deadline, tenant)
   redis.call("PEXPIRE", running_key, DAY_MS)

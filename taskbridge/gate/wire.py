@@ -1,11 +1,11 @@
-"""One round trip to Redis by the shortest way.
+"""One round trip to Redis with little overhead.
 
 What redis-py does around a command costs a producer more than the gate's script does. So a script is called on a
-connection that this module keeps, with redis-py's own packing and parsing; whatever goes wrong there is left to
-redis-py's client, which connects anew, tries again and loads scripts.
+connection that this module keeps, with redis-py's packing and parsing. If anything goes wrong, redis-py's client takes
+over: it reconnects, retries and loads scripts.
 
-Events have a client of their own. Its connections share one deadline for all that a producer's call does, and redis-py
-has time-outs for single steps only.
+Events have a client of their own. Its connections share one deadline for everything that a producer's call does, since
+redis-py has timeouts only for single steps.
 """
 
 from __future__ import annotations
@@ -30,35 +30,34 @@ from taskbridge.common.server_errors import REDIS_AWAY, REDIS_SWITCHED, is_switc
 __all__ = ["COMMAND", "Call", "Wire", "client", "deadline"]
 
 CHUNK: Final = 500
-"""Calls of one round trip."""
+"""Calls per round trip."""
 LONG: Final = 200
-"""Words of a command that is sent before the next one is packed."""
+"""A command of this many words is sent before the next one is packed."""
 
 _kept: WeakKeyDictionary[redis.ConnectionPool, tuple[int, deque[Any]]] = WeakKeyDictionary()
 
-# redis-py before 5.3 asks for a command's name, and newer ones warn of it.
+# redis-py before 5.3 requires a command name, and newer versions warn about it.
 COMMAND: Final = ("EVALSHA",) if redis.__version__.startswith(("5.0.", "5.1.", "5.2.")) else ()
 
 Call = tuple[Sequence[str], Sequence[str | float]]
 """Keys and arguments of one call."""
 
-
 TIMEOUT: Final = 3.0
-"""Seconds that a worker waits for an answer of Redis, up to four times: a connection may be lost without notice."""
+"""Seconds that a worker waits for a reply of Redis, up to four times: a connection may be lost without notice."""
 INTERACTIVE_TIMEOUT: Final = 2.0
-"""Seconds that a command or a page waits for an answer of Redis, up to twice."""
+"""Seconds that a command or a page waits for a reply of Redis, up to twice."""
 
 
 def client(url: str, seconds: float | None = None, *, interactive: bool = False) -> redis.Redis:
-    """Return a client for `url`. It times out rather than hang where Redis does not answer.
+    """Return a client for `url`. It times out instead of hanging if Redis does not answer.
 
-    Where the server is not the one to talk to any more, its connection is made anew. With `max_connections` in the URL,
-    whoever finds all of them in use waits for one.
+    If the server is no longer the one to use (after a failover), it reconnects. With `max_connections` in the URL,
+    callers wait for a free connection.
 
     Args:
         url: where Redis is.
-        seconds: seconds that its user has at the most; it waits no longer than the block of `deadline` around the call.
-        interactive: somebody waits for what is asked here, so it gives up sooner than a worker.
+        seconds: the longest time that a call may take; the block of `deadline` around the call sets the actual limit.
+        interactive: a person waits for the reply, so the client gives up sooner than that of a worker.
 
     Raises:
         ValueError: the URL cannot be read.
@@ -72,7 +71,7 @@ def client(url: str, seconds: float | None = None, *, interactive: bool = False)
         "retry_on_error": list(REDIS_SWITCHED),
     }
     if url.startswith("unix:"):
-        # Not every redis-py takes it for a socket of the file system.
+        # Not every redis-py version accepts it for a Unix socket.
         del options["socket_connect_timeout"]
     kind: type[redis.ConnectionPool] = redis.ConnectionPool
     if "max_connections=" in url:
@@ -84,13 +83,13 @@ def client(url: str, seconds: float | None = None, *, interactive: bool = False)
     return redis.Redis.from_pool(pool)
 
 
-class deadline:  # noqa: N801 - used as a function is
-    """Give this thread so many seconds for all that it does on seconds connections in the block.
+class deadline:  # noqa: N801 - used like a function
+    """Give this thread so many seconds for everything in the block on connections of a client with `seconds`.
 
-    A timeout for each step would be spent several times: by each address of a name, the greeting, another try.
+    A timeout for each step could be spent several times: for each address of a host, the greeting, a retry.
     """
 
-    # A generator would cost each event as much as the rest of it.
+    # A generator would cost as much as the rest of an event.
     __slots__ = ("_seconds",)
 
     def __init__(self, seconds: float) -> None:
@@ -108,7 +107,7 @@ class _Deadline(threading.local):
 
     @property
     def left(self) -> float:
-        """Seconds that are left; a socket with a timeout of 0 would not wait, and one with less would wait for ever."""
+        """Seconds that are left. A socket timeout of 0 would mean not to wait, a negative one to wait forever."""
         return min(max(self.until - time.monotonic(), 0.001), 10.0)
 
 
@@ -116,7 +115,7 @@ _deadline: Final = _Deadline()
 
 
 class _WithDeadline:
-    """What a connection of redis-py does otherwise: each step has what is left of the time, and no longer."""
+    """Overrides of a redis-py connection: each step may take only what is left until the deadline."""
 
     _sock: Any
 
@@ -135,9 +134,9 @@ def _with_deadline(kind: type) -> type:
 
 
 class Wire:
-    """Calls scripts on connections kept of a client's pool: as many as threads ever called at the same time.
+    """Calls scripts on connections that it keeps from a client's pool: as many as threads ever called at the same time.
 
-    A pool that may not have many gets them back after each call.
+    Connections of a pool with a maximum are returned after each call.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -147,12 +146,12 @@ class Wire:
         self._connections: deque[Any] = deque()
 
     def call(self, script: Any, calls: Sequence[Call]) -> list[Any]:
-        """Run a registered script once for each of `calls` and return the replies: one round trip for each 500.
+        """Run a registered script once for each of `calls` and return the replies, with one round trip per 500.
 
-        Where the connection breaks, all that it carried may run twice. Where the server is not the one to talk to any
-        more, all connections are made anew and what it refused is sent once more.
+        If the connection breaks, calls that were sent may run twice. If the server is no longer the one to use, all
+        connections are replaced and the calls that it refused are sent again.
 
-        Raises: as redis-py's client, when all calls were made; the first error of several.
+        Raises: as redis-py's client, after all calls were made; the first of several errors.
         """
         replies: list[Any] = []
         for start in range(0, len(calls), CHUNK):
@@ -171,7 +170,7 @@ class Wire:
 
     @property
     def _free(self) -> deque[Any]:
-        """The connections that are kept. A forked child must not talk on its parent's, however it was forked."""
+        """The connections that are kept. A forked child must not use its parent's, however it was forked."""
         pid = os.getpid()
         if self._pid != pid:
             owner, free = _kept.get(self._pool) or (0, deque())
@@ -182,7 +181,7 @@ class Wire:
         return self._connections
 
     def _drop(self) -> None:
-        """Let the next calls connect anew."""
+        """Close the connections, so that the next calls reconnect."""
         free = self._free
         while free:
             self._pool.release(free.pop())
@@ -190,7 +189,7 @@ class Wire:
             self._pool.disconnect(inuse_connections=False)
 
     def _exchange(self, sha: str, calls: Sequence[Call]) -> list[Any] | None:
-        """Send the calls and read their replies, errors of the server among them; None: the connection broke."""
+        """Send the calls and return their replies, including errors of the server; None: the connection broke."""
         free = self._free
         try:
             connection = free.pop()
@@ -198,15 +197,15 @@ class Wire:
             connection = self._pool.get_connection(*COMMAND)
         try:
             commands = [("EVALSHA", sha, len(keys), *keys, *args) for keys, args in calls]
-            for some in _sent_together(commands):
-                connection.send_packed_command(connection.pack_commands(some))
+            for part in _sent_together(commands):
+                connection.send_packed_command(connection.pack_commands(part))
             replies = [_reply(connection) for _ in calls]
         except BaseException as error:
-            # A reply that was not read must not become the next call's.
+            # The next call must not read a reply of this one.
             connection.disconnect()
             self._pool.release(connection)
             if isinstance(error, redis.TimeoutError) and not issubclass(self._pool.connection_class, _WithDeadline):
-                # The others may be lost too, and each would be waited for as long.
+                # The others may be lost too, and each would wait as long.
                 self._drop()
             if isinstance(error, REDIS_AWAY):
                 return None
@@ -215,14 +214,14 @@ class Wire:
             free.append(connection)
         else:
             if any(map(is_switched, replies)):
-                # Itself: not every redis-py closes only those of such a pool that are free.
+                # This one too: not every redis-py version closes only the free connections of such a pool.
                 connection.disconnect()
             self._pool.release(connection)
         return replies
 
 
 def _sent_together(commands: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
-    """Yield the commands in parts: Redis works on a long one while this process packs the next."""
+    """Yield the commands in parts, so that Redis can work on a long one while this process packs the next."""
     start = 0
     for at, command in enumerate(commands, 1):
         if len(command) >= LONG or at == len(commands):

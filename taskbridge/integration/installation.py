@@ -16,7 +16,7 @@ from kombu import Exchange
 from kombu import Queue as KombuQueue
 from redis import RedisError
 
-from taskbridge.common.server_errors import place_of, translated_errors
+from taskbridge.common.server_errors import address_of, translated_errors
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import OURS, Queue
@@ -34,7 +34,7 @@ from taskbridge.settings import Settings, unknown_variables
 from taskbridge.store import is_adopted
 from taskbridge.worker.ticker import TickerStep
 
-__all__ = ["check_pool", "apply_config", "install", "installed_beside", "is_installed", "reset_app", "reset_apps"]
+__all__ = ["apply_config", "check_pool", "install", "installed_beside", "is_installed", "reset_app", "reset_apps"]
 
 REDIS: Final = frozenset({"redis", "rediss", "sentinel"})
 SILENT_SECONDS: Final = 3.0
@@ -217,11 +217,11 @@ def _answer_doctor() -> None:
 
 @contextmanager
 def _told_if_silent(server: str, name: str) -> Iterator[None]:
-    """Say on stderr that a server is silent, while the block waits for it; `name` as in `place_of`."""
+    """Say on stderr that a server is silent, while the block waits for it; `name` as in `address_of`."""
 
     def tell() -> None:
-        place = place_of(name)
-        where = f" ({place})" if place else ""
+        address = address_of(name)
+        where = f" ({address})" if address else ""
         sys.stderr.write(
             f"taskbridge: {server}{where} has not answered for {SILENT_SECONDS:g} s, and this worker waits on for a "
             "while\n"

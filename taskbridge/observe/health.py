@@ -153,7 +153,7 @@ def left_out(context: Context) -> Finding | None:
 
 
 def nobody_looks(seconds_since_poll: float, tail_interval: float) -> bool:
-    """Whether no worker has looked for records of a pipeline for too long; `seconds_since_poll`: since the last look."""
+    """Whether no worker has looked for records of a pipeline for too long."""
     return seconds_since_poll > NO_WORKER_SECONDS + tail_interval
 
 

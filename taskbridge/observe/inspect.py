@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from taskbridge.common.texts import counted, one_line
 from taskbridge.common.times import ago, ahead, moment, span
 from taskbridge.gate import RunnerStatus, State
-from taskbridge.gate.inspector import CircuitStatus, Hold, Place, UsedUp
+from taskbridge.gate.inspector import CircuitStatus, Hold, Ranks, UsedUp
 from taskbridge.observe.context import Context
 from taskbridge.observe.health import nobody_looks
 from taskbridge.observe.history import runs
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
     pipeline: str
     tenant: str
     runner: RunnerStatus
-    place: Place
+    ranks: Ranks
     circuit: CircuitStatus
     counts: dict[str, Any]
     pause: Pause | None
@@ -101,7 +101,7 @@ def tenant(context: Context, pipeline: str, name: str) -> TenantAnswer:
         pipeline,
         name,
         runner,
-        context.inspector.places(pipeline, [name])[0],
+        context.inspector.ranks(pipeline, [name])[0],
         context.inspector.circuit(pipeline),
         counts,
         pause,
@@ -233,16 +233,16 @@ def _idle(seen: Seen) -> tuple[Cause, str]:
 
 
 def _held(seen: Seen) -> tuple[Cause, str]:
-    runner, circuit, place = seen.runner, seen.circuit, seen.place
+    runner, circuit, ranks = seen.runner, seen.circuit, seen.ranks
     # If what it waits for is over, only a worker is missing.
     if seen.late_ms > LATE_MS and (seen.nobody_looks or runner.hold is Hold.RATE):
         return _late(seen)
     if runner.hold is Hold.TURN:
-        turn = "" if place.for_turn is None else f": it is number {place.for_turn:,} of {place.turns:,}"
+        turn = "" if ranks.for_turn is None else f": it is number {ranks.for_turn:,} of {ranks.turns:,}"
         return Cause.TURN, f"it waits for its turn{turn}; {ORDER_OF_TURNS}"
     if runner.hold is Hold.RATE:
         return Cause.RATE, f"{_limit(seen)} is used up; it resumes {seen.due}"
-    if runner.hold is Hold.WAIT_QUEUE or (circuit.open and place.in_wait_queue is not None):
+    if runner.hold is Hold.WAIT_QUEUE or (circuit.open and ranks.in_wait_queue is not None):
         return _in_wait_queue(seen)
     if seen.late_ms > LATE_MS:
         return _late(seen)
@@ -264,8 +264,8 @@ def _until_a_time(seen: Seen) -> tuple[Cause, str]:
 
 
 def _in_wait_queue(seen: Seen) -> tuple[Cause, str]:
-    circuit, place = seen.circuit, seen.place
-    number = "it is" if place.in_wait_queue is None else f"it is number {place.in_wait_queue:,} of {place.waiting:,}"
+    circuit, ranks = seen.circuit, seen.ranks
+    number = "it is" if ranks.in_wait_queue is None else f"it is number {ranks.in_wait_queue:,} of {ranks.waiting:,}"
     position = f"{number} in the wait queue"
     if circuit.open:
         since = span(moment(circuit.opened_at_ms))

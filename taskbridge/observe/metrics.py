@@ -166,7 +166,9 @@ METRICS: Final = (
         "Since a worker last noted how far it has looked for new records; infinite before the first time.",
         "poller",
     ),
-    Metric("taskbridge_base_age_seconds", "gauge", _AGES, "The same of the look at all that is pending.", "reconciler"),
+    Metric(
+        "taskbridge_base_age_seconds", "gauge", _AGES, "The same for the last pass of the reconciler.", "reconciler"
+    ),
     Metric(
         "taskbridge_runners", "gauge", _SURVEYS, "Tenants that have a runner: waiting, queued or running.", "runners"
     ),
@@ -218,7 +220,7 @@ METRICS: Final = (
         "taskbridge_orphaned_tenants_total",
         "counter",
         _ORPHANED,
-        "Tenants with pending records and no run, found by a base round and given one.",
+        "Tenants with pending records and no run, found by the reconciler and given one.",
     ),
     Metric("taskbridge_up", "gauge", _SERVERS, "1 if the server answered, else 0.", label="server"),
 )

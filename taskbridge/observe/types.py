@@ -147,8 +147,8 @@ class PipelineLine:
 class Health:
     """The health of all pipelines together. Times are seconds.
 
-    `seconds_since_poll`: since any worker last looked for records; infinite: never. `workers`: those that have a run, among
-    the runners that are due first. `queued`: run messages in the two queues; None: the broker is another server.
+    `seconds_since_poll`: since any worker last looked for records; infinite: never. `workers`: those that have a run,
+    among the runners that are due first. `queued`: run messages in the two queues; None: the broker is another server.
     `overdue_seconds`: how long ago the earliest deadline passed on which no worker has acted. Pending records are those
     of the tenants whose runners are due first; `unseen`: there may be others, and older ones.
     """

@@ -1,4 +1,4 @@
-"""A connection to an app's broker: what cannot be used is told in our words, and by its place."""
+"""Connections to an app's broker, with clear errors for an unusable configuration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from taskbridge.common.server_errors import note_place
+from taskbridge.common.server_errors import note_address
 from taskbridge.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -16,15 +16,15 @@ __all__ = ["broker_connection"]
 
 
 def broker_connection(app: Celery, *, write: bool = False, **options: Any) -> Any:
-    """Return a connection to the broker of an app; it is opened when it is first used.
+    """Return a connection to the broker of an app, which is opened on first use.
 
     Args:
         app: the app.
-        write: the broker that messages are sent to, where the app has another one for these.
-        options: of kombu's `Connection`.
+        write: use the broker for sending messages, if the app has a separate one.
+        options: options of kombu's `Connection`.
 
     Raises:
-        ConfigurationError: kombu has no such broker, needs a library for it, or does not take a parameter of its URL.
+        ConfigurationError: kombu has no such broker, needs a library for it, or rejects a parameter of its URL.
     """
     brokers: Any = app.conf.broker_write_url if write else app.conf.broker_read_url
     urls = brokers.split(";") if isinstance(brokers, str) else list(brokers or ())
@@ -44,22 +44,22 @@ def broker_connection(app: Celery, *, write: bool = False, **options: Any) -> An
         if unknown is None:
             raise
         raise ConfigurationError(
-            f"the broker's URL has a parameter behind its `?` that kombu does not take ({unknown[1]})",
-            "set TASKBRIDGE_BROKER_URL, by default TASKBRIDGE_REDIS_URL, to the URL without it",
+            f"the broker's URL has a query parameter that kombu does not accept ({unknown[1]})",
+            "set TASKBRIDGE_BROKER_URL (by default TASKBRIDGE_REDIS_URL) to the URL without it",
         ) from None
     except ImportError as error:
         raise ConfigurationError(
             f"kombu needs the library {error.name} for a broker at {scheme}://",
             "install it, or correct TASKBRIDGE_BROKER_URL",
         ) from None
-    places = [_place(url, transport.default_port) for url in urls]
-    if places and all(places):
-        note_place("broker", *(",".join(part) for part in zip(*filter(None, places), strict=True)))
+    addresses = [_address(url, transport.default_port) for url in urls]
+    if addresses and all(addresses):
+        note_address("broker", *(",".join(part) for part in zip(*filter(None, addresses), strict=True)))
     return connection
 
 
-def _place(url: str, default_port: int | None) -> tuple[str, str] | None:
-    """Return host and port; None where the URL tells of none, as that of a service."""
+def _address(url: str, default_port: int | None) -> tuple[str, str] | None:
+    """Return host and port; None if the URL has none, such as that of a service."""
     try:
         parts = urlsplit(url)
         port = parts.port or default_port

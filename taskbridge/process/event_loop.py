@@ -1,7 +1,7 @@
 """The event loop of a process, for handlers that are coroutines.
 
-One loop in one thread, whatever the pool, so that a client which belongs to a loop (an HTTP session, say) can be kept
-from call to call. The calling thread waits, so heartbeat, soft time limit and the batch's connection work as they do
+There is one loop in one thread, whatever the pool, so that a client that belongs to a loop (such as an HTTP session)
+can be kept between calls. The calling thread waits, so heartbeat, soft time limit and the batch's connection work as
 for any handler.
 """
 
@@ -27,7 +27,7 @@ CANCEL_TIMEOUT: Final = 10.0
 
 
 class NotBegun(SoftTimeLimitExceeded):
-    """A coroutine did not begin within its time, and never will, since another one blocks the loop."""
+    """A coroutine did not begin in time, and never will, because another one blocks the loop."""
 
 
 class EventLoop:
@@ -38,14 +38,14 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, awaitable: Awaitable[Any], seconds: float | None = None) -> Any:
-        """Wait until `awaitable` has ended, and return what it returned.
+        """Wait until `awaitable` has ended, and return its result.
 
-        If this wait is interrupted, cancel it and wait ten more seconds.
+        If this wait is interrupted, the awaitable is cancelled and has ten more seconds to end.
 
         Raises:
-            NotBegun: another one has blocked the loop for `seconds`.
+            NotBegun: another coroutine has blocked the loop for `seconds`.
             SoftTimeLimitExceeded: it took longer than `seconds`.
-            BaseException: what it raised.
+            BaseException: the error that it raised.
         """
         call = _Call(awaitable)
         loop = self._started()
@@ -55,7 +55,7 @@ class EventLoop:
                 raise SoftTimeLimitExceeded(f"the handler took longer than {seconds:g} s")
         except BaseException as error:
             if call.withdraw():
-                # Another coroutine blocks the loop, so this one has not begun. Now it never will.
+                # Another coroutine blocks the loop, so this one has not begun, and now it never will.
                 self._leave(loop)
                 if isinstance(error, SoftTimeLimitExceeded):
                     raise NotBegun(f"another coroutine has blocked the event loop for {seconds:.3g} s") from None
@@ -90,7 +90,8 @@ class EventLoop:
 class _Call:
     """One awaitable as a task of the loop; `start` and `cancel` are called in the loop's thread.
 
-    Not `asyncio.run_coroutine_threadsafe`: its future ends at once when it is cancelled, while the coroutine goes on.
+    `asyncio.run_coroutine_threadsafe` does not fit: its future ends as soon as it is cancelled, while the coroutine is
+    still running.
     """
 
     def __init__(self, awaitable: Awaitable[Any]) -> None:
@@ -110,7 +111,7 @@ class _Call:
             self._task.add_done_callback(self._end)
 
     def withdraw(self) -> bool:
-        """Keep it from beginning; return False if it has begun. Any thread may call this."""
+        """Prevent it from beginning; return False if it has begun. Any thread may call this."""
         with self._beginning:
             self._withdrawn = self._task is None
         if self._withdrawn and inspect.iscoroutine(self._awaitable):
@@ -123,7 +124,7 @@ class _Call:
 
     def _end(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() and self.error is None:
-            # Somebody on the loop cancelled all its tasks, this one before its first step.
+            # Something on the loop cancelled all tasks, this one before its first step.
             self.error = asyncio.CancelledError("cancelled before it began")
             if inspect.iscoroutine(self._awaitable):
                 self._awaitable.close()
@@ -142,5 +143,5 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except BaseException as error:
-            # A task that the handler started and did not wait for raised SystemExit or the like.
-            log_error(log, error, "a task on the event loop raised what ends a program; the loop goes on")
+            # For example SystemExit, raised by a task that the handler started and did not wait for.
+            log_error(log, error, "a task on the event loop tried to end the process; the loop continues")

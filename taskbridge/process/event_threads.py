@@ -1,4 +1,4 @@
-"""The few threads in which coroutines send their events, and how many events may wait for one."""
+"""The threads that send the events of coroutines, and the limit on events that wait for one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["EventThreads"]
 T = TypeVar("T")
 
 MOST_WAITING: Final = 100_000
-"""Events that may wait, or be on their way, in one process; more are refused."""
+"""Events that may wait, or be in progress, in one process; more are refused."""
 
 
 class EventThreads:
-    """Threads for events. What nobody waits for any more is not sent, and its events take no memory."""
+    """Threads for events. A cancelled call is not executed, and its events take no memory."""
 
     def __init__(self, count: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(count, name)
@@ -29,18 +29,18 @@ class EventThreads:
         self._waiting = 0
 
     def submit(self, call: Callable[[], T], events: int) -> Future[T]:
-        """Call in one of the threads, for so many events, and do not wait.
+        """Execute a call for so many events in one of the threads, without waiting for it.
 
         Raises:
-            Unavailable: too many others wait.
+            Unavailable: too many others are waiting.
         """
         return self._begin(call, events).answer
 
     async def run(self, call: Callable[[], T], events: int) -> T:
-        """Call in one of the threads, for so many events, and wait.
+        """Execute a call for so many events in one of the threads, and wait for it.
 
         Raises:
-            Unavailable: too many others wait.
+            Unavailable: too many others are waiting.
         """
         job = self._begin(call, events)
         try:
@@ -52,9 +52,9 @@ class EventThreads:
     def _begin(self, call: Callable[[], T], events: int) -> _Job[T]:
         job = _Job(self, call, max(1, events))
         with self._alone:
-            # One that is larger than all may be is taken where it is alone.
+            # A call larger than the limit is accepted if it is alone.
             if self._waiting and self._waiting + job.weight > MOST_WAITING:
-                raise Unavailable("more events wait than can be sent")
+                raise Unavailable("too many events are waiting to be sent")
             self._waiting += job.weight
         try:
             self._threads.submit(job.run)
@@ -64,16 +64,16 @@ class EventThreads:
         return job
 
     def wait(self, seconds: float) -> bool:
-        """Wait until no event waits or is on its way; return whether that came within so many seconds."""
+        """Wait until no event is waiting or in progress; return False if that takes longer than `seconds`."""
         with self._alone:
             return self._alone.wait_for(lambda: not self._waiting, seconds)
 
     def shutdown(self) -> None:
-        """Take no more, and do not wait for those that are at work."""
+        """Accept no more calls, and do not wait for those in progress."""
         self._threads.shutdown(wait=False)
 
     def leave(self, weight: int) -> None:
-        """Count so many events less."""
+        """Subtract so many events from the count."""
         with self._alone:
             self._waiting -= weight
             if not self._waiting:
@@ -81,7 +81,7 @@ class EventThreads:
 
 
 class _Job(Generic[T]):
-    """A call that waits for its thread. The queue keeps it until its turn, also where nobody waits for it any more."""
+    """A call that waits for its thread. The queue keeps it until its turn, even if it has been cancelled."""
 
     def __init__(self, threads: EventThreads, call: Callable[[], T], weight: int) -> None:
         self._threads = threads
@@ -91,7 +91,7 @@ class _Job(Generic[T]):
         self.weight = weight
 
     def run(self) -> None:
-        """Call, unless it is forgotten."""
+        """Execute the call, unless it was cancelled."""
         with self._alone:
             call, self._call = self._call, None
         try:
@@ -103,7 +103,7 @@ class _Job(Generic[T]):
             self._threads.leave(self.weight)
 
     def forget(self) -> None:
-        """Drop the events, unless they are being sent already; what is left in the queue counts as one."""
+        """Cancel the call, unless it is in progress; the entry left in the queue counts as one event."""
         with self._alone:
             if self._call is None:
                 return

@@ -1,4 +1,4 @@
-"""Heartbeats: while a handler works, its run's deadline moves on.
+"""Heartbeats: while a handler works, the deadline of its run is extended.
 
 One thread per process beats for all of its runs, and is the alarm clock of groups of runs. It starts with the first
 run, and wakes at its interval whether or not there is a run: waking it for every run would cost more than a short run
@@ -26,15 +26,15 @@ __all__ = ["BEATS", "Heartbeat", "Ownership"]
 log = logging.getLogger(__name__)
 
 BEATS: Final = 3
-"""How often a run beats in `runner_ttl`, after which it counts as dead."""
+"""Heartbeats per `runner_ttl`, the time after which a run without one counts as dead."""
 
 
 class Ownership:
-    """Whether a run still has its tenant, as far as this process knows. Times are seconds of the monotonic clock.
+    """Whether a run still owns its tenant, as far as this process knows. Times are seconds of the monotonic clock.
 
     Args:
-        beat: moves the run's deadline on, and returns whether the run still has its tenant.
-        trust: for how many seconds a confirmation counts, from before the call that gave it.
+        beat: extends the run's deadline, and returns whether the run still owns its tenant.
+        trust: for how many seconds a confirmation is valid, from before the call that returned it.
         confirmed: the time before the call that began the run.
     """
 
@@ -44,15 +44,15 @@ class Ownership:
         self._confirmed = confirmed
         self._lost = False
         self.ends_at = math.inf
-        """When the run gives its tenant up, even if its handler goes on."""
+        """When the run gives up its tenant, even if its handler is still running."""
 
     @property
     def owned(self) -> bool:
-        """Whether no beat was refused and the last confirmation still counts."""
+        """Whether no heartbeat was refused and the last confirmation is still valid."""
         return not self._lost and time.monotonic() < self._confirmed + self._trust
 
     def renew(self) -> None:
-        """Beat once."""
+        """Send a heartbeat."""
         before = time.monotonic()
         if before < self.ends_at and self._beat():
             self._confirmed = before
@@ -69,11 +69,11 @@ class _Alarm:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def go_off(self) -> None:
-        """Do the action in a thread of its own: it may wait for a server, and the beats must not wait for it."""
+        """Do the action in a thread of its own: it may wait for a server, and the heartbeats must not wait for it."""
         try:
             threading.Thread(target=self._act, name="taskbridge-relief", daemon=True).start()
         except RuntimeError:
-            # The machine has no thread left.
+            # The machine has no threads left.
             self._act()
 
     def _act(self) -> None:
@@ -85,11 +85,11 @@ class _Alarm:
             self.ended.set()
 
     def wait(self) -> None:
-        """Wait for the action to end, also where this thread is told to end meanwhile: both use the same runs."""
+        """Wait for the action to end, even if this thread is interrupted in the meantime: both use the same runs."""
         interruption: BaseException | None = None
         while not self.ended.is_set():
             try:
-                # Not `Thread.join`: once interrupted, it takes the thread for ended.
+                # Not `Thread.join`: once interrupted, it assumes that the thread has ended.
                 self.ended.wait()
             except BaseException as error:
                 interruption = interruption or error
@@ -98,21 +98,21 @@ class _Alarm:
 
 
 class Heartbeat:
-    """Beats for the runs of a process `BEATS` times per `ttl` seconds, after which a run counts as dead."""
+    """Sends heartbeats for the runs of a process, `BEATS` per `ttl` seconds, after which a run counts as dead."""
 
     def __init__(self, ttl: float) -> None:
         self._interval = ttl / BEATS
         self._trust = ttl * 0.9
         self._owned: set[Ownership] = set()
         self._alarms: dict[_Alarm, bool] = {}
-        """Who takes an alarm out decides: the end of its block cancels it, this class's thread lets it go off."""
+        """Whoever removes an alarm decides: the end of its block cancels it, the thread of this class triggers it."""
         self._wakes_at = math.inf
         self._woken = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, beat: Callable[[], bool], confirmed: float) -> Ownership:
-        """Beat for a run that has just begun, until `discard`. The arguments are those of `Ownership`."""
+        """Send heartbeats for a run that has just begun, until `discard`. The arguments are those of `Ownership`."""
         ownership = Ownership(beat, self._trust, confirmed)
         self._owned.add(ownership)
         if self._thread is None:
@@ -120,12 +120,12 @@ class Heartbeat:
         return ownership
 
     def discard(self, ownership: Ownership) -> None:
-        """Beat no longer for a run."""
+        """Send no more heartbeats for a run."""
         self._owned.discard(ownership)
 
     @contextmanager
     def alarm(self, seconds: float, action: Callable[[], None]) -> Iterator[None]:
-        """If the block takes longer than `seconds`, do `action` meanwhile in another thread; the block waits for it."""
+        """If the block takes longer than `seconds`, do `action` in another thread; the block's end waits for it."""
         alarm = _Alarm(time.monotonic() + seconds, action)
         if math.isinf(seconds):
             yield
@@ -148,7 +148,7 @@ class Heartbeat:
     def _run(self) -> None:
         beats_at = time.monotonic() + self._interval
         while True:
-            # Until it is known again, an alarm that is added wakes this thread.
+            # Until the time is computed again, any added alarm wakes this thread.
             self._wakes_at = math.inf
             alarms = tuple(self._alarms)
             self._wakes_at = min([beats_at, *(alarm.due for alarm in alarms)])
@@ -167,6 +167,6 @@ class Heartbeat:
             try:
                 ownership.renew()
             except Exception as error:
-                # If Redis stays away, ownership runs out by itself; the run goes on until then. Whatever it is, the
-                # thread goes on: it beats for the other runs too.
+                # If Redis stays unavailable, ownership expires by itself. This thread must survive any error, because
+                # it sends the heartbeats of the other runs too.
                 log.warning("heartbeat not delivered: %s", error_text(error))

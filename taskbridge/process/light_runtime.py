@@ -1,4 +1,4 @@
-"""What a process needs that neither notifies nor runs, as `taskbridge status`: neither Celery nor SQLAlchemy."""
+"""The runtime of a process that neither notifies nor runs, such as `taskbridge status`, without loading Celery."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from typing import TYPE_CHECKING, Final
 
 import redis
 
-from taskbridge.common.server_errors import note_place
+from taskbridge.common.server_errors import note_address
 from taskbridge.declaring.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.errors import ConfigurationError, ForeignGate
 from taskbridge.gate import Keys, client
 from taskbridge.gate.inspector import Inspector
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.settings import Settings
-from taskbridge.store import Pauses, Tenants, check_cluster, check_schema, check_version, connect, deployment, register_pipeline
+from taskbridge.store import (
+    Pauses,
+    Tenants,
+    check_cluster,
+    check_schema,
+    check_version,
+    connect,
+    deployment,
+    register_pipeline,
+)
 from taskbridge.store.db import parameters_of
 
 if TYPE_CHECKING:
@@ -29,45 +38,45 @@ if TYPE_CHECKING:
 __all__ = ["ALSO_CHECKED", "CHECKED_FIRST", "LightRuntime", "redis_of"]
 
 ALSO_CHECKED: Final[list[Callable[[Settings], None]]] = []
-"""What else has to hold before a process works, as in a framework; each raises what is wrong."""
+"""Further checks before a process starts work, such as those of a framework; each raises an error if it fails."""
 
 CHECKED_FIRST: Final[list[Callable[[Settings], None]]] = []
-"""What has to hold before this process connects to Postgres or to the gate's Redis; each raises what is wrong."""
+"""Checks before this process connects to Postgres or to the gate's Redis; each raises an error if it fails."""
 
 
 def redis_of(settings: Settings, seconds: float | None = None, *, interactive: bool = False) -> redis.Redis:
     """Return a client of the gate's Redis; `seconds` and `interactive` are as in `taskbridge.gate.client`.
 
     Raises:
-        ConfigurationError: there is no URL, it cannot be read, or this process is not to use it.
+        ConfigurationError: there is no URL, it is invalid, or this process must not use it.
     """
     if not settings.redis_url:
         raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
-    for one in CHECKED_FIRST:
-        one(settings)
+    for check in CHECKED_FIRST:
+        check(settings)
     try:
-        made = client(settings.redis_url, seconds, interactive=interactive)
-        pool = made.connection_pool
+        redis_client = client(settings.redis_url, seconds, interactive=interactive)
+        pool = redis_client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
     except (TypeError, AttributeError, redis.RedisError) as error:
-        # redis-py meets such a parameter only where it makes a connection.
+        # redis-py rejects such a parameter only when it makes a connection.
         raise _not_taken(re.search("unexpected keyword argument '([^']+)'$", str(error))) from None
     except ValueError as error:
         if named := re.search("^Invalid value for '([^']+)'", str(error)):
             raise _not_taken(named) from None
-        # The text may hold a part of the password.
+        # The text may contain a part of the password.
         raise ConfigurationError(
             "TASKBRIDGE_REDIS_URL cannot be read: write redis://:password@host:port/0, with special characters "
             "percent-encoded"
         ) from None
-    where = made.connection_pool.connection_kwargs
-    note_place("Redis", where.get("path") or where.get("host") or "localhost", where.get("port") or 6379)
-    return made
+    options = redis_client.connection_pool.connection_kwargs
+    note_address("Redis", options.get("path") or options.get("host") or "localhost", options.get("port") or 6379)
+    return redis_client
 
 
 def _not_taken(named: re.Match[str] | None) -> ConfigurationError:
     return ConfigurationError(
-        "TASKBRIDGE_REDIS_URL has a parameter behind its `?`, or a value of one, that redis-py does not take"
+        "TASKBRIDGE_REDIS_URL has a query parameter, or a value of one, that redis-py does not accept"
         + (f" ({named[1]})" if named else ""),
         "correct it, or leave it out",
     )
@@ -81,12 +90,13 @@ class LightRuntime:
 
     @cached_property
     def pipelines(self) -> Pipelines:
-        """What the modules of TASKBRIDGE_PIPELINES declare; where none is named, the journal serves `invoices`.
+        """The pipelines declared by the modules of TASKBRIDGE_PIPELINES; by default, the journal for `invoices`.
 
-        Beside other pipelines the journal would take invoices that are meant for a handler of another process.
+        If there are other pipelines, the journal is left out: it would take invoices meant for a handler of another
+        process.
 
         Raises:
-            ConfigurationError: a module does not import, or none of them declares a pipeline.
+            ConfigurationError: a module cannot be imported, or none of them declares a pipeline.
         """
         modules = self.settings.pipelines
         DECLARED.load(modules)
@@ -94,7 +104,7 @@ class LightRuntime:
             return DECLARED.beside(JOURNAL)
         if not DECLARED.names():
             raise ConfigurationError(
-                f"TASKBRIDGE_PIPELINES names {', '.join(modules)}, where no pipeline is declared: "
+                f"TASKBRIDGE_PIPELINES names {', '.join(modules)}, but no pipeline is declared there: "
                 "decorate a handler with `@taskbridge.pipeline`, or leave the variable out for the built-in journal"
             )
         return DECLARED
@@ -125,14 +135,14 @@ class LightRuntime:
         settings = self.settings
         if not settings.postgres_url:
             raise ConfigurationError("TASKBRIDGE_POSTGRES_URL is not set: set it, or start `taskbridge up`")
-        for one in CHECKED_FIRST:
-            one(settings)
-        where = parameters_of(settings.postgres_url)
-        note_place("Postgres", where.get("host") or "localhost", where.get("port") or "5432")
+        for check in CHECKED_FIRST:
+            check(settings)
+        parameters = parameters_of(settings.postgres_url)
+        note_address("Postgres", parameters.get("host") or "localhost", parameters.get("port") or "5432")
         return connect(settings.postgres_url, settings.schema, statement_timeout=settings.statement_timeout)
 
     def source_of(self, pipeline: str) -> str:
-        """Return the source that a pipeline reads; of one that nobody declares, its name."""
+        """Return the source that a pipeline reads; for an undeclared pipeline, its name."""
         return self.pipelines[pipeline].source if pipeline in self.pipelines.names() else pipeline
 
     def tenants_of(self, pipeline: str) -> Tenants:
@@ -145,7 +155,7 @@ class LightRuntime:
 
     def quarantine_of(self, pipeline: str) -> Quarantine:
         """Return the quarantine of the source that a pipeline reads; raises as `tenants_of`."""
-        from taskbridge.store import Quarantine  # noqa: PLC0415 - only where somebody asks for it
+        from taskbridge.store import Quarantine  # noqa: PLC0415 - rarely needed
 
         return Quarantine(self.database, self.pipelines[pipeline].source)
 
@@ -155,25 +165,25 @@ class LightRuntime:
         return Pauses(self.database)
 
     def register(self, pipeline: Pipeline) -> None:
-        """Let the database know the pipeline, once in this process.
+        """Register the pipeline in the database, once per process.
 
         Raises:
-            InvalidPolicy: it has read another source until now.
+            InvalidPolicy: it has read another source so far.
         """
         if self._registered.get(pipeline.name) != pipeline.source:
             register_pipeline(self.database, pipeline.name, pipeline.source, pipeline.start)
             self._registered[pipeline.name] = pipeline.source
 
     @cached_property
-    def _known(self) -> dict[str, str]:
+    def _registered(self) -> dict[str, str]:
         return {}
 
     @cached_property
     def deployment(self) -> tuple[str, str]:
-        """What tells this deployment's database from all others, and what people call that."""
+        """A unique identifier of this deployment's database, and a readable name."""
         database, name = deployment(self.database)
-        where = parameters_of(self.settings.postgres_url)
-        return database, f"{name}, at {where.get('host') or 'localhost'}:{where.get('port') or 5432}"
+        parameters = parameters_of(self.settings.postgres_url)
+        return database, f"{name}, at {parameters.get('host') or 'localhost'}:{parameters.get('port') or 5432}"
 
     def check_owner(self) -> None:
         """Raise ForeignGate if workers of another database use the gate."""
@@ -182,30 +192,30 @@ class LightRuntime:
             raise ForeignGate(owner[1], self.keys.owner)
 
     def close_sessions(self) -> None:
-        """Close the sessions of Postgres that were opened; others are opened where they are needed."""
+        """Close the open Postgres sessions; new ones are opened when needed."""
         if "engine" in self.__dict__:
             self.engine.dispose()
 
     def release_gate(self) -> None:
-        """Let any deployment take the gate, if Redis can be used; one whose workers run takes it back."""
+        """Let any deployment take the gate, if Redis is available; a deployment with running workers takes it back."""
         with suppress(ConfigurationError, redis.RedisError):
             self.redis.delete(self.keys.owner)
 
     def check(self, *, redis: bool = True) -> None:
-        """Use every server and every pipeline once, so that a process that could not work says so at once.
+        """Use every server and every pipeline once, so that a process that could not work fails at its start.
 
-        Without `redis` it is left alone: what is asked for can be told without it.
+        With `redis=False` Redis is not checked, for commands that do not need it.
 
         Raises:
-            TaskBridgeError: a pipeline module does not import, a server is too old, the schema is not this version's,
-                the database was restored into another cluster, or the gate belongs to another one.
-            Exception: of the driver, where a server cannot be used.
+            TaskBridgeError: a pipeline module cannot be imported, a server is too old, the schema is not that of this
+                version, the database was restored into another cluster, or the gate belongs to another deployment.
+            Exception: an error of the driver, if a server cannot be used.
         """
         self.pipelines.names()
         if redis:
             self.gate.check_version()
-        for one in ALSO_CHECKED:
-            one(self.settings)
+        for check in ALSO_CHECKED:
+            check(self.settings)
         check_version(self.database)
         check_schema(self.database)
         check_cluster(self.database)

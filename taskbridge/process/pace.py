@@ -6,6 +6,7 @@ show which is which, so the last calls are kept by size: one class for each powe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -16,6 +17,11 @@ FIRST_CALL: Final = 100
 
 MOST_BUDGETS: Final = 5
 """A larger call than any before may take this many budgets, if a call costs nothing by itself."""
+
+SHARE_BY_ITSELF: Final = 4
+"""The records of a call may take this many times as long as the call by itself: shorter calls would waste a fifth."""
+
+UNBOUNDED: Final = 1 << 30
 
 _KEPT: Final = 3
 """Calls of each size that are remembered. One slow call of three is never the middle one."""
@@ -41,7 +47,8 @@ class Pace:
         """Remember a call that was given so many records."""
         self._failed = 0.0
         size = records.bit_length()
-        self._by_size[size] = (*self._by_size.get(size, ()), (records, max(seconds, 1e-6)))[-_KEPT:]
+        # The size that was called last is the last one of the dict.
+        self._by_size[size] = (*self._by_size.pop(size, ()), (records, max(seconds, 1e-6)))[-_KEPT:]
 
     @property
     def small_call(self) -> float | None:
@@ -49,33 +56,54 @@ class Pace:
         sizes = self._by_size
         return max(self._failed, *(seconds for _, seconds in sizes[min(sizes)])) if sizes else None
 
-    def most_records(self, left: float, budget: float) -> int:
-        """Return how many records to deliver with `left` of a run's `budget`; at least 1.
+    def most_records(self, latency: float, budget: float) -> int:
+        """Return how many records to deliver at once; at least 1.
 
-        As many as take what is left of the budget. If a call costs a large part of that by itself, small batches
-        would save little: then as many as take as long as the call itself.
+        The records prolong the call by at most `latency` seconds, or by four times what the call costs by itself if
+        that is longer: a first event that finds every slot busy waits for a call to end. `budget` is that of a run; it
+        bounds calls that are larger than any before.
         """
-        known = sorted(_usual(calls) for calls in list(self._by_size.values()))
-        if not known:
+        by_size = list(self._by_size.values())
+        if not by_size:
             return FIRST_CALL
-        (fewest, shortest), (most, longest) = known[0], known[-1]
+        most, longest = max(_usual(calls) for calls in by_size)
         largest = int(most * max(2, MOST_BUDGETS * budget / longest))
-        if most < 2 * fewest:
-            # All were of about one size. Quick calls may grow; after slow ones a smaller call shows what it saves.
-            return largest if longest <= budget or most == 1 else max(1, int(most * budget / longest))
-        slope = max(0.0, (longest - shortest) / (most - fewest))
-        by_itself = max(0.0, shortest - slope * fewest)
-        return max(1, min(largest, _within(max(left, 2 * by_itself), [(0, by_itself), *known])))
+        return max(1, min(largest, _most_within(latency, by_size)))
 
 
-def _usual(calls: tuple[_Call, ...]) -> _Call:
+def _most_within(latency: float, by_size: Sequence[Sequence[_Call]]) -> int:
+    """Return how many records prolong a call by so much.
+
+    One slow call proves nothing, so only sizes with two calls count. Until there are two of those, a slow call is
+    repeated with as many records before larger ones are tried.
+    """
+    known = sorted(_usual(calls) for calls in by_size if len(calls) > 1)
+    if not known or known[-1][0] < 2 * known[0][0]:
+        once = [calls[0] for calls in by_size if len(calls) == 1]
+        most = min((records for records, seconds in once if records > 1 and seconds > latency), default=UNBOUNDED)
+        if known and known[-1][0] > 1 and known[-1][1] > latency:
+            # All were of about one size. A smaller call shows what it saves.
+            records, seconds = known[-1]
+            most = min(most, int(records * min(0.5, latency / seconds)))
+        return most
+    (fewest, shortest), (most, longest) = known[0], known[-1]
+    slope = max(0.0, (longest - shortest) / (most - fewest))
+    by_itself = max(0.0, shortest - slope * fewest)
+    within = by_itself + max(latency, SHARE_BY_ITSELF * by_itself)
+    records, seconds = _usual(by_size[-1])
+    # A handler that has become quick is noticed in its small calls. What is known of larger ones may be old.
+    at_least = 2 * records if seconds <= within / 2 else 0
+    return max(at_least, _within(within, [(0, by_itself), *known]))
+
+
+def _usual(calls: Sequence[_Call]) -> _Call:
     """Return the call of middle speed among calls of one size; of two the quicker."""
     return sorted(calls, key=lambda call: call[1] / call[0])[(len(calls) - 1) // 2]
 
 
 def _within(seconds: float, known: list[_Call]) -> int:
     """Return how many records take up to `seconds`, on the lines from each known call to the next larger one."""
-    found = unbounded = known[-1][0] << 20  # where more records take no longer
+    found = unbounded = UNBOUNDED  # where more records take no longer
     for (fewer, shorter), (more, longer) in pairwise(known):
         if longer > shorter:
             at = fewer + (seconds - shorter) * (more - fewer) / (longer - shorter)

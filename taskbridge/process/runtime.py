@@ -1,6 +1,6 @@
-"""What one process needs to work: the gate, the cursors, the broker. Made when it is first used.
+"""The runtime of a process: its gate, cursors and broker connections, created on first use.
 
-A forked child makes its own: connections are not shared across a fork.
+A forked child creates its own: connections are not shared across a fork.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from taskbridge.process.heartbeat import Heartbeat
 from taskbridge.process.light_runtime import LightRuntime, redis_of
 from taskbridge.process.pace import Pace
 from taskbridge.settings import Settings
-from taskbridge.store import Cursors, Records, Changes, driver_error
+from taskbridge.store import Changes, Cursors, Records, driver_error
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from taskbridge.process.event_loop import EventLoop
     from taskbridge.process.event_threads import EventThreads
 
-__all__ = ["BEFORE_USE", "Runtime", "new_runtimes", "keys_of", "reset_runtimes", "runtime_of", "runtimes", "serves"]
+__all__ = ["BEFORE_USE", "Runtime", "keys_of", "new_runtimes", "reset_runtimes", "runtime_of", "runtimes", "serves"]
 
 G = TypeVar("G", bound=Gate)
 
@@ -51,46 +51,46 @@ EVENT_THREADS: Final = 8
 log = logging.getLogger(__name__)
 
 BROKER_TIMEOUT: Final = 2.0
-"""Seconds that one attempt to publish a run may take where the broker is another server than the gate's."""
+"""Seconds that an attempt to publish a run may take if the broker is not the gate's server."""
 BROKER_REST: Final = 1.0
-"""Seconds for which nothing is published after an attempt failed, so that many runs do not wait one after the other."""
+"""Seconds in which nothing is published after a failed attempt, so that many runs do not wait one after the other."""
 OWNER_REST: Final = 60.0
-"""Seconds for which a producer does not ask again whose gate it is, where nobody's is known."""
+"""Seconds after which a producer checks again who owns the gate, if it had no owner."""
 BEFORE_USE: Final[list[Callable[[], None]]] = []
-"""Called before the runtime of an app is used: a framework may have changed what its settings are read from."""
+"""Called before the runtime of an app is used: a framework may have changed the source of the settings."""
 _SOCKET_TIMEOUTS: Final = ("socket_connect_timeout", "socket_timeout")
 
 
 class Runtime(LightRuntime):
-    """One process's connections and pipelines."""
+    """The connections and pipelines of one process."""
 
     runs_by_hand: bool = False
-    """Whether a test does the runs itself, so that they wait for it also where Celery runs tasks inline."""
+    """Whether a test does the runs itself, so that they wait for it even if Celery runs tasks inline."""
 
     def __init__(self, app: Celery, settings: Settings) -> None:
         super().__init__(settings)
         self.app = app
         self.slots = 1
-        """How many runs can be on at a time in the worker of this process."""
+        """How many runs the worker of this process can do at a time."""
         self.worker = ""
-        """The name of the worker of this process; empty outside of one."""
+        """The name of the worker of this process; empty outside of a worker."""
         self.idle_slots: Callable[[], int] = lambda: 1
-        """How many of the slots are free for those who wait for their turn."""
+        """Returns how many slots are free for tenants in the fair queue."""
         self.taken_from: frozenset[str] = frozenset()
-        """The queues from which a slot takes runs by itself: those that the worker served when it started."""
+        """The queues from which a slot takes runs itself: those that the worker served when it started."""
         self.pid = os.getpid()
         self.has_own_settings = False
-        """Whether somebody gave the settings, so that they are not read again."""
+        """Whether the settings were passed in, so that they are not read again."""
         self.shut_until = 0.0
-        """Until when (`time.monotonic`) messages are retried later without a try, because Postgres was unavailable."""
+        """Until when (`time.monotonic`) messages are retried later without an attempt: Postgres was unavailable."""
         self.waits: dict[tuple[str, str], RetryAfter] | None = None
-        """What handlers asked to wait for last, by pipeline and tenant, where a test looks; None: nobody does."""
+        """The last waits that handlers asked for, by pipeline and tenant, for a test; None: they are not recorded."""
         self.is_interactive = False
-        """Whether an event may take as long as any other call."""
+        """Whether a person waits for its calls. Events may then take as long as any other call."""
         self.events_rest_until = 0.0
         """Until when (`time.monotonic`) no event is sent, because Redis did not answer in time."""
         self.unpublished: Exception | None = None
-        """Why a run of this process was not published; None: all were."""
+        """Why a run of this process could not be published; None: all were published."""
         self._owner_known_until = 0.0
         self._owns_since_ms = 0
         self._broker_away_until = 0.0
@@ -98,16 +98,22 @@ class Runtime(LightRuntime):
         self._publishing = BoundedSemaphore(EVENT_THREADS)
 
     @property
-    def most_in_flight(self) -> int:
-        """How many runs may be queued by turns, and how many by reminders.
+    def takes_first_events_only(self) -> bool:
+        """Whether this worker serves the queue of first events and not that of continuations."""
+        first, continuations = self.keys.queues
+        return first in self.taken_from and continuations not in self.taken_from
 
-        So a first event that is queued behind them waits for about one run of each slot.
+    @property
+    def most_in_flight(self) -> int:
+        """How many runs of turns, and how many of reminders, may be queued.
+
+        So a first event that is queued behind them waits for about one run per slot.
         """
         return (self.slots + 1) // 2
 
     @cached_property
     def gate(self) -> Gate:
-        """The gate. Its scripts publish runs themselves where it shares its Redis with the broker."""
+        """The gate. Its scripts publish runs themselves if it shares its Redis with the broker."""
         return self.make_gate(Gate)
 
     @cached_property
@@ -117,12 +123,12 @@ class Runtime(LightRuntime):
 
     @cached_property
     def interactive(self) -> Runtime:
-        """The same, with clients of its own for Redis that wait no longer than a person does."""
+        """A runtime with Redis clients of its own, whose timeouts suit a waiting person."""
         return _InteractiveRuntime(self)
 
     @cached_property
     def event_gate(self) -> Gate:
-        """The gate for events: who saved something waits no longer for Redis than `taskbridge.gate.deadline` says."""
+        """The gate for events: producers wait for Redis no longer than `taskbridge.gate.deadline` allows."""
         return self.gate if self.is_interactive else self.make_gate(Gate, self.event_redis, self.publish_for_event)
 
     @cached_property
@@ -132,20 +138,20 @@ class Runtime(LightRuntime):
 
     @cached_property
     def event_threads(self) -> EventThreads:
-        """Threads in which events are sent whose producer is a coroutine; few, for none of them waits long."""
-        from taskbridge.process.event_threads import EventThreads  # noqa: PLC0415 - not for who only looks
+        """Threads that send the events of coroutines; a few are enough, since none of them waits long."""
+        from taskbridge.process.event_threads import EventThreads  # noqa: PLC0415 - not needed to read
 
         return EventThreads(EVENT_THREADS, "taskbridge-events")
 
     @cached_property
     def asking_threads(self) -> EventThreads:
-        """Threads for events of which Postgres knows the delay: where it is slow, no other event waits for it."""
-        from taskbridge.process.event_threads import EventThreads  # noqa: PLC0415 - not for who only looks
+        """Threads for events that need their delay from Postgres, so that no other event waits for Postgres."""
+        from taskbridge.process.event_threads import EventThreads  # noqa: PLC0415 - not needed to read
 
         return EventThreads(EVENT_THREADS, "taskbridge-delays")
 
     def make_gate(self, kind: type[G], client: Redis | None = None, publish: Publish | None = None) -> G:
-        """Return a gate of this class, on the Redis and with the keys of this process."""
+        """Return a gate of this class, with the Redis and the keys of this process."""
         settings, prefix = self.settings, self._queue_prefix
         return kind(
             client or self.redis,
@@ -163,7 +169,7 @@ class Runtime(LightRuntime):
 
     @property
     def _queue_prefix(self) -> str | None:
-        """What kombu puts before a queue's name in the gate's Redis; None where runs are published the ordinary way."""
+        """What kombu puts before a queue's name in the gate's Redis; None if runs are published the ordinary way."""
         if self.eager or message.serializer_of(self.app) != "json":
             return None
         return message.shared_prefix(self.app, self.settings.redis_url, self.keys.queues)
@@ -185,7 +191,7 @@ class Runtime(LightRuntime):
         return self._cursors[source]
 
     def records_of(self, pipeline: str) -> Records:
-        """Return the messages of a pipeline's source; of a pipeline that nobody declares, those under its name."""
+        """Return the messages of a pipeline's source; for an undeclared pipeline, those under its name."""
         return Records(self.engine, self.source_of(pipeline))
 
     @cached_property
@@ -194,7 +200,7 @@ class Runtime(LightRuntime):
 
     @cached_property
     def paces(self) -> defaultdict[str, Pace]:
-        """How long the calls of each pipeline's handler took lately, in this process."""
+        """How long recent calls of each pipeline's handler took in this process."""
         return defaultdict(Pace)
 
     @cached_property
@@ -204,26 +210,26 @@ class Runtime(LightRuntime):
 
     @cached_property
     def resting(self) -> dict[str, float]:
-        """The pipelines whose tick failed in this process, and until when (`time.monotonic`) they are left alone."""
+        """The pipelines whose tick failed in this process, and until when (`time.monotonic`) they are skipped."""
         return {}
 
     @cached_property
     def turns_given(self) -> deque[float]:
-        """When this process's ticker gave tenants their turn lately, in seconds of the monotonic clock."""
+        """When this process's ticker recently gave tenants their turn, in seconds of the monotonic clock."""
         return deque()
 
     @cached_property
     def orphaned(self) -> Counter[str]:
-        """How many orphaned tenants of each pipeline the base rounds of this process gave a run."""
+        """How many orphaned tenants of each pipeline got a run from the reconciler of this process."""
         return Counter()
 
     @cached_property
     def changes(self) -> Changes:
-        """How far all records of each pipeline have been looked at."""
+        """The changes that poller and reconciler of each pipeline have not seen yet."""
         return Changes(self.engine)
 
     def pending(self, pipeline: str) -> Iterator[str]:
-        """Return the tenants with pending records, each once; whether they are due does not matter."""
+        """Return the tenants with pending records, each once, whether or not they are due."""
         declared = self.pipelines[pipeline]
         self.register(declared)
         return self.changes.pending(pipeline, declared.source)
@@ -236,17 +242,17 @@ class Runtime(LightRuntime):
     @cached_property
     def event_loop(self) -> EventLoop:
         """The event loop of this process's handlers."""
-        from taskbridge.process.event_loop import EventLoop  # noqa: PLC0415 - not for who only looks
+        from taskbridge.process.event_loop import EventLoop  # noqa: PLC0415 - not needed to read
 
         return EventLoop()
 
     @cached_property
     def eager(self) -> bool:
-        """Whether Celery, and so an event, works inline (`task_always_eager`), as it is at the first event."""
+        """Whether Celery, and so an event, runs inline (`task_always_eager`); evaluated at the first event."""
         return bool(self.app.conf.task_always_eager) and not self.runs_by_hand
 
     def check(self, *, redis: bool = True) -> None:
-        """Connect everything, so that a worker that could not work says so before it takes a message.
+        """Connect to everything, so that a worker that could not work fails before it takes a message.
 
         Raises:
             TaskBridgeError: as `LightRuntime.check`, or a server cannot be used.
@@ -255,9 +261,9 @@ class Runtime(LightRuntime):
             super().check(redis=redis)
 
     def check_owner_once(self) -> None:
-        """Raise ForeignGate if workers of another database use the gate; no other error, whatever a server answers.
+        """Raise ForeignGate if workers of another database use the gate; errors of the servers are ignored.
 
-        Once it belongs to this one, it is not asked again, and until then once a minute.
+        Once the gate belongs to this database, it is not checked again; until then it is checked once a minute.
         """
         if self.eager or time.monotonic() < self._owner_known_until:
             return
@@ -268,7 +274,7 @@ class Runtime(LightRuntime):
                 if owner is not None:
                     foreign = owner[1] if owner[0] != self.deployment[0] else ""
         except Exception as error:
-            # Which database this is cannot be asked everywhere: `pg_control_system` may be revoked, or be missing.
+            # The database cannot always be identified: `pg_control_system` may be revoked or missing.
             if not isinstance(error, TaskBridgeError) and driver_error(error) is None:
                 raise
         if foreign:
@@ -276,10 +282,10 @@ class Runtime(LightRuntime):
         self._owner_known_until = time.monotonic() + OWNER_REST if foreign is None else math.inf
 
     def own_gate(self) -> None:
-        """Take the gate for this deployment, or keep it; a worker does so as long as it runs.
+        """Take the gate for this deployment, or keep it; a worker repeats this as long as it runs.
 
         Raises:
-            ForeignGate: another deployment has it, and its workers run or have left work, or ended lately.
+            ForeignGate: another deployment owns it, and its workers are running, ended recently or have left work.
         """
         other, began_ms = self.gate.own(*self.deployment, self._owns_since_ms, self.pipelines.names())
         if other:
@@ -289,7 +295,7 @@ class Runtime(LightRuntime):
     def publish(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
         """Publish a run the ordinary way.
 
-        Where the broker cannot be reached, log that; the run's deadline publishes it again.
+        If the broker cannot be reached, this is only logged; the run is published again when its deadline passes.
         """
         task, arguments = message.RUN_TASK, (pipeline, tenant, token)
         options: dict[str, Any] = {
@@ -301,7 +307,7 @@ class Runtime(LightRuntime):
             self.app.tasks[task].apply_async(arguments, **options)
             return
         if self.runs_by_hand and self.app.conf.task_always_eager:
-            # Celery would do the run at once. The test finds it without its message.
+            # Celery would do the run at once. The test finds the run without its message.
             return
         if time.monotonic() < self._broker_away_until:
             return
@@ -311,11 +317,11 @@ class Runtime(LightRuntime):
                 with self._producers.acquire(block=True, timeout=BROKER_TIMEOUT) as producer:
                     self.app.tasks[task].apply_async(arguments, producer=producer, retry=False, **options)
             except Exception as error:
-                # An open connection may lead to a server that another has replaced.
+                # An open connection may lead to a server that has been replaced.
                 self._drop_producers()
                 if last or time.monotonic() >= ends:
                     log.warning(
-                        "a run of %s is not published: the broker cannot be used (%s); its deadline publishes again",
+                        "a run of %s is not published: the broker cannot be used (%s); it is retried at its deadline",
                         pipeline,
                         type(error).__name__,
                     )
@@ -326,10 +332,10 @@ class Runtime(LightRuntime):
                 return
 
     def publish_for_event(self, queue: Queue, pipeline: str, tenant: str, token: str) -> None:
-        """Publish a run the ordinary way, and wait for it no longer than for an event; it goes on in its thread.
+        """Publish a run the ordinary way in a thread, and wait no longer than an event may take.
 
-        Where one took longer, those that come within a second are not waited for: a request may notify several times.
-        Where too many are under way, it is left to the run's deadline.
+        After one that took longer, runs within the next second are not waited for: a request may notify several times.
+        If too many are in progress, the run is left to its deadline.
         """
         seconds = 0.0 if time.monotonic() < self._broker_slow_until else self.settings.notify_timeout
         ends = time.monotonic() + seconds
@@ -347,12 +353,12 @@ class Runtime(LightRuntime):
             finally:
                 self._publishing.release()
 
-        # No process waits for this thread when it ends.
+        # The process does not wait for this thread when it exits.
         thread = Thread(target=copy_context().run, args=(publish,), name="taskbridge-publishing", daemon=True)
         try:
             thread.start()
         except RuntimeError:
-            # The interpreter is ending, which takes no new thread since Python 3.12, or the machine has none left.
+            # The interpreter is shutting down and starts no threads (since Python 3.12), or the machine has none left.
             publish()
         try:
             ended.result(max(0.0, ends - time.monotonic()))
@@ -362,22 +368,22 @@ class Runtime(LightRuntime):
 
     @cached_property
     def _producers(self) -> Any:
-        """Connections to the broker with a time-out, which those of the app may lack."""
-        from kombu.pools import ProducerPool  # noqa: PLC0415 - not for who only looks
+        """Connections to the broker with a timeout, which those of the app may lack."""
+        from kombu.pools import ProducerPool  # noqa: PLC0415 - not needed to read
 
         conf = self.app.conf
         options = dict(conf.broker_transport_options)
         connection = broker_connection(self.app, write=True, connect_timeout=BROKER_TIMEOUT, transport_options=options)
         if connection.transport.driver_type == "redis":
             options |= {name: min(options.get(name) or math.inf, BROKER_TIMEOUT) for name in _SOCKET_TIMEOUTS}
-        # Else kombu waits for 2 s between two tries, also where the connection is refused.
+        # Otherwise kombu waits for 2 s between two attempts, even if the connection is refused.
         options |= {"max_retries": max(0, len(connection.alt) - 1), "interval_start": 0}
         connection.transport_options = options
         limit = conf.broker_pool_limit
         return ProducerPool(connection.Pool(limit), limit=limit, Producer=self.app.amqp.Producer)
 
     def delete_queues(self) -> None:
-        """Delete the queues of runs with their messages, at the end of a test that may have published any."""
+        """Delete the queues of runs with their messages, at the end of a test that may have published some."""
         if not self.publishes_in_gate and "_producers" not in vars(self):
             return
         from kombu import Exchange  # noqa: PLC0415 - as above
@@ -386,7 +392,7 @@ class Runtime(LightRuntime):
         with self._producers.acquire(block=True, timeout=BROKER_TIMEOUT) as producer:
             for name in self.keys.queues:
                 queue = KombuQueue(name, Exchange(name), routing_key=name).bind(producer.channel)
-                # kombu deletes only what it has declared; the gate's scripts publish without that.
+                # kombu deletes only what it has declared; the gate's scripts publish without declaring.
                 queue.declare()
                 queue.delete()
 
@@ -399,7 +405,7 @@ class Runtime(LightRuntime):
                 producers.connections.force_close_all()
 
     def close_sessions(self) -> None:
-        """Close the sessions of Postgres that were opened; others are opened where they are needed."""
+        """Close the open Postgres sessions; new ones are opened when needed."""
         if "changes" in self.__dict__:
             self.changes.close()
         super().close_sessions()
@@ -416,10 +422,13 @@ class Runtime(LightRuntime):
         self._drop_producers()
 
     def forget(self) -> None:
-        """Drop what was inherited through a fork, without talking on the parent's connections."""
+        """Drop what was inherited through a fork, without using the parent's connections."""
         if "engine" in self.__dict__:
             self.engine.dispose(close=False)
-        kept = {name: self.__dict__[name] for name in ("has_own_settings", "slots", "worker", "is_interactive", "taken_from")}
+        kept = {
+            name: self.__dict__[name]
+            for name in ("has_own_settings", "slots", "worker", "is_interactive", "taken_from")
+        }
         app, settings = self.app, self.settings
         self.__dict__.clear()
         Runtime.__init__(self, app, settings)
@@ -427,7 +436,7 @@ class Runtime(LightRuntime):
 
 
 class _InteractiveRuntime(Runtime):
-    """A runtime for people in a process that does other work too. Postgres is used by the pool of that."""
+    """An interactive runtime in a process that does other work too. It shares the Postgres pool of the process."""
 
     def __init__(self, of: Runtime) -> None:
         super().__init__(of.app, of.settings)
@@ -451,59 +460,59 @@ _RUNTIMES: WeakKeyDictionary[Celery, Runtime] = WeakKeyDictionary()
 def runtime_of(app: Celery, settings: Settings | None = None) -> Runtime:
     """Return this process's runtime of `app`.
 
-    The first call makes it, with `settings`, else with those of the environment; later ones return the same.
+    The first call creates it with `settings`, or with those of the environment; later calls return the same one.
     """
-    for follow in BEFORE_USE:
-        follow()
-    found = _RUNTIMES.get(app)
-    if found is None:
-        found = _RUNTIMES[app] = Runtime(app, settings or Settings.read())
-        found.has_own_settings = settings is not None
-    elif found.pid != os.getpid():
+    for hook in BEFORE_USE:
+        hook()
+    runtime = _RUNTIMES.get(app)
+    if runtime is None:
+        runtime = _RUNTIMES[app] = Runtime(app, settings or Settings.read())
+        runtime.has_own_settings = settings is not None
+    elif runtime.pid != os.getpid():
         # This process was forked without Python's hooks.
-        found.forget()
-    return found
+        runtime.forget()
+    return runtime
 
 
 @contextmanager
 def new_runtimes() -> Iterator[None]:
-    """Let every app of the process make a new runtime in the block, from the environment as it is by then.
+    """Let every app of the process create a new runtime in the block, from the environment at that time.
 
-    At the block's end these are closed, and the apps have those that they had before.
+    At the end of the block these are closed, and the previous runtimes are restored.
     """
     before = dict(_RUNTIMES)
     _RUNTIMES.clear()
     try:
         yield
     finally:
-        for one in _RUNTIMES.values():
-            one.close()
+        for runtime in _RUNTIMES.values():
+            runtime.close()
         _RUNTIMES.clear()
         _RUNTIMES.update(before)
 
 
 def reset_runtimes() -> None:
-    """Let each app read its settings again when it is next used, unless it was given settings of its own.
+    """Let each app read its settings again on next use, unless settings were passed to it.
 
-    Until then no app keeps a session of Postgres.
+    All Postgres sessions of the apps are closed.
     """
-    for app, one in list(_RUNTIMES.items()):
-        if one.has_own_settings:
-            one.close_sessions()
+    for app, runtime in list(_RUNTIMES.items()):
+        if runtime.has_own_settings:
+            runtime.close_sessions()
         else:
-            one.close()
+            runtime.close()
             del _RUNTIMES[app]
 
 
 def runtimes() -> list[Runtime]:
-    """Return the runtimes that this process has made."""
+    """Return the runtimes that this process has created."""
     return list(_RUNTIMES.values())
 
 
 def keys_of(app: Celery) -> Keys:
-    """Return the deployment's keys and queues; those of the default prefix where the settings cannot be read.
+    """Return the deployment's keys and queues; with the default prefix if the settings cannot be read.
 
-    That is reported where the settings are used. Raised here, it would keep the app's other tasks from being sent.
+    That error is reported where the settings are used; raised here, it would block the app's other tasks.
     """
     with suppress(TaskBridgeError):
         return runtime_of(app).keys
@@ -511,13 +520,13 @@ def keys_of(app: Celery) -> Keys:
 
 
 def serves(app: Celery) -> bool:
-    """Whether the worker of this process serves a queue whose name is one of ours."""
+    """Whether the worker of this process serves one of our queues."""
     return any(name.startswith(OURS) for name in app.amqp.queues.consume_from)
 
 
 def _forget_all() -> None:
-    for one in _RUNTIMES.values():
-        one.forget()
+    for runtime in _RUNTIMES.values():
+        runtime.forget()
 
 
 os.register_at_fork(after_in_child=_forget_all)

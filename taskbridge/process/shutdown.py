@@ -1,4 +1,4 @@
-"""A worker's shutdown, as its runs see it: warm, they end after the batch in hand; cold, they hand it over."""
+"""A worker's shutdown: in a warm one, runs end after the current batch; in a cold one, they hand it over."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 __all__ = ["ends_process", "is_stopping", "note_stop", "notice_signals", "waits_for_stop"]
 
 STOP_ARRIVES: Final = 1.0
-"""Seconds within which a worker notices a signal that its pool processes got too."""
+"""Seconds within which a worker notices a signal that its pool processes also got."""
 
-# Memory that the processes of a prefork pool share: no signal tells them that their worker stops.
+# Shared memory of the processes of a prefork pool: they get no signal when their worker stops.
 _FLAG: Final = mmap.mmap(-1, 1)
 
 
@@ -29,9 +29,9 @@ def is_stopping() -> bool:
 
 
 def waits_for_stop() -> bool:
-    """Whether the worker of this process was told to stop, or is told so within `STOP_ARRIVES`.
+    """Whether the worker of this process was told to stop, waiting up to `STOP_ARRIVES` for it.
 
-    A supervisor may signal all processes of a worker at once, and this one may be the first to run.
+    A supervisor may signal all processes of a worker at once, and this one may notice first.
     """
     ends = time.monotonic() + STOP_ARRIVES
     while not is_stopping() and time.monotonic() < ends:
@@ -40,11 +40,11 @@ def waits_for_stop() -> bool:
 
 
 def ends_process(error: BaseException) -> bool:
-    """Whether `error` was raised because somebody told this process to end, and not by what it was doing.
+    """Whether `error` was raised because this process was told to end, and not by the code that it was running.
 
-    In the main thread Celery raises WorkerShutdown or WorkerTerminate once its worker is told to stop, its pool raises
-    SystemExit, and Python raises KeyboardInterrupt where nobody else handles Ctrl-C. A handler may raise each of them
-    on its own.
+    In the main thread, Celery raises WorkerShutdown or WorkerTerminate once its worker is told to stop, its pool raises
+    SystemExit, and Python raises KeyboardInterrupt unless something else handles Ctrl-C. A handler may also raise any
+    of them itself.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -56,14 +56,14 @@ def ends_process(error: BaseException) -> bool:
 
 
 def note_stop() -> None:
-    """Let the runs of this worker know that it was told to stop."""
+    """Note for the runs of this worker that it was told to stop."""
     _FLAG[0] = 1
 
 
 def notice_signals() -> None:
-    """Note a stop when the worker's main process gets the signal for it, and then do what Celery does.
+    """Note a stop when the worker's main process gets the signal for it, before Celery's own handler.
 
-    Celery's own notice of a cold shutdown comes only after it has ended the pool processes.
+    Celery announces a cold shutdown only after it has ended the pool processes.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -74,13 +74,13 @@ def notice_signals() -> None:
 
 
 def _noting(handler: Callable[[int, Any], Any], worker: int) -> Callable[[int, Any], Any]:
-    def told(number: int, frame: Any) -> Any:
-        # Pool processes inherit this.
+    def note_and_handle(number: int, frame: Any) -> Any:
+        # Pool processes inherit this handler.
         if os.getpid() == worker:
             note_stop()
         return handler(number, frame)
 
-    return told
+    return note_and_handle
 
 
 @signals.worker_init.connect(weak=False)

@@ -1,4 +1,4 @@
-"""The soft time limit of a handler's call, and what follows when a handler catches its error and goes on."""
+"""The soft time limit of a handler's call, and what happens if a handler catches its error and continues."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from celery.exceptions import SoftTimeLimitExceeded
 __all__ = ["TimeLimitIgnored", "disarm", "longest_call", "soft_time_limit"]
 
 MOST_INTERRUPTS: Final = 10
-"""How often a handler that goes on is interrupted again, before its run is given up."""
+"""How often a handler that continues is interrupted again before its run is given up."""
 
 
 class TimeLimitIgnored(BaseException):
-    """The handler caught SoftTimeLimitExceeded and went on. No `except Exception` catches this one."""
+    """The handler caught SoftTimeLimitExceeded and continued. `except Exception` does not catch this one."""
 
 
 def _interrupts() -> bool:
-    """Whether the limit can be raised in this thread: Python interrupts none but the main thread of a process."""
+    """Whether the limit can be raised in this thread: Python interrupts only the main thread of a process."""
     return threading.current_thread() is threading.main_thread()
 
 
 def disarm() -> None:
-    """Stop the timer of `soft_time_limit`, before a wait that has a time limit of its own."""
+    """Stop the timer of `soft_time_limit` before a wait that has its own time limit."""
     if _interrupts():
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def longest_call(seconds: float) -> float:
-    """Return the seconds after which a run gives its tenant up although its handler, with this soft limit, goes on."""
+    """Return after how many seconds a run gives up its tenant although its handler ignores this soft limit."""
     return seconds + MOST_INTERRUPTS * _interval(seconds)
 
 
@@ -43,8 +43,8 @@ def longest_call(seconds: float) -> float:
 def soft_time_limit(seconds: float | None) -> Iterator[None]:
     """Raise SoftTimeLimitExceeded in the block after `seconds` (None: never), in the main thread of a process.
 
-    A block that catches it and goes on gets `TimeLimitIgnored`, again and again. If it catches that too, its process is
-    killed, where it is one of a pool, which makes a new one. In other threads nothing is raised.
+    If the block catches it and continues, `TimeLimitIgnored` is raised repeatedly. If it catches that too, its process
+    is killed, provided that it belongs to a pool, which starts a new one. In other threads nothing is raised.
     """
     if seconds is None or not _interrupts():
         yield
@@ -68,7 +68,7 @@ def soft_time_limit(seconds: float | None) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, seconds, _interval(seconds))
             yield
         finally:
-            # If the signal comes just before this line, its error is raised here; the outer `finally` stops the timer.
+            # If the signal arrives just before this line, its error is raised here; the outer `finally` stops the timer
             over = True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,1 +1,1 @@
-"""From the program that saves something to its record in the log and its event at the gate."""
+"""Producers: from a program that saves something to its record in Postgres and its event at the gate."""

@@ -1,10 +1,10 @@
-"""Messages of the task `record_event`: each ends in the table of records, however often it has to be retried.
+"""Messages of the task `record_event`: each one is recorded in the end, however often it has to be retried.
 
-| what prevents the record | what happens |
+| problem | what happens |
 | --- | --- |
 | Postgres is unavailable, or an unexpected error | Celery retries the message with back-off, without a limit |
 | this worker does not declare the pipeline, as during a rolling deployment | the same |
-| it can never be recorded: no JSON for jsonb, an invalid id, no criteria | it is stored as unmatched |
+| it can never be recorded: not valid for jsonb, an invalid id, no criteria | it is stored as unmatched |
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = ["Message", "give_up", "record_message"]
 log = logging.getLogger(__name__)
 
 POSTGRES_REST: Final = 1.0
-"""Seconds after a failure of Postgres in which this process tries no message, since each may wait for a time-out."""
+"""Seconds after a failure of Postgres in which this process records no message, since each might wait for a timeout."""
 LONGEST_UNSTORABLE: Final = 10_000_000
 
 
 class Message(NamedTuple):
-    """The arguments of `record_event`; `task_id` is the id of a message that has none of its own."""
+    """The arguments of `record_event`; `task_id` is the id of a message without a `message_id`."""
 
     pipeline: Any
     payload: Any
@@ -52,7 +52,7 @@ def record_message(runtime: Runtime, arguments: Sequence[Any], keywords: Mapping
 
     Raises:
         UnknownPipeline: this process does not declare the pipeline; another one may.
-        Exception: Postgres does not take it now.
+        Exception: Postgres did not accept it this time.
     """
     if time.monotonic() < runtime.shut_until:
         raise Unavailable("Postgres was unavailable a moment ago")
@@ -75,7 +75,7 @@ def _message(arguments: Sequence[Any], keywords: Mapping[str, Any], task_id: str
 
 
 def _called(pipeline: Any, payload: Any, message_id: Any = None) -> None:
-    """Take the arguments of `record_event`; never called, its signature binds them."""
+    """Has the signature of `record_event`, to bind arguments; never called."""
 
 
 _SIGNATURE: Final = inspect.signature(_called)
@@ -92,21 +92,21 @@ def _store(runtime: Runtime, message: Message) -> str:
     except UsageError as error:
         reason = str(error)
     except (DBAPIError, Unavailable) as error:
-        # As it was raised, or translated for producers.
+        # The driver's error, or its translation for producers.
         refusal = driver_error(error) or driver_error(error.__cause__)
         if not _is_about_the_payload(refusal):
             raise
-        reason = f"Postgres does not take the payload: {str(refusal).splitlines()[0]}"
+        reason = f"Postgres does not accept the payload: {str(refusal).splitlines()[0]}"
     return give_up(runtime, message, reason)
 
 
 def _is_about_the_payload(error: psycopg.Error | None) -> bool:
-    """Whether Postgres says that it can never take the value: bad data, or one of its limits is exceeded."""
+    """Whether Postgres can never accept the value: bad data, or one of its limits is exceeded."""
     return isinstance(error, psycopg.DataError) or sqlstate(error).startswith(("22", "54"))
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether the error says that Postgres cannot be used, and not that it refused one statement."""
+    """Whether the error says that Postgres cannot be used, as opposed to refusing one statement."""
     if not isinstance(error, Unavailable) or driver_error(error.__cause__) is None:
         return False
     state = sqlstate(driver_error(error.__cause__))
@@ -114,7 +114,7 @@ def _is_away(error: Exception) -> bool:
 
 
 def give_up(runtime: Runtime, message: Message, reason: str) -> str:
-    """Store a message as unmatched, in a form that Postgres takes; return its id.
+    """Store a message as unmatched, in a form that Postgres accepts; return its id.
 
     Raises:
         Unavailable: Postgres cannot be used.
@@ -124,31 +124,31 @@ def give_up(runtime: Runtime, message: Message, reason: str) -> str:
     try:
         message_id = check_message_id(pipeline, message.message_id or message.task_id)
     except InvalidInput:
-        # It is made from the message, so that one that comes twice is stored once.
+        # Derived from the message, so that a redelivered message is stored once.
         message_id = str(uuid.uuid5(uuid.NAMESPACE_OID, ascii((message.message_id, message.task_id))))
-    found = Unmatched(printable(reason)[:2000])
+    unmatched = Unmatched(printable(reason)[:2000])
     with translated_errors():
         try:
-            runtime.records_of(pipeline).write(message_id, json_text("", message.payload), found)
+            runtime.records_of(pipeline).write(message_id, json_text("", message.payload), unmatched)
         except (InvalidInput, DBAPIError) as error:
             if isinstance(error, DBAPIError) and not _is_about_the_payload(driver_error(error)):
                 raise
-            runtime.records_of(pipeline).write(message_id, _as_text(message.payload), found)
+            runtime.records_of(pipeline).write(message_id, _as_text(message.payload), unmatched)
     log.error(
         "message %s of pipeline %r is stored as unmatched: %s (`taskbridge quarantine list --unmatched` shows it)",
         message_id,
         pipeline,
-        found.reason,
+        unmatched.reason,
     )
     return message_id
 
 
 def _as_text(payload: Any) -> str:
-    """Return a payload that jsonb does not take as a JSON object with its text."""
+    """Return a payload that is not valid for jsonb as a JSON object with its text."""
     try:
         text = ascii(payload)
     except Exception as error:
-        text = f"a {type(payload).__name__} that cannot be written down ({type(error).__name__})"
+        text = f"a {type(payload).__name__} that cannot be shown ({type(error).__name__})"
     return json.dumps({"unstorable": text[:LONGEST_UNSTORABLE]})
 
 

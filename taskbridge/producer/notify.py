@@ -15,8 +15,8 @@ import redis
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
-from taskbridge.common.names import check_tenant, check_tenants
 from taskbridge.common.log_throttle import LogThrottle
+from taskbridge.common.names import check_tenant, check_tenants
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import Unavailable
@@ -41,11 +41,11 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 EAGER: Final = Spacing(delay=0)
-"""With eager tasks no ticker acts on deadlines, so each event makes a run, which ends when nothing is new."""
+"""With eager tasks no ticker acts on deadlines, so each event starts a run, which ends when nothing is new."""
 AT_ONCE: Final = 500
-"""Events of one round trip."""
+"""Events per round trip."""
 REST: Final = 1.0
-"""Seconds after a time-out of Redis in which no event is tried: a request that sends several waits for one of them."""
+"""Seconds after a Redis timeout in which no event is sent, so that a request that sends several waits only once."""
 NO_ANSWER: Final = "Redis does not answer in time"
 
 Event = tuple[str, str]
@@ -55,11 +55,11 @@ Events = Mapping[Event, int | None]
 
 
 def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | None = None) -> Answer:
-    """Tell the tenant's runner that there are new records, and start it if there is none.
+    """Tell the tenant's runner that there are new records; start a runner if there is none.
 
-    One round trip to Redis, whatever the tenant's state. When this returns, the first event's run is published. In a
-    pipeline with criteria `delay_ms` is the new record's delay; without it Postgres is asked for the smallest of those
-    that wait.
+    This takes one round trip to Redis, whatever the tenant's state. When it returns, the first event's run is
+    published. In a pipeline with criteria, `delay_ms` is the new record's delay; without it Postgres is asked for the
+    smallest delay of the waiting records.
 
     Raises:
         InvalidName: the tenant is not allowed.
@@ -71,7 +71,7 @@ def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | N
 
 
 def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
-    """Notify many tenants, in one round trip to Redis for each 500; a tenant may be in the list several times.
+    """Notify many tenants, with one round trip to Redis per 500; a tenant may be in the list several times.
 
     Raises: as `notify`. Nothing is sent if a tenant is not allowed.
     """
@@ -90,14 +90,14 @@ def events_of(runtime: Runtime, tenants: Iterable[str], pipeline: str) -> list[t
 
 
 def send(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> list[Answer]:
-    """Send events, each with its delay, and return the gate's answers: the way of every verb.
+    """Send events, each with its delay, and return the gate's answers. All other functions use this one.
 
     Raises: as `notify`.
     """
     if runtime.eager:
         return [_inline(runtime, *event) for event, _ in events]
     if time.monotonic() < runtime.events_rest_until:
-        raise Unavailable(NO_ANSWER, f"events are sent again within {REST:g} s, and workers find the records without")
+        raise Unavailable(NO_ANSWER, f"sending resumes within {REST:g} s; workers find the records without an event")
     answers: list[Answer] = []
     with translated_errors():
         spaced = _spaced(runtime, events)
@@ -112,9 +112,9 @@ def send(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> list[A
 
 
 async def asend(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> list[Answer]:
-    """Send events in threads, so that the event loop goes on, and wait no longer than `send` would wait for Redis.
+    """Send events in threads, so that the event loop is not blocked, and wait no longer than `send` waits for Redis.
 
-    Events whose delay Postgres is asked for have threads of their own: if it is slow, no other event waits for it.
+    Events that need their delay from Postgres have threads of their own, so that no other event waits for Postgres.
 
     Raises: as `notify`; Unavailable also if too many other events wait for a thread.
     """
@@ -122,21 +122,21 @@ async def asend(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) ->
 
     async def send_each() -> None:
         for asks, threads in ((False, runtime.event_threads), (True, runtime.asking_threads)):
-            places = [place for place, one in enumerate(events) if _asks(runtime, *one) is asks]
-            if places:
-                sending = partial(send, runtime, [events[place] for place in places])
-                answers.update(zip(places, await threads.run(sending, len(places)), strict=True))
+            positions = [at for at, event in enumerate(events) if _asks(runtime, *event) is asks]
+            if positions:
+                sending = partial(send, runtime, [events[at] for at in positions])
+                answers.update(zip(positions, await threads.run(sending, len(positions)), strict=True))
 
     round_trips = -(-len(events) // AT_ONCE)
     try:
         await asyncio.wait_for(send_each(), None if runtime.eager else runtime.settings.notify_timeout * round_trips)
     except TimeoutError as error:
-        raise Unavailable("Redis, or Postgres where it is asked for a delay, is too slow") from error
-    return [answers[place] for place in range(len(events))]
+        raise Unavailable("Redis, or Postgres if it was asked for a delay, is too slow") from error
+    return [answers[at] for at in range(len(events))]
 
 
 def send_committed(app: Celery, events: Events) -> None:
-    """Send the events of a committed transaction; if they cannot be sent, that is logged."""
+    """Send the events of a committed transaction; failures are only logged."""
     runtime = runtime_of(app)
     with logged(runtime, events):
         send(runtime, [*events.items()])
@@ -144,14 +144,14 @@ def send_committed(app: Celery, events: Events) -> None:
 
 @contextmanager
 def logged(runtime: Runtime, events: Iterable[Event], throttle: LogThrottle | None = None) -> Iterator[None]:
-    """Log in place of an error that events were not sent: the caller's records are committed.
+    """Log a warning instead of raising if events are not sent: the caller's records are committed.
 
-    With `throttle` the log has one line a minute.
+    With `throttle`, at most one line is logged per minute.
     """
     try:
         yield
     except SoftTimeLimitExceeded:
-        # For the caller's task, whose time is over.
+        # It is meant for the caller's task.
         raise
     except Exception as error:
         if runtime.eager:
@@ -159,24 +159,24 @@ def logged(runtime: Runtime, events: Iterable[Event], throttle: LogThrottle | No
         if throttle is not None and not throttle.counted("events"):
             return
         (pipeline, tenant), *others = events
-        whose = f"tenant {tenant!r} of {pipeline}" + (f" and {len(others)} others" if others else "")
+        recipients = f"tenant {tenant!r} of {pipeline}" + (f" and {len(others)} others" if others else "")
         if isinstance(error, Unavailable):
-            log.warning("no event for %s: %s; a worker finds the records without it", whose, error)
+            log.warning("no event for %s: %s; a worker finds the records without it", recipients, error)
         else:
-            log.error("no event for %s; a worker finds the records without it", whose, exc_info=error)
+            log.error("no event for %s; a worker finds the records without it", recipients, exc_info=error)
 
 
 def merge(into: dict[Event, int | None], events: Events) -> None:
-    """Add events; of two for one tenant the smaller delay counts."""
+    """Add events; if there are two for one tenant, the smaller delay counts."""
     for event, delay in events.items():
         other = into.get(event, delay)
         into[event] = None if delay is None or other is None else min(delay, other)
 
 
 def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES, gate: Gate | None = None) -> None:
-    """Notify the tenants, and end the waits of those that are held by a back-off or by a pause that is over.
+    """Notify the tenants, and end the wait of those held by a back-off or by a pause that has ended.
 
-    `gate`: that of a person who waits; None: the app's own, which waits longer.
+    `gate`: an interactive one; None: the app's own, which waits longer for Redis.
 
     Raises: as `notify`.
     """
@@ -189,7 +189,7 @@ def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES, gate: G
 
 
 def _inline(runtime: Runtime, pipeline: str, tenant: str) -> Answer:
-    # No ticker ends the wait of a tenant after a failure, or gives it its turn, so this does.
+    # There is no ticker to end a tenant's wait after a failure, or to give it its turn.
     with translated_errors():
         name = runtime.pipelines[pipeline].name
         runtime.gate.expire(name, [tenant])
@@ -198,18 +198,18 @@ def _inline(runtime: Runtime, pipeline: str, tenant: str) -> Answer:
 
 
 def _asks(runtime: Runtime, event: Event, delay_ms: int | None) -> bool:
-    """Whether Postgres is asked for the delay of an event."""
+    """Whether Postgres has to be asked for the delay of an event."""
     return delay_ms is None and not runtime.eager and runtime.pipelines[event[0]].criteria is not None
 
 
 def _spaced(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> list[tuple[str, str, Spacing]]:
-    """Return pipeline, tenant and spacing of each event; Postgres is asked once for each pipeline with criteria."""
-    asked = defaultdict[str, set[str]](set)
+    """Return pipeline, tenant and spacing of each event, with one query per pipeline with criteria."""
+    without_delay = defaultdict[str, set[str]](set)
     for event, delay_ms in events:
         if _asks(runtime, event, delay_ms):
-            asked[event[0]].add(event[1])
+            without_delay[event[0]].add(event[1])
     delays: dict[Event, int] = {}
-    for pipeline, tenants in asked.items():
+    for pipeline, tenants in without_delay.items():
         criteria = runtime.pipelines[pipeline].criteria
         smallest = runtime.tenants_of(pipeline).delays(pipeline, tenants, criteria.smallest_ms) if criteria else {}
         delays |= {(pipeline, tenant): delay_ms for tenant, delay_ms in smallest.items()}

@@ -18,7 +18,7 @@ from taskbridge.producer.transactions import notify_after_commit
 
 __all__ = ["NotifyTask"]
 
-# Celery's own class takes no parameters before 5.5.
+# Celery's class is not generic before 5.5.
 if TYPE_CHECKING:
     _Task = Task[..., str]
 else:
@@ -26,32 +26,31 @@ else:
 
 
 class NotifyTask(_Task):
-    """`notify_event`: goes through the gate in the producer's own process, so that an absorbed event makes no message.
+    """`notify_event`: calls the gate in the producer's own process, so that an absorbed event causes no message.
 
-    With a countdown, an eta, a link or any other option of `apply_async`, it is an ordinary message that does the
-    same in a worker.
+    With a countdown, an eta, a link or any other option of `apply_async`, it is an ordinary message, and a worker calls
+    the gate.
     """
 
     abstract = True
 
     def __call__(self, tenant: str, pipeline: str = INVOICES) -> str:
-        """Notify in this process; return the gate's answer."""
+        """Notify in this process and return the gate's answer."""
         return self.run(tenant, pipeline)
 
     def delay(self, tenant: str, pipeline: str = INVOICES) -> AsyncResult[str]:
-        """Notify: tell the tenant's runner of new records. As `apply_async`."""
+        """Tell the tenant's runner that there are new records; see `apply_async`."""
         return self.apply_async((tenant, pipeline))
 
     def delay_on_commit(self, tenant: str, pipeline: str = INVOICES) -> None:
-        """Notify when a transaction of Django's has committed, as Celery's own task for Django does.
+        """Notify after the commit of a Django transaction, like the method of the same name of Celery's DjangoTask.
 
-        It is that of the alias in TASKBRIDGE_DATABASE, else of `default`.
-        Once for each tenant, and where Redis cannot be used there is a line in the log and no error: as
-        `taskbridge.notify`.
+        The transaction is that of the alias in TASKBRIDGE_DATABASE, or of `default`. Each tenant is notified once. If
+        Redis cannot be used, a warning is logged and nothing is raised, as by `taskbridge.notify`.
 
         Raises:
             ConfigurationError: Django is not installed.
-            InvalidConnection: that alias is none of a PostgreSQL.
+            InvalidConnection: the alias is not a PostgreSQL database.
             Others: as `taskbridge.notify`.
         """
         try:
@@ -65,8 +64,8 @@ class NotifyTask(_Task):
         connection = connections[alias]
         if connection.vendor != "postgresql":
             raise InvalidConnection(
-                f"Django's database {alias!r} is {connection.display_name}, and the one of TaskBridge is a PostgreSQL",
-                "name its alias in TASKBRIDGE_DATABASE, or call `transaction.on_commit(lambda: "
+                f"Django's database {alias!r} is {connection.display_name}, but TaskBridge uses PostgreSQL",
+                "set TASKBRIDGE_DATABASE to the alias of that database, or call `transaction.on_commit(lambda: "
                 "notify_event.delay(tenant))`",
             )
         events = events_of(runtime_of(self.app), [tenant], pipeline)
@@ -83,9 +82,9 @@ class NotifyTask(_Task):
         shadow: str | None = None,
         **options: Any,
     ) -> AsyncResult[str]:
-        """Notify; the result holds the gate's answer (`started`, `delayed` or `absorbed`) and needs no backend.
+        """Notify; the result is the gate's answer (`started`, `delayed` or `absorbed`), without a result backend.
 
-        Raises: as `taskbridge.producer.notify.notify`, for the fast path.
+        Raises: as `taskbridge.producer.notify.notify`, unless it becomes a message.
         """
         if producer or link or link_error or shadow or options:
             options.setdefault("serializer", task_serializer(self))

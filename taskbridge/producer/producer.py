@@ -1,4 +1,4 @@
-"""What producers call: write records, then notify."""
+"""The producer API: write records, then notify."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from taskbridge.store import Row
 __all__ = ["AfterCommit", "Bridge"]
 
 AfterCommit = Literal["after commit"]
-"""When a producer may ask for an event."""
+"""When a producer can have an event sent."""
 AFTER_COMMIT: Final[AfterCommit] = "after commit"
 
 
 def _wants_event(notify: object) -> bool:
-    """Return whether a producer asked for an event after the commit.
+    """Return whether a producer requests an event after the commit.
 
     Raises:
         InvalidInput: it is neither None nor "after commit".
     """
     if notify is not None and notify != AFTER_COMMIT:
         raise InvalidInput(
-            f"notify is {notify!r}", f"pass {AFTER_COMMIT!r}, or leave it out and notify when you have committed"
+            f"notify is {notify!r}", f"pass {AFTER_COMMIT!r}, or leave it out and notify after your commit"
         )
     return notify is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """What a producer needs of one Celery app; made by `taskbridge.install`.
+    """The producer API of one Celery app; made by `taskbridge.install`.
 
-    A `connection` is to the database of TaskBridge and holds the caller's transaction: a Connection, Session or
-    scoped_session of SQLAlchemy with any driver, one of psycopg, or Django's (`django.db.connection`). The functions
-    for coroutines take an AsyncConnection, AsyncSession or async_scoped_session of SQLAlchemy, an AsyncConnection of
-    psycopg, or one of asyncpg. None is committed or rolled back here. Anything else is refused by `InvalidConnection`.
+    A `connection` leads to TaskBridge's database and has the caller's transaction: a SQLAlchemy Connection, Session or
+    scoped_session with any driver, a psycopg connection, or Django's (`django.db.connection`). The coroutine functions
+    take a SQLAlchemy AsyncConnection, AsyncSession or async_scoped_session, a psycopg AsyncConnection, or an asyncpg
+    connection. The transaction is neither committed nor rolled back here. Anything else raises `InvalidConnection`.
 
-    With `notify="after commit"` the event goes out when the transaction has committed, one for each tenant that
-    changed and each loaded pipeline that reads the source, and none of what was rolled back, with it or with a
-    savepoint. Should Redis be away at that moment, there is a line in the log and no error: workers find the records
-    all the same. psycopg and asyncpg tell nobody of a commit, so there this is refused.
+    With `notify="after commit"`, events are sent once the transaction has committed: one for each tenant that changed
+    and each loaded pipeline that reads the source, and none for anything that was rolled back, with the transaction or
+    with a savepoint. If Redis is unavailable at that moment, a warning is logged and nothing is raised: workers find
+    the records anyway. psycopg and asyncpg do not report commits, so with them this is refused.
     """
 
     app: Celery
     notify_event: NotifyTask
-    """The task: `notify_event.delay(tenant, pipeline="invoices")` tells the tenant's runner of new records."""
+    """The task: `notify_event.delay(tenant, pipeline="invoices")` tells the tenant's runner about new records."""
 
     def record(
         self,
@@ -70,27 +70,27 @@ class Bridge:
     ) -> bool:
         """Write or update one record of a source, in the transaction of `connection` or in one of its own.
 
-        Without `notify` whoever commits notifies the pipelines that read the source: call
-        `notify_event.delay(tenant, pipeline)` after the commit, when this returned True.
+        Without `notify`, notify the pipelines that read the source yourself: call
+        `notify_event.delay(tenant, pipeline)` after the commit if this returned True.
 
         Args:
-            tenant: whose record it is; 1 to 200 characters.
-            key: the record's own name, unique within source and tenant; 1 to 200 characters, none a control character.
+            tenant: the tenant of the record; 1 to 200 characters.
+            key: the record's key, unique within source and tenant; 1 to 200 characters without control characters.
             document: the record as JSON. Write decimals and dates as strings.
-            source: where it belongs. A pipeline reads the source of its own name unless it declares another.
-            connection: who holds the transaction; see `Bridge`.
-            notify: "after commit": an event when the transaction has committed; see `Bridge`.
+            source: the source of the record. A pipeline reads the source of its own name unless it declares another.
+            connection: the connection with your transaction; see `Bridge`.
+            notify: "after commit": send an event after the commit; see `Bridge`.
 
         Returns:
-            Whether anything changed. A record that is there with an equal document stays untouched.
+            Whether anything changed. An existing record with an equal document is not touched.
 
         Raises:
             InvalidName: the source or the tenant is not allowed.
-            InvalidInput: the key is not allowed, or the document is no JSON object.
-            InvalidConnection: the connection cannot hold records, or does not tell of its commit.
+            InvalidInput: the key is not allowed, or the document is not a JSON object.
+            InvalidConnection: the connection cannot write records, or does not report its commit.
             UnknownPipeline: with `notify`, no loaded pipeline reads the source.
-            Unavailable: Postgres cannot be used. Its subclass `ForeignCluster`: the database was restored into another
-                cluster and not rebased yet.
+            Unavailable: Postgres cannot be used. The subclass `ForeignCluster`: the database was restored into another
+                cluster and has not been rebased yet.
         """
         return bool(self.record_many([(tenant, key, document)], source=source, connection=connection, notify=notify))
 
@@ -104,7 +104,7 @@ class Bridge:
         connection: object = None,
         notify: AfterCommit | None = None,
     ) -> bool:
-        """Do in a coroutine what `record` does, on a connection for coroutines; without one, in a thread."""
+        """Like `record`, for coroutines: with an async connection, or in a thread if there is no connection."""
         rows = [(tenant, key, document)]
         return bool(await self.arecord_many(rows, source=source, connection=connection, notify=notify))
 
@@ -116,15 +116,16 @@ class Bridge:
         connection: object = None,
         notify: AfterCommit | None = None,
     ) -> dict[str, int]:
-        """Write or update many records of a source, 5,000 in a statement; each is (tenant, key, document).
+        """Write or update many records of a source, 5,000 per statement; each is (tenant, key, document).
 
-        If a tenant's key is there several times, the last one counts. Without `notify` whoever commits notifies:
-        `notify_many(changed, pipeline)`.
+        If a key occurs several times for a tenant, the last one counts. Without `notify`, notify the tenants yourself
+        after the commit: `notify_many(changed, pipeline)`.
 
         Returns:
-            How many records changed, by tenant; a tenant without a change is not in it.
+            How many records changed, by tenant; tenants without a change are left out.
 
-        Raises: as `record`. Without a connection each statement is a transaction, so what came before an error stays.
+        Raises: as `record`. Without a connection each statement is its own transaction, so statements before an error
+            stay committed.
         """
         return recording.record_rows(self.app, rows, source, connection, notify=_wants_event(notify))
 
@@ -136,7 +137,7 @@ class Bridge:
         connection: object = None,
         notify: AfterCommit | None = None,
     ) -> dict[str, int]:
-        """Do in a coroutine what `record_many` does, on a connection for coroutines; without one, in a thread."""
+        """Like `record_many`, for coroutines: with an async connection, or in a thread if there is no connection."""
         return await recording.arecord_rows(self.app, rows, source, connection, notify=_wants_event(notify))
 
     def record_invoice(
@@ -149,18 +150,17 @@ class Bridge:
     ) -> bool:
         """Write or update one record of the source `invoices`: as `record`, for the pipeline of that name.
 
-        Without `notify` whoever commits notifies: call `notify_event.delay(tenant)` after the commit, when this
-        returned True.
+        Without `notify`, notify yourself: call `notify_event.delay(tenant)` after the commit if this returned True.
 
         Args:
-            tenant: whose invoice it is; 1 to 200 characters.
-            number: the invoice's number, unique within the tenant; 1 to 200 characters, none a control character.
+            tenant: the tenant of the invoice; 1 to 200 characters.
+            number: the invoice number, unique within the tenant; 1 to 200 characters without control characters.
             document: the invoice as JSON. Write decimals and dates as strings.
-            connection: who holds the transaction; see `Bridge`.
-            notify: "after commit": an event when the transaction has committed; see `Bridge`.
+            connection: the connection with your transaction; see `Bridge`.
+            notify: "after commit": send an event after the commit; see `Bridge`.
 
         Returns:
-            Whether anything changed. An invoice that is there with an equal document stays untouched.
+            Whether anything changed. An existing invoice with an equal document is not touched.
 
         Raises: as `record`.
         """
@@ -174,7 +174,7 @@ class Bridge:
         connection: object = None,
         notify: AfterCommit | None = None,
     ) -> bool:
-        """Do in a coroutine what `record_invoice` does, on a connection for coroutines; without one, in a thread."""
+        """Like `record_invoice`, for coroutines: with an async connection, or in a thread if there is no connection."""
         return await self.arecord(tenant, number, document, source=INVOICES, connection=connection, notify=notify)
 
     def record_event(
@@ -188,24 +188,24 @@ class Bridge:
     ) -> Recorded:
         """Record one message of a pipeline with criteria, once per message id, and notify the tenant that it matches.
 
-        A message that no criterion matches is stored as well, with the reason: see
+        A message that matches no criterion is stored too, with the reason: see
         `taskbridge quarantine list --unmatched`.
 
         Args:
             pipeline: a pipeline declared with `DelaySinceLastRun`.
             payload: any JSON value.
-            message_id: the sender's id of the message, 1 to 200 printable characters; a second message with it changes
-                nothing. None: a new id.
-            connection: who holds the transaction; see `Bridge`. Without `notify` whoever commits notifies:
+            message_id: the sender's id of the message, 1 to 200 printable characters; a second message with the same id
+                changes nothing. None: a new id.
+            connection: the connection with your transaction; see `Bridge`. Without `notify`, notify after the commit:
                 `notify_event.delay(recorded.tenant, pipeline)`.
-            notify: "after commit": an event when the transaction has committed; see `Bridge`.
+            notify: "after commit": send an event after the commit; see `Bridge`.
 
         Raises:
-            UnknownPipeline, InvalidInput: no such pipeline, one without criteria, a message id that is not allowed, or
-                a payload that is no JSON.
+            UnknownPipeline, InvalidInput: the pipeline is not declared or has no criteria, the message id is not
+                allowed, or the payload is not JSON.
             InvalidConnection: as `record`.
-            Unavailable: Postgres (see `record`) or, without `notify`, Redis cannot be used. Workers find a record that
-                is written also without a notification.
+            Unavailable: Postgres (see `record`) or, without `notify`, Redis cannot be used. Workers find a written
+                record even without an event.
         """
         notifies = _wants_event(notify)
         return recording.record_event(self.app, pipeline, payload, message_id, connection, notify=notifies)
@@ -219,29 +219,29 @@ class Bridge:
         connection: object = None,
         notify: AfterCommit | None = None,
     ) -> Recorded:
-        """Do in a coroutine what `record_event` does, on a connection for coroutines; without one, in a thread."""
+        """Like `record_event`, for coroutines: with an async connection, or in a thread if there is no connection."""
         notifies = _wants_event(notify)
         return await recording.arecord_event(self.app, pipeline, payload, message_id, connection, notify=notifies)
 
     def notify(self, tenant: str, pipeline: str = INVOICES, *, connection: object = None) -> Answer | None:
-        """Notify the tenant: after the transaction of `connection` has committed, else at once.
+        """Notify the tenant: after the transaction of `connection` has committed, or now if there is none.
 
-        As `notify_event.delay`, but where Redis cannot be used, or does not answer within TASKBRIDGE_NOTIFY_TIMEOUT,
-        there is a line in the log and no error: workers find the records all the same. After a time-out nothing is
-        tried for a second, so that a request that notifies several times waits for one of them.
+        Like `notify_event.delay`, but if Redis cannot be used, or does not answer within TASKBRIDGE_NOTIFY_TIMEOUT, a
+        warning is logged and nothing is raised: workers find the records anyway. After a timeout no event is sent for a
+        second, so that a request that notifies several times waits only once.
 
         Args:
-            tenant: whose records are new.
-            pipeline: which pipeline is to handle them.
-            connection: who holds the transaction; see `Bridge`. A tenant is notified once, however often it is named.
+            tenant: the tenant with new records.
+            pipeline: the pipeline that handles them.
+            connection: the connection with your transaction; see `Bridge`. A tenant is notified once per transaction.
 
         Returns:
-            The gate's answer: STARTED, DELAYED or ABSORBED. None: with a connection, or where Redis cannot be used.
+            The gate's answer: STARTED, DELAYED or ABSORBED. None with a connection, or if Redis cannot be used.
 
         Raises:
             InvalidName: the tenant is not allowed.
             UnknownPipeline: no loaded module declares the pipeline.
-            InvalidConnection: the connection does not tell of its commit.
+            InvalidConnection: the connection does not report its commit.
         """
         runtime = runtime_of(self.app)
         events = events_of(runtime, [tenant], pipeline)
@@ -254,7 +254,7 @@ class Bridge:
         return answers[0] if answers else None
 
     async def anotify(self, tenant: str, pipeline: str = INVOICES, *, connection: object = None) -> Answer | None:
-        """Do in a coroutine what `notify` does; the event loop goes on while a thread waits for Redis."""
+        """Like `notify`, for coroutines: a thread waits for Redis, so the event loop is not blocked."""
         runtime = runtime_of(self.app)
         events = events_of(runtime, [tenant], pipeline)
         if connection is not None:
@@ -266,7 +266,7 @@ class Bridge:
         return answers[0] if answers else None
 
     def notify_many(self, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
-        """Notify many tenants, in one round trip to Redis for each 500; a tenant may stand in the list several times.
+        """Notify many tenants, with one round trip to Redis per 500; a tenant may be in the list several times.
 
         Returns:
             The gate's answer for each: STARTED, DELAYED or ABSORBED.
@@ -281,6 +281,6 @@ class Bridge:
         return send(runtime, events_of(runtime, tenants, pipeline))
 
     async def anotify_many(self, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
-        """Do in a coroutine what `notify_many` does; the event loop goes on while a thread waits for Redis."""
+        """Like `notify_many`, for coroutines: a thread waits for Redis, so the event loop is not blocked."""
         runtime = runtime_of(self.app)
         return await asend(runtime, events_of(runtime, tenants, pipeline))

@@ -1,4 +1,4 @@
-"""Records of producers, whichever connection they hold: rows of a source, and messages that are matched to a tenant.
+"""Writing records with any kind of connection: rows of a source, and messages that are matched to a tenant.
 
 A message of a pipeline with criteria is written once, and its event has its own delay.
 """
@@ -43,10 +43,10 @@ __all__ = [
 
 
 class Recorded(NamedTuple):
-    """What became of one message.
+    """The result of recording one message.
 
-    `new`: it was not recorded before. `tenant` and `delay` (seconds) are those of the criterion that matched, else
-    `reason` says why none did. `answer` is the gate's, None where nobody was notified.
+    `new`: it was not recorded before. `tenant` and `delay` (seconds) are those of the criterion that matched; if none
+    did, `reason` says why. `answer` is the gate's answer, or None if no event was sent.
     """
 
     message_id: str
@@ -58,7 +58,7 @@ class Recorded(NamedTuple):
 
 
 class MatchedAgain(NamedTuple):
-    """One record that was matched again: `tenant` if it found one, else `reason`."""
+    """One record that was matched again: its `tenant`, or the `reason` why it has none."""
 
     record: UnmatchedRecord
     tenant: str | None
@@ -88,7 +88,7 @@ def record_rows(
 async def arecord_rows(
     app: Celery, rows: Iterable[Row], source: str, connection: object = None, *, notify: bool = False
 ) -> Counter[str]:
-    """Do in a coroutine what `record_rows` does."""
+    """Like `record_rows`, for coroutines."""
     changed = Counter[str]()
     with translated_errors():
         adapter = async_driver_of(runtime_of(app), connection, notifies=notify)
@@ -112,8 +112,8 @@ def readers_of(runtime: LightRuntime, source: str) -> list[str]:
     if readers := [name for name in pipelines.names() if pipelines[name].source == source]:
         return readers
     raise UnknownPipeline(
-        f"no pipeline that is loaded reads the source {source!r}, so there is none to notify: name the module that "
-        "declares it in TASKBRIDGE_PIPELINES, or leave `notify` out"
+        f"no loaded pipeline reads the source {source!r}, so there is none to notify: add the module that declares it "
+        "to TASKBRIDGE_PIPELINES, or leave `notify` out"
     )
 
 
@@ -153,7 +153,7 @@ async def arecord_event(
     *,
     notify: bool = False,
 ) -> Recorded:
-    """Do in a coroutine what `record_event` does."""
+    """Like `record_event`, for coroutines."""
     runtime = runtime_of(app)
     with translated_errors():
         adapter = async_driver_of(runtime, connection, notifies=notify)
@@ -166,14 +166,14 @@ async def arecord_event(
 
 
 class Prepared(NamedTuple):
-    """A message that was checked and matched and can be written; `text` is its payload as JSON."""
+    """A message that is checked, matched and ready to be written; `text` is its payload as JSON."""
 
     pipeline: str
     message_id: str
     text: str
     found: Match | Unmatched
     traceparent: str | None = None
-    """The span of the request that brought it, where it is traced."""
+    """The span of the request that brought it, if that is traced."""
 
     @property
     def events(self) -> Sequence[tuple[Event, int | None]]:
@@ -182,11 +182,11 @@ class Prepared(NamedTuple):
         return [((self.pipeline, found.tenant), found.delay_ms)] if isinstance(found, Match) else []
 
     def statement(self, runtime: Runtime) -> Statement:
-        """Return what writes it; it returns a row if the message is new."""
+        """Return the statement that writes it; that returns a row if the message is new."""
         return message_statement(runtime.source_of(self.pipeline), *self[1:])
 
     def recorded(self, *, new: bool) -> Recorded:
-        """Return what became of it, without anybody notified."""
+        """Return the result, with no event sent."""
         found = self.found
         if isinstance(found, Unmatched):
             return Recorded(self.message_id, new, None, None, found.reason, None)
@@ -201,18 +201,18 @@ def prepare(runtime: Runtime, pipeline: str, payload: Any, message_id: str | Non
     policy = criteria_of(runtime, pipeline)
     message_id = str(uuid.uuid4()) if message_id is None else check_message_id(pipeline, message_id)
     text = text or json_text(f"pipeline {pipeline!r}, message {message_id!r}", payload)
-    # What is matched is what is stored, so that matching it again gives the same.
+    # The stored text is matched, so that matching it again gives the same result.
     return Prepared(pipeline, message_id, text, match(policy.criteria, json.loads(text)))
 
 
 def match_again(app: Celery, pipeline: str) -> Iterator[MatchedAgain]:
-    """Match unmatched messages once more, after the criteria changed, and notify the tenants that are found.
+    """Match unmatched messages again after the criteria changed, and notify the tenants of those that match.
 
-    Each is matched when the caller asks for the next; the caller may stop at any.
+    Messages are matched one by one as the caller iterates; the caller may stop at any time.
 
     Raises:
         UnknownPipeline, InvalidInput: there is no such pipeline, or it has no criteria.
-        Unavailable: Postgres or Redis cannot be used; what was matched until then stays matched.
+        Unavailable: Postgres or Redis cannot be used; messages matched before that stay matched.
     """
     runtime = runtime_of(app)
     policy = criteria_of(runtime, pipeline)
@@ -237,7 +237,7 @@ def criteria_of(runtime: LightRuntime, pipeline: str) -> DelaySinceLastRun:
     if policy is None:
         others = [name for name in runtime.pipelines.names() if runtime.pipelines[name].criteria is not None]
         raise InvalidInput(
-            f"the pipeline {pipeline!r} has no criteria, so it takes no messages: name one that has "
+            f"the pipeline {pipeline!r} has no criteria, so it takes no messages: name a pipeline with criteria "
             f"({', '.join(others) or 'none is declared with DelaySinceLastRun in the modules of TASKBRIDGE_PIPELINES'})"
         )
     return policy

@@ -1,4 +1,4 @@
-"""The span of events that a producer sends. It links to the first events of the runners that take them."""
+"""The span of the events that a producer sends, with links to the first events of the runners that take them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIXED: Final = {
 
 
 def send_traced(gate: Gate, events: Sequence[tuple[str, str, Spacing]]) -> list[Answer]:
-    """Send (pipeline, tenant, spacing) each through a gate, in one span if the program makes any."""
+    """Send events (pipeline, tenant, spacing) to a gate, in one span if the program uses tracing."""
     if (span := _started(events)) is None:
         return [gate.notify(*events[0])] if len(events) == 1 else gate.notify_many(events)
     try:
@@ -37,11 +37,11 @@ def send_traced(gate: Gate, events: Sequence[tuple[str, str, Spacing]]) -> list[
         raise
     finally:
         tracing.end(span)
-    return [one.answer for one in notified]
+    return [event.answer for event in notified]
 
 
 def _started(events: Sequence[tuple[str, str, Spacing]]) -> Span | None:
-    """Start a span; None: the program makes none, or it is not sampled."""
+    """Start a span; None if the program does not use tracing or does not sample this span."""
     tracer = tracing.tracer()
     if tracer is None:
         return None
@@ -58,7 +58,7 @@ def _started(events: Sequence[tuple[str, str, Spacing]]) -> Span | None:
 
 
 def _describe(span: Span, events: Sequence[tuple[str, str, Spacing]], notified: Sequence[Notified]) -> None:
-    """Set what became of the events. The events are sent, so an error of an exporter only loses it."""
+    """Set the outcome of the events. They are sent already, so an exporter's error is only reported."""
     try:
         if len({tenant for _, tenant, _ in events}) == 1:
             span.set_attribute("taskbridge.tenant", events[0][1])
@@ -67,9 +67,9 @@ def _describe(span: Span, events: Sequence[tuple[str, str, Spacing]], notified: 
             if notified[0].token:
                 span.set_attribute("taskbridge.run", notified[0].token)
         else:
-            counts = Counter(f"taskbridge.{one.answer.name.lower()}" for one in notified)
+            counts = Counter(f"taskbridge.{event.answer.name.lower()}" for event in notified)
             span.set_attributes({**counts, "messaging.batch.message_count": len(notified)})
-        for first in islice(dict.fromkeys(one.first for one in notified if one.first), tracing.MOST_LINKS):
+        for first in islice(dict.fromkeys(event.first for event in notified if event.first), tracing.MOST_LINKS):
             if (context := tracing.parsed(first)) is not None:
                 span.add_link(context, {"taskbridge.link": "runner"})
     except Exception as error:

@@ -40,7 +40,7 @@ __all__ = ["Adapter", "adapter_of", "anotify_after_commit", "async_driver_of", "
 R = TypeVar("R")
 
 _KINDS: Final = (
-    "a Connection, Session, AsyncConnection or AsyncSession of SQLAlchemy, a connection of psycopg or asyncpg, or "
+    "a SQLAlchemy Connection, Session, AsyncConnection or AsyncSession, a psycopg or asyncpg connection, or "
     "Django's (`django.db.connection`), to the database of TASKBRIDGE_POSTGRES_URL"
 )
 _PARAMETER: Final = re.compile(r"%\((\w+)\)[sb]")
@@ -60,8 +60,8 @@ def adapter_of(runtime: Runtime, connection: object, *, notifies: bool = False) 
     """Return the adapter of a connection; None: the runtime's own pool.
 
     Raises:
-        InvalidConnection: it cannot hold records, is for coroutines, or does not report its commit though the caller
-            `notifies` after it.
+        InvalidConnection: it cannot write records, is for coroutines, or does not report its commit although the
+            caller `notifies` after it.
     """
     if _is_session(connection):
         connection = _connection_of(connection)
@@ -107,7 +107,7 @@ async def in_coroutine(connection: object, call: Callable[[object], R]) -> R:
             through = through()
         result: R = await through.run_sync(call)
         return result
-    # By its class: a Session would connect, and the event loop would stand still meanwhile.
+    # By its class: a Session would connect, which would block the event loop.
     if _is_session(connection) or isinstance(connection, (Connection, psycopg.Connection)) or _is_django(connection):
         raise InvalidConnection(f"{_named(connection)} is not for coroutines", "call `record`, `notify` and the like")
     raise _unusable(connection)
@@ -222,8 +222,8 @@ def _send(connection: Connection, app: Celery, events: Events) -> None:
     if not connection.dialect.is_async:
         send_committed(app, events)
         return
-    # In a thread that nobody waits for: the event loop goes on, and a cancellation that comes meanwhile cannot make a
-    # commit that has succeeded look like one that failed.
+    # In a thread, without waiting for it: the event loop is not blocked, and a cancellation in the meantime cannot make
+    # a successful commit look like a failed one.
     runtime = runtime_of(app)
     sending = runtime.event_threads.submit(partial(send_committed, app, events), len(events))
     if runtime.eager:
@@ -234,7 +234,7 @@ def _send(connection: Connection, app: Celery, events: Events) -> None:
 
 @cache
 def _as_text(sql: str) -> TextClause:
-    """Return a query for any driver; it takes no colon after a name."""
+    """Return a query for any driver; there must be no colon after a parameter name."""
     return text(_PARAMETER.sub(r":\1 ", sql))
 
 
@@ -251,7 +251,7 @@ class _Django:
         """Return why it does not report its commit; empty if it does."""
         if connection.vendor != "postgresql" or connection.in_atomic_block or connection.get_autocommit():
             return ""
-        return "has autocommit off and no `atomic` block, where Django calls nobody after a commit"
+        return "has autocommit off and no `atomic` block, so Django runs no hooks after a commit"
 
     def fetch(self, statement: Statement) -> list[Any]:
         # As text, for cursors that bind in the client, which are Django's default.
@@ -345,7 +345,7 @@ def _connection_of(session: Any) -> object:
         return session.connection()
     except UnboundExecutionError:
         raise InvalidConnection(
-            f"{_named(session)} is bound to databases by its classes alone, and records are of none of these",
+            f"{_named(session)} is bound to databases only by its classes, and records belong to none of these",
             "give it a `bind` too, or pass the connection: `session.connection(bind_arguments={'mapper': Order})`",
         ) from None
 
@@ -384,14 +384,14 @@ def _check_postgres(database: str) -> None:
 def _check_reports(connection: object, notifies: bool, why_silent: str) -> None:
     if notifies and why_silent:
         raise InvalidConnection(
-            f"{_named(connection)} {why_silent}, so there can be no event after it: notify when you have committed, "
-            "by `notify_event.delay(tenant)` or `await anotify(tenant)`, or leave it to the workers, which find the "
-            "records without it"
+            f"{_named(connection)} {why_silent}, so no event can be sent after it: notify after your commit with "
+            "`notify_event.delay(tenant)` or `await anotify(tenant)`, or leave it to the workers, which find the "
+            "records without an event"
         )
 
 
 def _unusable(connection: object) -> InvalidConnection:
-    return InvalidConnection(f"{_named(connection)} is no connection that can hold records", f"pass {_KINDS}")
+    return InvalidConnection(f"{_named(connection)} is not a connection that can write records", f"pass {_KINDS}")
 
 
 def _named(connection: object) -> str:

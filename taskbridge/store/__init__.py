@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from taskbridge.store.adopted import Adopted, Definition, described, known
     from taskbridge.store.adoptions import (
         Fault,
-        Left,
+        Unadopted,
         adopt,
         adopt_within,
         adopted_before,
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
         Prune,
         Step,
         forget_pipeline,
-        register_pipeline,
         prune,
+        register_pipeline,
         undeclared_readers,
         unread_sources,
     )
     from taskbridge.store.page import Page
-    from taskbridge.store.poller import ChangesPage, Kind, Changes
+    from taskbridge.store.poller import Changes, ChangesPage, Kind
     from taskbridge.store.quarantine import Audit, Pause, Paused, Pauses, Quarantine, QuarantinedRecord
     from taskbridge.store.rebasing import Rebased, rebase
     from taskbridge.store.receiving import AsyncPool, Incoming, forget_received, receive_statement
@@ -106,7 +106,7 @@ if not TYPE_CHECKING:
         {
             "adopted": "Adopted Definition described known",
             "adoptions": (
-                "Fault Left adopt adopt_within adopted_before adoption adoption_statements check_adoptions "
+                "Fault Unadopted adopt adopt_within adopted_before adoption adoption_statements check_adoptions "
                 "choose_from_now_on from_now_on_statement removal_statements trigger_faults unadopt unadopt_within"
             ),
             "backfills": "Due backfills_due",
@@ -115,7 +115,8 @@ if not TYPE_CHECKING:
             "db": "OLDEST_POSTGRES NoAnswer check_version connect driver_error is_without_session",
             "history": "HistoryRow keep_runs sum_runs write_runs",
             "maintenance": (
-                "EVERYTHING NOW PRUNED Holder Prune Step forget_pipeline know prune undeclared_readers unread_sources"
+                "EVERYTHING NOW PRUNED Holder Prune Step forget_pipeline prune register_pipeline undeclared_readers "
+                "unread_sources"
             ),
             "page": "Page",
             "quarantine": "Audit Pause Paused Pauses Quarantine QuarantinedRecord",
@@ -130,7 +131,7 @@ if not TYPE_CHECKING:
                 "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters Tenants WaitingRecords read_ages read_backlogs "
                 "read_counters"
             ),
-            "poller": "ChangesPage Kind Changes",
+            "poller": "Changes ChangesPage Kind",
             "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
         },

@@ -1,7 +1,7 @@
-"""Adopted tables: what a table of the user's own is as a source, and how a batch reads its rows.
+"""Adopted tables: the description of a user's table as a source, and how a batch reads its rows.
 
-The record of a row is thin: source, tenant, key, and no document. Triggers write it in the transaction that changes the
-row (`adoptions.py`); a batch reads the row as it is when the batch is read.
+The record of a row is thin: source, tenant and key, without a document. Triggers write it in the transaction that
+changes the row (`adoptions.py`); a batch reads the row in its state at that time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEYS: Final = frozenset(
     {"int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "citext", "uuid", "bool"}
     | {"date", "timestamp", "timestamptz"}
 )
-"""Types whose text says which value it is, whatever the session's settings are; enums as well."""
+"""Types whose text identifies the value, whatever the session's settings are; so do enums."""
 _WORDS: Final = frozenset(("text", "varchar", "bpchar", "citext", "numeric"))
 _TIMES: Final = {
     "timestamp": 'YYYY-MM-DD"T"HH24:MI:SS.US',
@@ -30,18 +30,18 @@ _TIMES: Final = {
 }
 _DATED: Final = frozenset(("date", *_TIMES))
 _FULL_PRECISION: Final = 6
-"""Digits of a second that a time has unless its column says fewer."""
+"""Fractional digits of the seconds of a time, unless its column has fewer."""
 _SAME_TEXT: Final = {"int2": "integer", "int4": "integer", "int8": "integer", "varchar": "text"}
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 MARKS: Final = ("$taskbridge$", "$statement$")
-"""What the parts of a trigger function stand between."""
+"""Delimiters of the parts of a trigger function."""
 
 
 class Column(NamedTuple):
     """A column; see `adoptable_columns`.
 
-    `written`: how its type is written; `bare`: that below all domains. `is_numeric`: Python would read numbers of JSON
-    with fewer digits than it has.
+    `written`: how its type is written; `bare`: the type below all domains. `is_numeric`: as JSON numbers, its values
+    would lose digits in Python.
     """
 
     written: str
@@ -58,11 +58,11 @@ class Column(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """How its values are written as text: types of one kind write a value in the same way."""
+        """How its values are written as text: types of the same kind write a value in the same way."""
         if self.is_enum:
             return "enum"
         if self.modifier >= 0 and self.base == "numeric":
-            # The lowest 11 bits, with a sign.
+            # The lowest 11 bits as a signed number.
             scale = ((self.modifier - 4 & 2047) ^ 1024) - 1024
             return f"numeric(,{scale})"
         if 0 <= self.modifier < _FULL_PRECISION and self.base in _TIMES:
@@ -72,11 +72,11 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What the database says of a table.
+    """A table as the database describes it.
 
     `unique`: the columns of the index by which a row is found. `emptied`: the tables that a TRUNCATE names, which are
-    the partitions where there are some. `by_row`: statement triggers would miss changes. `may_ask`: Postgres can say
-    whether a text is one of a type. `rows`: an estimate.
+    the partitions if there are any. `by_row`: statement triggers would miss changes. `may_ask`: Postgres can check
+    whether a text is valid for a type. `rows`: an estimate.
     """
 
     relation: int
@@ -91,7 +91,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a source is made of: tenant and key columns, and those that are watched beside them; none: all."""
+    """The columns of a source: tenant, keys, and the columns watched in addition to them (empty: all)."""
 
     source: str
     tenant: str
@@ -100,11 +100,11 @@ class Definition:
 
 
 class Known(NamedTuple):
-    """What was adopted as a source; `called`: the table's present name, None if it was dropped.
+    """A table that was adopted as a source; `called`: its present name, None if it was dropped.
 
     `columns_called`: the present names of tenant, keys and watched columns. `columns_taken`: those of the names that
-    are another column's now; `columns_retyped`: those of columns that have another type. `column_kinds`: how tenant and
-    keys were written as text.
+    belong to another column now; `columns_retyped`: those of columns that have another type now. `column_kinds`: how
+    tenant and keys were written as text.
     """
 
     source: str
@@ -124,27 +124,28 @@ class Known(NamedTuple):
 
     @property
     def definition(self) -> Definition:
-        """What was asked for, with the present names of the columns."""
+        """The definition of the adoption, with the present names of the columns."""
         tenant, *others = self.columns_called
         keys = len(self.key_columns)
         return Definition(self.source, tenant, tuple(others[:keys]), tuple(others[keys:]))
 
     @property
     def renamed(self) -> dict[str, str]:
-        """The columns that are called otherwise now, and how."""
+        """The renamed columns, with their present names."""
         adopted = (self.tenant_column, *self.key_columns, *(self.watched_columns or ()))
         return {name: now for name, now in zip(adopted, self.columns_called, strict=True) if name != now}
 
-    def makes_other_keys(self, found: Adopted, names: Sequence[str] | None = None) -> str | None:
-        """Return why the records that there are would not be found by what a table is now; None: they are.
+    def makes_other_keys(self, present: Adopted, names: Sequence[str] | None = None) -> str | None:
+        """Return why the existing records no longer match the present table; None: they do.
 
-        `names`: the columns of tenant and key by which they are looked for, if not those of their adoption.
+        `names`: the columns of tenant and key by which rows are looked up, if not those of the adoption.
         """
         for name in names or (self.tenant_column, *self.key_columns):
             if name in self.columns_taken:
                 return f"{name} is another column than the one that was adopted"
-        for name, before, now in zip(found.names, self.column_kinds or found.kinds, found.kinds, strict=True):
-            # Most types become a text that is the same.
+        kinds = zip(present.names, self.column_kinds or present.kinds, present.kinds, strict=True)
+        for name, before, now in kinds:
+            # A change to text leaves most values with the same text.
             if before != now and (now != "text" or before.partition("(")[0] in _DATED):
                 return f"the column {name} was of type {before}, and is of type {now}"
         return None
@@ -165,23 +166,23 @@ class Adopted:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """How these are written as text."""
+        """How their values are written as text."""
         return tuple(self.table.columns[name].kind for name in self.names)
 
     @property
     def has_times(self) -> bool:
-        """Whether tenant or key are dates or times, whose output depends on settings."""
+        """Whether tenant or key are dates or times, whose text depends on settings."""
         return any(self.table.columns[name].base in _DATED for name in self.names)
 
     def has_tenant_and_key(self, row: str) -> str:
-        """Return whether a row has a record, as SQL: one without a tenant is nobody's."""
-        return " AND ".join(f"{row}.{quoted(one)} IS NOT NULL" for one in self.names)
+        """Return the SQL condition that a row has a record: it needs a tenant and a key."""
+        return " AND ".join(f"{row}.{quoted(name)} IS NOT NULL" for name in self.names)
 
     def tenant_of(self, row: str, *, as_owner: bool = False, typed: bool = True) -> str:
         """Return the tenant of a row as SQL.
 
-        `as_owner`: in the function, which has more rights than who calls it, and settings of its own. Unless `typed`,
-        the column may be of any type there.
+        `as_owner`: for the trigger function, which has its owner's rights and its own settings. Unless `typed`, the
+        column may be of any type there.
         """
         return f'({self._text(row, self.definition.tenant, as_owner, typed)}) COLLATE "C"'
 
@@ -191,21 +192,21 @@ class Adopted:
         text = texts[0] if len(texts) == 1 else f"jsonb_build_array({', '.join(texts)})::text"
         return f'({text}) COLLATE "C"'
 
-    def places_of(self, row: str) -> str:
-        """Return where a row stands in the order of the unique index, as an array of texts."""
+    def position_of(self, row: str) -> str:
+        """Return the position of a row in the order of the unique index, as an array of texts."""
         places = (
-            f"CASE WHEN {row}.{quoted(one)} IS NOT NULL THEN {self._text(row, one)} END" for one in self.table.unique
+            f"CASE WHEN {row}.{quoted(name)} IS NOT NULL THEN {self._text(row, name)} END" for name in self.table.unique
         )
         return f"ARRAY[{', '.join(places)}]"
 
     def records(self, changes: str, again: str, *, typed: bool = True, is_single: bool = False) -> str:
-        """Return the statement that writes thin records of `changes`; `again`: what follows where there is one.
+        """Return the statement that writes thin records of `changes`; `again`: the clause for existing records.
 
         Unless `typed`, the columns may be of any type. `is_single`: the changes are those of one row.
         """
-        columns = [self.table.columns[one] for one in self.names]
-        # One number or id is short and has no space, so it is always allowed.
-        fits = len(self.definition.keys) == 1 and not any(one.is_enum or one.base in _WORDS for one in columns)
+        columns = [self.table.columns[name] for name in self.names]
+        # A single number or id is short and has no spaces, so it is always allowed.
+        fits = len(self.definition.keys) == 1 and not any(each.is_enum or each.base in _WORDS for each in columns)
         is_checked = not (fits and typed)
         if is_checked:
             changes = filled("adopted_checked", self.schema, {"changes": changes})
@@ -217,7 +218,7 @@ class Adopted:
 
     @property
     def document(self) -> str:
-        """The row of a record `r` as JSON: a part of queries, with psycopg's placeholders."""
+        """The row of a record `r` as JSON, as a part of queries, with psycopg's placeholders."""
         row = "to_jsonb(t.*)"
         for name, column in self.table.columns.items():
             if column.is_numeric:
@@ -233,30 +234,30 @@ class Adopted:
         return filled("adopted_document", self.schema, escaped)
 
     def _is(self, name: str, text: str) -> str:
-        """Return whether a column of the row `t` has the value of a text, so that an index can be used."""
+        """Return the condition that a column of the row `t` has the value of a text; it can use an index."""
         column = self.table.columns[name]
         if self.table.may_ask and column.base not in ("text", "varchar", "bpchar", "citext"):
-            # The type of a column, and the labels of an enum, may have changed since.
+            # The type of a column, or the labels of an enum, may have changed since then.
             text = f"CASE WHEN pg_input_is_valid({text}, {literal(column.bare)}) THEN {text} END"
-        # A record that has a document is no row's, and its key may be any text.
+        # A record with a document has no row, and its key may be any text.
         value = f"(CASE WHEN one.wanted AND r.document IS NULL THEN {text} END)::{column.bare}"
         if column.collation is not None:
             value += f" COLLATE {column.collation}"
         return f"t.{quoted(name)} OPERATOR({column.operators}.=) ({value})"
 
     def _text(self, row: str, name: str, as_owner: bool = False, typed: bool = True) -> str:
-        """Return the text of a column by its type's own output: a cast may be anybody's, once the type was changed."""
+        """Return the text of a column by the output of its type: after a change of type, a cast may be anybody's."""
         value, base = f"{row}.{quoted(name)}", self.table.columns[name].base
         text = f"concat({value})"
         if base in _TIMES and typed:
-            # How the output writes them depends on the session; infinity has one form.
+            # The output depends on the session, except for infinity.
             time = f"({text}::{base})" if as_owner else value
             if base == "timestamptz":
                 time = f"({time} AT TIME ZONE 'UTC')"
             era = f"CASE WHEN {time} < '0001-01-01' THEN ' BC' ELSE '' END"
             return f"CASE WHEN isfinite({time}) THEN to_char({time}, '{_TIMES[base]}') || {era} ELSE {text} END"
         if base == "date" and not as_owner:
-            # The same text as its output in ISO; `to_char` would make a timestamp of it, which ends earlier.
+            # The same text as its ISO output; `to_char` would convert it to a timestamp, which has a smaller range.
             return f"(to_jsonb({value}) OPERATOR(pg_catalog.#>>) ARRAY[]::text[])"
         if base == "bpchar":
             return f"rtrim({text}, ' ')"
@@ -264,21 +265,21 @@ class Adopted:
 
 
 def described(connection: Connection, relation: int, definition: Definition, *, needs_rights: bool = False) -> Adopted:
-    """Look a table up, and see that it can be a source; if it `needs_rights`, that this role may adopt it.
+    """Look up a table and check that it can be a source; with `needs_rights`, also that this role may adopt it.
 
     Raises:
         InvalidInput: it cannot; the message says why, and what to do.
     """
     schema, sql = schema_of(connection), queries(connection)
-    # So that `format_type` writes types with their schemas.
+    # This makes `format_type` write types with their schemas.
     connection.exec_driver_sql(setting("search_path", "pg_catalog", LOCAL))
     parts = {"schema_name": literal(schema)}
     found = connection.exec_driver_sql(filled("adoptable", schema, parts), {"relation": relation}).one_or_none()
     if found is None:
         raise InvalidInput(
             f"the table of {definition.source} was dropped",
-            f"adopt the one that took its place, or run `taskbridge unadopt {definition.source}`, and what is pending "
-            "counts as deleted",
+            f"adopt the one that took its place, or run `taskbridge unadopt {definition.source}`; pending records then "
+            "count as deleted",
         )
     if unfit := _unfit(found, needs_rights=needs_rights):
         what, remedy = unfit
@@ -312,39 +313,41 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
     return Adopted(definition, table, schema)
 
 
-def present(connection: Connection, one: Known) -> Adopted:
-    """Look up what was adopted, as it is now.
+def present(connection: Connection, before: Known) -> Adopted:
+    """Look up the present state of an adopted table.
 
     Raises:
-        InvalidInput: it cannot be a source any more; or its rows would not be found by the keys of its records, so that
-            each would pass for a deleted one.
+        InvalidInput: it can no longer be a source; or its rows would not be found by the keys of its records, so that
+            they would all seem to be deleted.
     """
-    found = described(connection, one.relation, one.definition)
-    if other := one.makes_other_keys(found):
-        again = adopting(one.source, found.table.name, one.tenant_column, one.key_columns, one.watched_columns or ())
+    adopted = described(connection, before.relation, before.definition)
+    table = adopted.table.name
+    if other := before.makes_other_keys(adopted):
+        columns = before.tenant_column, before.key_columns, before.watched_columns or ()
+        again = adopting(before.source, table, *columns)
         raise InvalidInput(
-            f"the source {one.source} stands still: of {found.table.name}, {other}",
+            f"the source {before.source} is stopped: of {table}, {other}",
             f"run: {again} --again; each row is sent with its present key, and records of other keys as deleted",
         )
-    return found
+    return adopted
 
 
 def _unfit(found: Any, *, needs_rights: bool) -> tuple[str, str] | None:
-    """Return what keeps a table from being a source, and the remedy; None: nothing."""
+    """Return why a table cannot be a source, and the remedy; None: it can."""
     guarded = (
         "has row-level security, which may hide rows from this role, and a row that a worker cannot see would count as "
         "deleted"
     )
-    both = "take a role that has the rights of both owners, or give the statements of --print-sql to somebody who has"
+    both = "use a role with the rights of both owners, or let somebody who has them run the statements of --print-sql"
     checks = (
         (
             found.is_ours,
             "is in TaskBridge's own schema",
-            "adopt one of yours; where this is one, move it with ALTER TABLE ... SET SCHEMA public",
+            "adopt one of yours; if this is one, move it with ALTER TABLE ... SET SCHEMA public",
         ),
         (
             found.kind not in ("r", "p"),
-            f"is {_KINDS.get(found.kind, 'no table')}",
+            f"is {_KINDS.get(found.kind, 'not a table')}",
             "adopt the table that has the rows",
         ),
         (found.is_partition, "is a partition", "adopt its parent, whose writes would be missed"),
@@ -352,17 +355,17 @@ def _unfit(found: Any, *, needs_rights: bool) -> tuple[str, str] | None:
         (
             found.has_foreign,
             "has a foreign table as a partition, whose writes no trigger here sees",
-            "detach that, or adopt the table in the database where its rows are",
+            "detach that, or adopt the table in the database that has its rows",
         ),
         (found.relpersistence == "t", "is temporary", "make it a permanent table"),
         (
             found.relpersistence == "u",
-            "is unlogged, and a crash would empty it unseen",
-            "make it logged by ALTER TABLE ... SET LOGGED",
+            "is unlogged, and a crash would empty it unnoticed",
+            "make it logged with ALTER TABLE ... SET LOGGED",
         ),
         (found.is_guarded, guarded, "use a role with BYPASSRLS here and for workers"),
         (needs_rights and not found.is_readable, "cannot be read by this role", "grant it SELECT"),
-        (needs_rights and not found.is_owned, "is another's", both),
+        (needs_rights and not found.is_owned, "belongs to another role", both),
         (
             needs_rights and found.lacks,
             f"would get a function of this role, which has no {', no '.join(found.lacks)}",
@@ -377,9 +380,10 @@ def _check_columns(table: str, definition: Definition, columns: Mapping[str, Col
     for name in (definition.tenant, *definition.keys, *definition.watched):
         if name not in columns:
             raise InvalidInput(f"{table} has no column {name!r}", f"adopt it by some of {', '.join(columns)}")
-        if mark := next((one for one in MARKS if one in name), None):
+        if mark := next((mark for mark in MARKS if mark in name), None):
             raise InvalidInput(
-                f"{table}: the column {name} holds {mark}, which marks a part of the function", "rename the column"
+                f"{table}: the column {name} contains {mark}, which delimits a part of the function",
+                "rename the column",
             )
         if columns[name].is_virtual:
             raise InvalidInput(
@@ -388,8 +392,8 @@ def _check_columns(table: str, definition: Definition, columns: Mapping[str, Col
     for name in (definition.tenant, *definition.keys):
         if columns[name].base not in _KEYS and not columns[name].is_enum:
             raise InvalidInput(
-                f"{table}: {name} is of type {columns[name].written}, which has no text of its own for each value",
-                "take a column of numbers, text, uuid, boolean, date, time or an enum",
+                f"{table}: {name} is of type {columns[name].written}, which has no unique text for each value",
+                "use a column of numbers, text, uuid, boolean, date, time or an enum",
             )
     for name in definition.keys:
         if not columns[name].is_not_null:
@@ -399,12 +403,12 @@ def _check_columns(table: str, definition: Definition, columns: Mapping[str, Col
 
 
 def dropped(schema: str) -> str:
-    """Return what takes the place of `Adopted.document` where the table was unadopted and dropped: no row is there."""
+    """Return the replacement of `Adopted.document` for a table that was unadopted and dropped: it finds no row."""
     parts = {"json": "NULL::jsonb", "table": query("adopted_none"), "match": "true"}
     return filled("adopted_document", schema, parts)
 
 
 def known(connection: Connection, source: str | None = None) -> list[Known]:
-    """Return what was adopted as a source, or as any."""
+    """Return the tables that were adopted as a source, or as any source."""
     rows = connection.exec_driver_sql(queries(connection)("adopted"), {"source": source})
     return [Known(**row._mapping) for row in rows]

@@ -1,4 +1,4 @@
-"""Adopting a table as a source, and giving it up: the statements, and how they are run without holding writers up."""
+"""Adopting a table as a source, and undoing that: the statements, and how they run without blocking writers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quo
 
 __all__ = [
     "Fault",
-    "Left",
+    "Unadopted",
     "adopt",
     "adopt_within",
     "adopted_before",
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 LOCK_WAIT: Final = 0.04
-"""Seconds to wait for writers, of all partitions together; those that come after it wait as long."""
+"""Seconds to wait for writers of all partitions together; writers that arrive later wait as long."""
 PAUSE: Final = 0.4
-"""Seconds from a try to the next, in which writers go on."""
+"""Seconds between two attempts, in which writers can proceed."""
 TIMEOUT: Final = 60.0
-"""Seconds after which no further try is made."""
+"""Seconds after which there is no further attempt."""
 TRUNCATED: Final = "\0"
-"""Stands for the table that a TRUNCATE names, which is known when the function runs; no text of SQL holds it."""
+"""Placeholder for the table of a TRUNCATE, which is known when the function runs. SQL text cannot contain it."""
 _TRUNCATED_TABLE: Final = "TG_RELID::regclass::text"
 _MISSED_COLUMNS: Final = "its columns were called otherwise for a while, in which changes were not recorded"
 _WAIT: Final = f"{round(LOCK_WAIT * 1000)}ms"
@@ -71,7 +71,7 @@ class _Trigger(NamedTuple):
 
     @property
     def sees_rows(self) -> bool:
-        """Whether it records what becomes of single rows: only then it fires after the statement."""
+        """Whether it records changes of single rows: only then does it fire after the statement."""
         return self.kind.startswith("AFTER")
 
     def statements(self, function: str, schema: str) -> list[str]:
@@ -80,15 +80,15 @@ class _Trigger(NamedTuple):
         return [filled(name, schema, {**parts, "function": function}) for name in ("adopt_trigger", "adopt_always")]
 
 
-class Left(NamedTuple):
-    """What was taken: the table, and the pipelines whose cursors remain, as the records do."""
+class Unadopted(NamedTuple):
+    """The table that was given up, and the pipelines whose cursors remain. The records remain too."""
 
     table: str
     pipelines: Sequence[str]
 
 
 class Fault(NamedTuple):
-    """What is wrong with an adopted table; `is_recorded`: changes of it are recorded all the same."""
+    """A problem with an adopted table; `is_recorded`: its changes are recorded nevertheless."""
 
     what: str
     remedy: str
@@ -106,13 +106,13 @@ def adoption(
     needs_rights: bool = True,
     other_keys: bool = False,
 ) -> Adopted:
-    """Look at a table, as SQL writes its name, that is to be adopted; nothing is changed.
+    """Examine a table that is to be adopted, without changing anything. Its name is written as in SQL.
 
-    Only changes of the columns `watched` count; none: of all. None: of those that were chosen before. `other_keys`: the
-    records that the source has may be of other tenant and key columns; a backfill is due then.
+    Only changes of the columns `watched` count; empty: of all columns; None: of those chosen before. `other_keys`: the
+    existing records of the source may have other tenant and key columns; a backfill is due then.
 
     Raises:
-        InvalidInput, InvalidName: it cannot be adopted so; the message says why, and what to do.
+        InvalidInput, InvalidName: it cannot be adopted like this; the message says why, and what to do.
     """
     with engine.begin() as connection:
         return _adoption(
@@ -138,7 +138,7 @@ def _adoption(
     needs_rights: bool,
     other_keys: bool = False,
 ) -> Adopted:
-    """As `adoption`; the rest of the transaction has another search path."""
+    """Like `adoption`, but changes the search path for the rest of the transaction."""
     relation, name = _named(connection, table)
     if source is None:
         try:
@@ -146,44 +146,44 @@ def _adoption(
         except InvalidName as error:
             raise InvalidName(f"{error}: give the source a name with --source") from None
     if watched is None:
-        before = [one for one in known(connection, source) if one.relation == relation]
+        before = [each for each in known(connection, source) if each.relation == relation]
         watched = before[0].definition.watched if before else ()
     definition = Definition(check_source_name(source), tenant, tuple(keys), tuple(dict.fromkeys(watched)))
-    found = described(connection, relation, definition, needs_rights=needs_rights)
-    _check_source(connection, found, relation, other_keys=other_keys)
-    return found
+    adopted = described(connection, relation, definition, needs_rights=needs_rights)
+    _check_source(connection, adopted, relation, other_keys=other_keys)
+    return adopted
 
 
 def adopted_before(engine: Engine, source: str) -> tuple[str, Definition]:
-    """Return the table that is adopted as a source, as SQL writes its name, and how.
+    """Return the name (as in SQL) of the table that is adopted as a source, and its definition.
 
     Raises:
-        InvalidInput: none is.
+        InvalidInput: no table is adopted as this source.
     """
     with engine.begin() as connection:
-        for one in known(connection, check_source_name(source)):
-            if one.called is not None and not one.ended:
-                return one.called, one.definition
+        for each in known(connection, check_source_name(source)):
+            if each.called is not None and not each.ended:
+                return each.called, each.definition
     raise InvalidInput(f"no table is adopted as {source!r}: name the table, with --tenant and --key")
 
 
 def _named(connection: Connection, table: str) -> tuple[int, str]:
     try:
         with connection.begin_nested():
-            found = connection.exec_driver_sql(queries(connection)("named_table"), {"table": table}).one_or_none()
+            row = connection.exec_driver_sql(queries(connection)("named_table"), {"table": table}).one_or_none()
     except DBAPIError:
-        found = None
-    if found is None:
+        row = None
+    if row is None:
         raise InvalidInput(
-            f"there is no table {table}: write its name as SQL has it, with its schema where that is not in the search "
-            "path, and with quotation marks where it has capital letters"
+            f"there is no table {table}: write its name as in SQL, with its schema if that is not in the search path, "
+            "and in quotation marks if it has capital letters"
         )
-    return found.relation, found.name
+    return row.relation, row.name
 
 
-def _check_source(connection: Connection, found: Adopted, relation: int, *, other_keys: bool) -> None:
-    """Raise InvalidInput where the source has records that the table's would be mistaken for."""
-    wanted = found.definition
+def _check_source(connection: Connection, adopted: Adopted, relation: int, *, other_keys: bool) -> None:
+    """Raise InvalidInput if the source has records that could be confused with those of the table."""
+    wanted = adopted.definition
     for before in known(connection, wanted.source):
         is_another = before.relation != relation
         if is_another and before.called is not None and not before.ended:
@@ -194,7 +194,7 @@ def _check_source(connection: Connection, found: Adopted, relation: int, *, othe
         if other_keys:
             return
         is_same = replace(before.definition, watched=()) == replace(wanted, watched=())
-        if not is_same or (before.relation == relation and before.makes_other_keys(found, found.names)):
+        if not is_same or (before.relation == relation and before.makes_other_keys(adopted, adopted.names)):
             raise InvalidInput(
                 f"{before.called or before.name} was adopted with --tenant {before.definition.tenant}"
                 + "".join(f" --key {key}" for key in before.definition.keys)
@@ -209,7 +209,7 @@ def _check_source(connection: Connection, found: Adopted, relation: int, *, othe
 
 
 def adoption_statements(adopted: Adopted) -> list[str]:
-    """Return the statements that make a table a source, in their order. Each may be run again."""
+    """Return the statements that make a table a source, in order. They can be run again."""
     made, function, triggers = _function(adopted), _function_name(adopted), _triggers(adopted)
     wanted = adopted.definition
     parts = {
@@ -221,17 +221,17 @@ def adoption_statements(adopted: Adopted) -> list[str]:
         "digest": literal(_digest(adopted)),
         "kinds": _texts(adopted.kinds),
         "keys": str(len(adopted.names)),
-        "row_triggers": f"{_texts([one.name for one in triggers if one.sees_rows])}::text[]",
+        "row_triggers": f"{_texts([trigger.name for trigger in triggers if trigger.sees_rows])}::text[]",
     }
     return [
         LIMIT,
         made,
         filled("adopt_rights", adopted.schema, {**parts, "function_text": function.replace("'", "''")}),
         *_hold([adopted.table.name], "SHARE ROW EXCLUSIVE", adopted.schema),
-        # Under the lock: nobody turns a trigger off between this look at them and what turns them on.
+        # Under the lock, so that no trigger can be disabled between this check and the statements that enable them.
         filled("adopt_register", adopted.schema, parts),
         filled("adopt_seen", adopted.schema, parts),
-        *(line for one in triggers for line in one.statements(function, adopted.schema)),
+        *(line for trigger in triggers for line in trigger.statements(function, adopted.schema)),
         filled("adopt_empty", adopted.schema, {**parts, "table": adopted.table.name}),
     ]
 
@@ -246,18 +246,18 @@ def _hold(tables: Sequence[str], mode: str, schema: str) -> list[str]:
 
 
 def from_now_on_statement(adopted: Adopted) -> str:
-    """Return the statement that keeps that rows from before the adoption are to get no backfill."""
+    """Return the statement that stores that rows from before the adoption get no backfill."""
     return filled("adopt_from_now_on", adopted.schema, {"source": literal(adopted.definition.source)})
 
 
 def choose_from_now_on(engine: Engine, adopted: Adopted) -> None:
-    """Keep that rows from before the adoption are to get no backfill, until somebody begins one."""
+    """Store that rows from before the adoption get no backfill, until one is started."""
     with engine.begin() as connection:
         connection.exec_driver_sql(from_now_on_statement(adopted).replace("%", "%%"))
 
 
 def removal_statements(engine: Engine, source: str) -> list[str]:
-    """Return the statements that take the triggers of a source away, in their order.
+    """Return the statements that remove the triggers of a source, in order.
 
     Raises:
         InvalidInput: there is no such source.
@@ -268,25 +268,26 @@ def removal_statements(engine: Engine, source: str) -> list[str]:
 
 def _removal(connection: Connection, source: str) -> list[str]:
     schema = schema_of(connection)
-    _the_one(connection, source)
-    triggers = [one for one in _triggers_there(connection, source) if not one.is_clone]
+    _adopted_source(connection, source)
+    triggers = [trigger for trigger in _triggers_there(connection, source) if not trigger.is_clone]
+    parts = [{"trigger": quoted(trigger.trigger), "table": trigger.name} for trigger in triggers]
     return [
         LIMIT,
-        *_hold(sorted({one.name for one in triggers}), "ACCESS EXCLUSIVE", schema),
-        *(filled("unadopt_trigger", schema, {"trigger": quoted(one.trigger), "table": one.name}) for one in triggers),
+        *_hold(sorted({trigger.name for trigger in triggers}), "ACCESS EXCLUSIVE", schema),
+        *(filled("unadopt_trigger", schema, of_trigger) for of_trigger in parts),
         filled("unadopt_function", schema, {"function": _function_of(source, schema)}),
         filled("unadopt_register", schema, {"source": literal(source)}),
     ]
 
 
 def adopt(engine: Engine, adopted: Adopted, timeout: float = TIMEOUT) -> bool:
-    """Make the table a source; return whether anything was to be done.
+    """Make the table a source; return whether anything had to be done.
 
-    Open writers of the table are waited for; those that come meanwhile wait for `LOCK_WAIT` seconds at the most, and
-    then go on before the next try.
+    This waits for open transactions that write the table. Writers that arrive in the meantime wait for at most
+    `LOCK_WAIT` seconds, and can proceed before the next attempt.
 
     Raises:
-        Unavailable: somebody wrote the table in one transaction for as long as `timeout`; nothing was changed.
+        Unavailable: a transaction wrote the table for as long as `timeout`; nothing was changed.
     """
     if not trigger_faults(engine, adopted):
         return False
@@ -305,68 +306,68 @@ def adopt_within(
     from_now_on: bool = False,
     timeout: float = TIMEOUT,
 ) -> None:
-    """Make a table a source, as `adopt` does, in a transaction that the caller has begun; its settings stay.
+    """Make a table a source, as `adopt` does, in the caller's transaction, whose settings stay unchanged.
 
-    Between two tries the transaction holds the locks that it had before, and none of ours. With `from_now_on` it is
-    kept too that rows from before are to get no backfill.
+    Between two attempts the transaction has none of our locks, only those it had before. With `from_now_on`, this also
+    stores that rows from before the adoption get no backfill.
 
     Raises:
-        InvalidInput, InvalidName, Unavailable: as `adoption` and `adopt`; the transaction can go on.
+        InvalidInput, InvalidName, Unavailable: as `adoption` and `adopt`; the transaction can continue.
     """
-    looking = connection.begin_nested()
+    examining = connection.begin_nested()
     try:
-        found = _adoption(connection, table, tenant, keys, source=source, watched=watched, needs_rights=True)
+        adopted = _adoption(connection, table, tenant, keys, source=source, watched=watched, needs_rights=True)
     finally:
-        looking.rollback()  # and with it the search path
-    kept = [from_now_on_statement(found)] if from_now_on else []
-    _run(connection, [*adoption_statements(found), *kept], found.table.name, timeout)
+        examining.rollback()  # this restores the search path
+    further = [from_now_on_statement(adopted)] if from_now_on else []
+    _run(connection, [*adoption_statements(adopted), *further], adopted.table.name, timeout)
 
 
 def unadopt_within(connection: Connection, source: str, timeout: float = TIMEOUT) -> None:
-    """Take the triggers of a source away, as `unadopt` does, in a transaction that the caller has begun.
+    """Remove the triggers of a source, as `unadopt` does, in the caller's transaction.
 
     Raises:
-        InvalidInput, Unavailable: as `unadopt`; the transaction can go on.
+        InvalidInput, Unavailable: as `unadopt`; the transaction can continue.
     """
-    found = _the_one(connection, source)
-    _run(connection, _removal(connection, source), found.called or found.name, timeout)
+    adopted = _adopted_source(connection, source)
+    _run(connection, _removal(connection, source), adopted.called or adopted.name, timeout)
 
 
-def unadopt(engine: Engine, source: str, timeout: float = TIMEOUT) -> Left:
-    """Take the triggers of a source away; return what remains.
+def unadopt(engine: Engine, source: str, timeout: float = TIMEOUT) -> Unadopted:
+    """Remove the triggers of a source; return what remains.
 
     Raises:
         InvalidInput: there is no such source.
         Unavailable: as `adopt`.
     """
     with engine.begin() as connection:
-        found = _the_one(connection, source)
+        adopted = _adopted_source(connection, source)
         known_pipelines = connection.exec_driver_sql(queries(engine)("pipelines"))
         readers = [row.pipeline for row in known_pipelines if row.source == source]
-    table = found.called or found.name
+    table = adopted.called or adopted.name
     _run(engine, removal_statements(engine, source), table, timeout)
-    return Left(table, readers)
+    return Unadopted(table, readers)
 
 
-def _the_one(connection: Connection, source: str) -> Known:
-    for one in known(connection, source):
-        return one
-    names = ", ".join(one.source for one in known(connection)) or "none"
+def _adopted_source(connection: Connection, source: str) -> Known:
+    for adopted in known(connection, source):
+        return adopted
+    names = ", ".join(each.source for each in known(connection)) or "none"
     raise InvalidInput(f"no table was adopted as the source {source!r}; there are: {names}")
 
 
 def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
-    """Return what is wrong with the triggers of an adopted table, or that it is none; nothing: all is well."""
+    """Return what is wrong with the triggers of an adopted table, or that it is not adopted; empty if all is well."""
     with engine.begin() as connection:
         before = known(connection, adopted.definition.source)
         if not before or before[0].ended:
             return ["it is not adopted"]
-        found = _triggers_there(connection, adopted.definition.source)
+        triggers = _triggers_there(connection, adopted.definition.source)
         has_missed = _has_missed(connection, adopted.definition.source)
-    wrong = list(_idle_triggers(adopted, found))
-    wrong += [f"the owner of {one.name} cannot make partitions of it" for one in found if not one.may_clone]
+    wrong = list(_idle_triggers(adopted, triggers))
+    wrong += [f"the owner of {each.name} cannot make partitions of it" for each in triggers if not each.may_clone]
     in_each_write = (before[0].tenant_column, *before[0].key_columns)
-    # What is watched is looked at where rows are updated alone.
+    # Watched columns only matter for updates.
     renamed = [
         f"its column {name} is called {now} now, so {'changes' if name in in_each_write else 'updates'} of the table "
         "are not recorded"
@@ -378,24 +379,24 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
         wrong = [other]
     if not wrong and has_missed:
         wrong = [_MISSED_COLUMNS]
-    # A migration may have run what was printed in another form.
-    if not wrong and any(one.body.split() != _body(adopted).split() for one in found):
+    # A migration may have run the printed statements in another form.
+    if not wrong and any(trigger.body.split() != _body(adopted).split() for trigger in triggers):
         wrong = ["the function of its triggers has another text than the one that adopts it"]
     return wrong
 
 
 def _has_missed(connection: Connection, source: str) -> bool:
-    """Return whether triggers found the columns changed; a role that cannot read the records does not learn it."""
+    """Return whether triggers found the columns changed; False for a role that cannot read the records."""
     sql = queries(connection)
     if not connection.exec_driver_sql(sql("readable_records")).scalar_one():
         return False
     return bool(connection.exec_driver_sql(sql("adopted_has_missed"), {"source": source}).scalar_one())
 
 
-def _idle_triggers(adopted: Adopted, found: Sequence[Any]) -> dict[str, bool]:
-    """Return which triggers do not always fire, and whether single rows may have changed without a record by that."""
-    there = {(one.name, one.trigger): _FIRES[one.fires] for one in found}
-    wanted = {(one.table, one.name): one.sees_rows for one in _triggers(adopted)}
+def _idle_triggers(adopted: Adopted, triggers: Sequence[Any]) -> dict[str, bool]:
+    """Return which triggers do not always fire, and whether changes of single rows may have been missed by that."""
+    there = {(trigger.name, trigger.trigger): _FIRES[trigger.fires] for trigger in triggers}
+    wanted = {(trigger.table, trigger.name): trigger.sees_rows for trigger in _triggers(adopted)}
     idle = {
         f"{table} has no trigger {name}": sees_rows
         for (table, name), sees_rows in wanted.items()
@@ -408,45 +409,45 @@ def _idle_triggers(adopted: Adopted, found: Sequence[Any]) -> dict[str, bool]:
 
 
 def check_adoptions(engine: Engine) -> dict[str, list[Fault]]:
-    """Return, of each adopted table, what is wrong with it."""
+    """Return the problems of each adopted table."""
     with engine.begin() as connection:
-        adoptions = [one for one in known(connection) if not one.ended]
-    return {one.source: list(_faults(engine, one)) for one in adoptions}
+        adoptions = [each for each in known(connection) if not each.ended]
+    return {each.source: list(_faults(engine, each)) for each in adoptions}
 
 
-def _faults(engine: Engine, one: Known) -> Iterator[Fault]:
+def _faults(engine: Engine, before: Known) -> Iterator[Fault]:
     try:
         with engine.begin() as connection:
-            adopted = present(connection, one)
-            readable = connection.exec_driver_sql(queries(engine)("readable_table"), {"relation": one.relation})
+            adopted = present(connection, before)
+            readable = connection.exec_driver_sql(queries(engine)("readable_table"), {"relation": before.relation})
             is_readable = readable.scalar_one()
     except InvalidInput as error:
         yield Fault(error.what, error.remedy)
         return
-    if one.name != one.called and _is_there(engine, one.name):
-        what = f"the table that was adopted is called {one.called} now; changes of {one.name} are not recorded"
-        yield Fault(what, f"run: taskbridge unadopt {one.source} && {command(one.definition, one.name)}")
+    if before.name != before.called and _is_there(engine, before.name):
+        what = f"the table that was adopted is called {before.called} now; changes of {before.name} are not recorded"
+        yield Fault(what, f"run: taskbridge unadopt {before.source} && {command(before.definition, before.name)}")
     if not is_readable:
         what = f"this role has no right to read {adopted.table.name}"
         yield Fault(what, "grant SELECT on it to the workers' role")
     with engine.begin() as connection:
-        found = _triggers_there(connection, one.source)
-    if lacking := sorted({what for trigger in found for what in trigger.lacks}):
-        what = f"the role {found[0].role}, which adopted it, has no {', no '.join(lacking)}, and so its writers fail"
+        triggers = _triggers_there(connection, before.source)
+    if lacking := sorted({what for trigger in triggers for what in trigger.lacks}):
+        what = f"the role {triggers[0].role}, which adopted it, has no {', no '.join(lacking)}, and so its writers fail"
         yield Fault(what, "grant it that")
-    idle, again = _idle_triggers(adopted, found), command(one.definition, adopted.table.name)
+    idle, again = _idle_triggers(adopted, triggers), command(before.definition, adopted.table.name)
     for wrong in trigger_faults(engine, adopted):
         is_missed = idle.get(wrong) or wrong == _MISSED_COLUMNS
         yield Fault(wrong, f"{MISSED}{again} --again" if is_missed else f"run again: {again}")
     for due in backfills_due(engine):
-        if due.source == one.source:
+        if due.source == before.source:
             yield Fault(due.what, due.remedy, is_recorded=True)
 
 
 def _is_there(engine: Engine, table: str) -> bool:
     with engine.begin() as connection:
-        found = connection.exec_driver_sql(queries(engine)("named_table"), {"table": table})
-        return found.one_or_none() is not None
+        rows = connection.exec_driver_sql(queries(engine)("named_table"), {"table": table})
+        return rows.one_or_none() is not None
 
 
 def command(wanted: Definition, table: str) -> str:
@@ -455,16 +456,16 @@ def command(wanted: Definition, table: str) -> str:
 
 
 def _triggers_there(connection: Connection, source: str) -> Sequence[Any]:
-    """Return the triggers that are there; see `adopted_triggers`."""
+    """Return the existing triggers; see `adopted_triggers`."""
     function = f"{_function_of(source, schema_of(connection))}()"
     return connection.exec_driver_sql(queries(connection)("adopted_triggers"), {"function": function}).all()
 
 
 @contextmanager
 def _part(where: Engine | Connection) -> Iterator[Connection]:
-    """Begin a transaction or, in one that the caller has begun, a part of it that leaves its settings as they were."""
+    """Begin a transaction or, in the caller's transaction, a savepoint that leaves the settings unchanged."""
     if isinstance(where, Engine):
-        # Whatever the database's default is: what was committed while a lock was waited for is seen.
+        # Whatever the default of the database is: statements must see what was committed while they waited for a lock.
         committed = where.execution_options(isolation_level="READ COMMITTED")
         with committed.begin() as connection, within(connection, None):
             yield connection
@@ -481,7 +482,7 @@ def _run(where: Engine | Connection, statements: Sequence[str], table: str, time
     while True:
         try:
             with _part(where) as connection:
-                # One message, so that writers wait for no round trip of ours.
+                # One message, so that writers do not wait for our round trips.
                 text = ";\n".join((LIMIT, queries(where)("adopt_lock"), *statements))
                 connection.exec_driver_sql(text.replace("%", "%%"))
         except DBAPIError as error:
@@ -511,7 +512,7 @@ def _function(adopted: Adopted) -> str:
         "function": _function_name(adopted),
         "source": literal(adopted.definition.source),
         "styles": f" {query('adopted_styles')}" if adopted.has_times else "",
-        "unchanged": "".join(f"\n{one}" for one in unchanged),
+        "unchanged": "".join(f"\n{condition}" for condition in unchanged),
         "columns": filled("adopted_columns", adopted.schema, columns),
         "missed": filled("adopted_missed", adopted.schema, {"source": literal(adopted.definition.source)}),
         "came": _statement(adopted, came),
@@ -537,8 +538,8 @@ def _statement(
 ) -> str:
     """Return the statement of the function that records changes.
 
-    `passed`: where a trigger is called for each row, NEW and OLD are $1 and $2. `rows`: the table that has the old
-    rows, if the trigger has none. Unless `typed`, tenant and key may be of any type.
+    `passed`: if the trigger is called for each row, NEW and OLD are $1 and $2. `rows`: the table that has the old rows,
+    if the trigger has none. Unless `typed`, tenant and key may be of any type.
     """
     wanted, by_row = adopted.definition, adopted.table.by_row and rows is None
     watched = dict.fromkeys((*adopted.names, *wanted.watched)) if wanted.watched else {}
@@ -562,7 +563,7 @@ def _body(adopted: Adopted) -> str:
 
 
 def _triggers(adopted: Adopted) -> list[_Trigger]:
-    # Another deployment, with another schema, may have adopted the table as well.
+    # Another deployment, with another schema, may have adopted the table too.
     prefix, table = _short(f"{adopted.schema}_{adopted.definition.source}"), adopted.table
     emptied = [_Trigger(f"{prefix}_truncate", name, "BEFORE TRUNCATE; FOR EACH STATEMENT") for name in table.emptied]
     if table.by_row:
@@ -582,8 +583,8 @@ def _triggers(adopted: Adopted) -> list[_Trigger]:
 
 
 def _digest(adopted: Adopted) -> str:
-    """Return what changes with the function and the kinds of triggers, and not with the name of a table."""
-    kinds = sorted({one.kind for one in _triggers(adopted)})
+    """Return a digest of the function and the kinds of triggers, which does not depend on the table's name."""
+    kinds = sorted({trigger.kind for trigger in _triggers(adopted)})
     return hashlib.sha256("\n".join((_function(adopted), *kinds)).encode()).hexdigest()
 
 
@@ -596,7 +597,7 @@ def _function_of(source: str, schema: str) -> str:
 
 
 def _short(source: str) -> str:
-    """Return a name's part for a source: a name has 63 bytes at the most."""
+    """Return a short form of a source for use in names, which have at most 63 bytes."""
     return source if len(source) <= 40 else f"{source[:31]}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
 
 

@@ -1,9 +1,9 @@
-"""Records of the rows that an adopted table had before it was adopted, page by page.
+"""Records for the rows that an adopted table had before it was adopted, page by page.
 
-A page is read without a lock, and then written in parts that are short, each a transaction in one message. Users write
-the same records in their transactions, in any order, and must neither wait for a backfill nor be the victim of a
-deadlock with it. So a part gives up as soon as it meets a record that somebody else holds, and is cut in halves; a
-single row whose record is held is left for later, while the backfill goes on with the next ones.
+A page is read without locks, and then written in short parts, each a transaction in one message. Users write the same
+records in their transactions, in any order, and must neither wait for a backfill nor become the victim of a deadlock
+with it. So a part gives up as soon as it meets a locked record, and is halved; a single row whose record is locked is
+left for later, while the backfill continues with the next rows.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ __all__ = ["Backfilled", "backfill", "begin_again"]
 
 PAGE: Final = 2_000
 AT_ONCE: Final = 250
-"""Rows of one part: they take a few milliseconds, for which users wait that write one of them."""
+"""Rows per part: this takes a few milliseconds, for which users that write one of the rows may have to wait."""
 HELD: Final = "40ms"
-"""The longest that a part of several rows may hold them."""
+"""The longest time that a part of several rows may lock them."""
 LOCK_WAIT: Final = "10ms"
-"""How long a part waits for somebody else's record at the most."""
+"""The longest time that a part waits for a locked record."""
 TURN_WAIT: Final = "200ms"
-"""How long a part waits, without holding a record, for another backfill or adoption."""
+"""How long a part waits, without a locked record, for another backfill or adoption."""
 MOST_LEFT: Final = 1_000
-"""Rows that are left for later at the most; with more, the backfill waits until their transactions end."""
+"""The most rows that are left for later; with more, the backfill waits until their transactions end."""
 PAUSE: Final = 0.1
-"""Seconds until the rows that were left are tried again; twice as long each time, up to `LONGEST_PAUSE`."""
+"""Seconds until rows that were left are retried; twice as long each time, up to `LONGEST_PAUSE`."""
 LONGEST_PAUSE: Final = 2.0
 ROWS: Final = "rows"
-"""First each row gets its record; the place is of the unique index."""
+"""The first phase: each row gets its record; the position is in the unique index."""
 RECORDS: Final = "records"
-"""Then, where changes may have been missed, each record is looked at whose row may be gone; the place is a record's."""
+"""The second phase, if changes may have been missed: records whose row may be gone; the position is a record's."""
 
 
 class Backfilled(NamedTuple):
-    """How many rows were looked at, by this and earlier processes, and whether these are all.
+    """How many rows were processed, by this and earlier processes, and whether these are all.
 
-    `again`: changes may have been missed, so that rows with a record get another. `before`: it was done before this
-    process began, so that no row was looked at; records that were pruned since are not written again.
+    `again`: changes may have been missed, so rows with a record get another. `before`: the backfill was done before
+    this process began, so no row was processed; records that were pruned since then are not written again.
     """
 
     rows: int
@@ -62,7 +62,7 @@ class _Row(NamedTuple):
     counts: bool
     gone: bool
     at: int
-    """How many rows were looked at, with this one."""
+    """How many rows were processed, including this one."""
 
 
 class _Page(NamedTuple):
@@ -71,30 +71,31 @@ class _Page(NamedTuple):
 
 
 class _StandsElsewhere(Exception):
-    """Somebody else has moved the place of the backfill, or adopted the table again."""
+    """Another process has advanced the backfill, or adopted the table again."""
 
 
 def begin_again(engine: Engine, source: str) -> None:
-    """Let the next backfill begin at the first row, and write another record of each that has one."""
+    """Make the next backfill begin at the first row, and write another record for each row that has one."""
     with engine.begin() as connection:
         connection.exec_driver_sql(queries(engine)("backfill_restart"), {"source": source})
 
 
 def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Backfilled]:
-    """Write a thin record of each row that has none, in the order of the unique index; yield after each page.
+    """Write a thin record for each row without one, in the order of the unique index; yield after each page.
 
-    Records and the place where the backfill stands are one transaction, so whoever begins again goes on there, and each
-    row has one record. Workers find the records as they find those of any other writer. What is done already is yielded
-    at once.
+    Records and the position of the backfill are committed together, so a restarted backfill continues there, and each
+    row gets one record. Workers find the records like those of any other writer. If everything is done already, that is
+    yielded at once.
 
-    A row whose record an open transaction holds is tried again later, also while that stays open for long; the place is
-    kept before it, and nothing ends without it. While only such rows are left, the same count is yielded again.
+    A row whose record is locked by an open transaction is retried later, however long that stays open; the stored
+    position stays before it, and the backfill does not end without it. While only such rows are left, the same count is
+    yielded repeatedly.
 
-    Where triggers may have missed changes, since the table was given up meanwhile or after `begin_again`, each row gets
-    another record, and records whose row is gone become deleted ones.
+    If triggers may have missed changes, because the table was given up in the meantime or after `begin_again`, each row
+    gets another record, and records whose row is gone become deleted ones.
 
     Raises:
-        InvalidInput: the source is not adopted, or no longer, or the table has another name since.
+        InvalidInput: the source is not adopted, or no longer, or the table has been renamed.
     """
     first = True
     writer = _Writer(engine, adopted)
@@ -121,7 +122,7 @@ def backfill(engine: Engine, adopted: Adopted, size: int = PAGE) -> Iterator[Bac
 
 
 class _Writer:
-    """Where a backfill stands in the database, and in this process, which may be past rows that were left."""
+    """The position of a backfill in the database, and in this process, which may be past rows that were left."""
 
     def __init__(self, engine: Engine, adopted: Adopted) -> None:
         self._engine = engine
@@ -135,7 +136,7 @@ class _Writer:
 
     @property
     def rows(self) -> int:
-        """How many rows were looked at."""
+        """How many rows were processed."""
         return self._reached[1]
 
     @property
@@ -145,7 +146,7 @@ class _Writer:
 
     def read(self, size: int) -> _Page | None:
         """Return the next rows, or records; None: the backfill is done."""
-        # Each statement must see what it waited for, whatever the database's default is.
+        # Each statement must see what it waited for, whatever the default of the database is.
         committed = self._engine.execution_options(isolation_level="READ COMMITTED")
         source = self._adopted.definition.source
         with committed.begin() as connection, within(connection, None):
@@ -158,12 +159,12 @@ class _Writer:
                 return None
             values = {**self._places(), "size": size, "small": 0}
             found = connection.exec_driver_sql(self._page(), values).all()
-            # From here on nobody can rename what was read, so that another table of its name is found out.
+            # The table that was read cannot be renamed from here on, so another table of the same name is detected.
             _check_name(connection, self._adopted)
-        # Records are looked at in the second phase, and no row.
-        each = 1 if self._phase == ROWS else 0
+        # The second phase processes records instead of rows.
+        per_row = 1 if self._phase == ROWS else 0
         rows = [
-            _Row(row.place, row.tenant, row.key, row.counts, row.gone, self.rows + each * number)
+            _Row(row.place, row.tenant, row.key, row.counts, row.gone, self.rows + per_row * number)
             for number, row in enumerate(found, 1)
         ]
         return _Page(rows, len(rows) < size)
@@ -172,31 +173,31 @@ class _Writer:
         self._state, self._again_below, self._left = stands.state, stands.again_below, []
         of_records = stands.backfill_of == RECORDS and stands.backfill_after is not None
         self._phase = RECORDS if of_records else ROWS
-        # Of another index, or of other types, the place says nothing.
-        goes_on = of_records or stands.is_done or stands.backfill_columns == _columns(self._adopted)
-        self._kept = (stands.backfill_after, stands.backfilled) if goes_on else (None, 0)
+        # A position in another index, or of other types, is meaningless.
+        continues = of_records or stands.is_done or stands.backfill_columns == _columns(self._adopted)
+        self._kept = (stands.backfill_after, stands.backfilled) if continues else (None, 0)
         self._reached = self._kept
 
     def write_page(self, page: _Page) -> None:
-        """Write the records of a page, except those that others hold."""
+        """Write the records of a page, except locked ones."""
         for at in range(0, len(page.rows), AT_ONCE):
             self._write(page.rows[at : at + AT_ONCE])
 
     def must_wait(self, page: _Page) -> bool:
-        """Whether rows were left that must have their records before the backfill can go on."""
+        """Whether rows that were left must get their records before the backfill can continue."""
         return bool(self._left) and (page.is_last or len(self._left) >= MOST_LEFT)
 
     def try_again(self) -> None:
-        """Write the records of rows that were left, except those that others still hold."""
+        """Write the records of rows that were left, except those that are still locked."""
         rows, self._left = self._left, []
         for at in range(0, len(rows), AT_ONCE):
-            some = rows[at : at + AT_ONCE]
-            # The place stays before these until all have their records.
-            if not self._store(some):
-                self._left += some if len(some) == 1 else [row for row in some if not self._store([row])]
+            part = rows[at : at + AT_ONCE]
+            # The stored position stays before these until all have their records.
+            if not self._store(part):
+                self._left += part if len(part) == 1 else [row for row in part if not self._store([row])]
 
     def end_phase(self) -> bool:
-        """Go on with records whose row may be gone, where changes may have been missed; return whether all is done."""
+        """Begin the second phase if changes may have been missed; return whether everything is done."""
         is_done = self._phase == RECORDS or not self.again
         if not is_done:
             self._phase, self._reached = RECORDS, (("", ""), self.rows)
@@ -220,7 +221,7 @@ class _Writer:
         self._write(rows[half:])
 
     def _store(self, rows: Sequence[_Row], *, is_done: bool = False) -> bool:
-        """Write records and the place in one transaction; return whether nobody else held one of them."""
+        """Write records and the position in one transaction; return False if one of them was locked."""
         counting = [row for row in rows if row.counts]
         place, count = self._kept
         values = {
@@ -234,14 +235,14 @@ class _Writer:
             "keys": [row.key for row in counting],
             "gone": [row.gone for row in counting],
         }
-        # One row is held for as long as its commit takes, and while nothing else is waited for.
+        # A single row is locked only during its commit, and without waiting for anything else.
         limits = {"lock_timeout": LOCK_WAIT} | ({"statement_timeout": HELD} if len(rows) > 1 else {})
         statement = "; ".join(
             (
                 queries(self._engine)("backfill_hold"),
                 *(setting(name, value, LOCAL) for name, value in limits.items()),
                 self._writing(),
-                # A cancellation that comes as the part ends takes this, and not what the session does next.
+                # A cancellation that arrives as the part ends hits this statement, not a later one of the session.
                 setting("statement_timeout", None, LOCAL),
             )
         )
@@ -274,7 +275,7 @@ class _Writer:
         order = ", ".join(f"t.{quoted(column)}" for column in unique)
         places = [f"(%(place{at})s::text)::{_escaped(columns[one].bare)}" for at, one in enumerate(unique)]
         parts = {
-            "places": adopted.places_of("t"),
+            "places": adopted.position_of("t"),
             "tenant": adopted.tenant_of("t"),
             "key": adopted.key_of("t"),
             "counts": adopted.has_tenant_and_key("t"),

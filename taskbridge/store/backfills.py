@@ -1,4 +1,4 @@
-"""Which adopted tables still need a backfill, as who only looks can ask it: without SQLAlchemy."""
+"""Which adopted tables still need a backfill, for read-only processes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Due", "adopting", "backfills_due"]
 
 
 class Due(NamedTuple):
-    """A source of which rows may have no record: what is so, and the commands of which one ends it.
+    """A source whose rows may have no records: the problem, and the commands, one of which fixes it.
 
-    `missed`: changes of rows that have a record may lack one too.
+    `missed`: changes of rows with a record may have been missed too.
     """
 
     source: str
@@ -28,21 +28,22 @@ class Due(NamedTuple):
 
 
 def backfills_due(database: Database) -> Iterator[Due]:
-    """Return the adopted tables whose backfill did not begin or did not end, unless somebody chose that."""
+    """Return the adopted tables whose backfill has not begun or not ended, unless that was chosen."""
     with checked_out(database) as driver:
-        found = rows(driver, queries(database)("backfills_due"))
-    for one in found:
-        tenant, *others = one["columns"]
-        command = adopting(one["source"], one["called"], tenant, others[: one["keys"]], others[one["keys"] :])
-        if one["backfilled"]:
-            what = f"the backfill stopped after {one['backfilled']:,} rows, or is on its way"
-            yield Due(one["source"], what, f"if none runs: {command} --backfill", one["again"])
+        tables = rows(driver, queries(database)("backfills_due"))
+    for table in tables:
+        source, keys, again = table["source"], table["keys"], table["again"]
+        tenant, *others = table["columns"]
+        command = adopting(source, table["called"], tenant, others[:keys], others[keys:])
+        if table["backfilled"]:
+            what = f"the backfill stopped after {table['backfilled']:,} rows, or is still running"
+            yield Due(source, what, f"if none is running: {command} --backfill", again)
             continue
-        what = "rows that were there before the table was adopted have no record until they change"
-        if one["again"]:
-            what = "changes may have been missed, and no backfill has begun since"
-        remedy = f"run: {command} --backfill; with --from-now-on it stays so, and is not told again"
-        yield Due(one["source"], what, remedy, one["again"])
+        what = "rows that existed before the table was adopted have no record until they change"
+        if again:
+            what = "changes may have been missed, and no backfill has been started since"
+        remedy = f"run: {command} --backfill; or use --from-now-on to leave it so and hide this message"
+        yield Due(source, what, remedy, again)
 
 
 def adopting(source: str, table: str, tenant: str, keys: Sequence[str], watched: Sequence[str] = ()) -> str:

@@ -93,7 +93,7 @@ class View(Bounded):
 
 
 class HandlerConnection(View):
-    """The connection object of a handler. After `end` it does nothing, whoever has kept it.
+    """The connection object of a handler. It cannot be used after `end`.
 
     Args:
         session: the connection object of the pool.
@@ -156,17 +156,17 @@ class HandlerConnection(View):
             super().rollback()
 
     def close(self) -> None:
-        """Close the session, unless it is somebody else's by now."""
+        """Close the session, unless it is in other use by now."""
         if not self.is_over:
             super().close()
 
     def cancel(self) -> None:
-        """Cancel the session's statement, unless it is somebody else's by now."""
+        """Cancel the session's statement, unless it is in other use by now."""
         if not self.is_over:
             super().cancel()
 
     def cancel_safe(self, *, timeout: float = 30.0) -> None:
-        """Cancel the session's statement, unless it is somebody else's by now."""
+        """Cancel the session's statement, unless it is in other use by now."""
         if not self.is_over:
             super().cancel_safe(timeout=timeout)
 

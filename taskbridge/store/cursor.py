@@ -5,8 +5,8 @@ commits later. Each record has the id of the transaction that wrote it, and a cu
 is visible now and was not visible in the cursor's snapshot. (PgQ makes its batches this way.) The next sweep finds a
 late commit, and a long transaction delays only its own rows.
 
-A sweep of more than one batch goes by (xid, id), under the snapshot that was taken for its first batch: the target. The
-cursor keeps how far it got, so the run after a crash goes on there.
+A sweep of more than one batch proceeds by (xid, id), under the snapshot that was taken for its first batch: the target.
+The cursor stores the position, so after a crash the next run continues there.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from taskbridge.store.db import (
     Bounded,
     NoSession,
     begin_transaction,
-    distrust,
     checked_out,
+    distrust,
     fetch,
     in_one_message,
     rows,
@@ -61,7 +61,7 @@ WAITS_SHORTLY: Final = setting("lock_timeout", "500ms", LOCAL)
 LONG_LOOK: Final = 60.0
 """Seconds for a query over many tenants of a pipeline."""
 LOCKED: Final = 2.0
-"""Seconds of these to wait for a lock: other pipelines wait meanwhile."""
+"""How many of these seconds it may wait for a lock, while other pipelines have to wait."""
 SHORT_STATEMENT: Final = 0.5
 """Seconds for each statement of claims that are made together; one that needs longer is made alone."""
 CLAIMED_WITHIN: Final = 1.0
@@ -92,9 +92,9 @@ class StaleToken(Exception):
 class Claim(NamedTuple):
     """A run's claim of its cursor: which one, how many records to read, and what the gate has counted.
 
-    `events` of the burst so far, and its `runs` with this one. `burst`: the token of the first of them; empty: it is
-    this one. `bisecting` is as in `Cursors.read`. `died`: the run before this one died, or its process is frozen. The
-    batch comes without documents then, because they may be the reason.
+    `events` of the burst so far, and its `runs` including this one. `burst`: the token of its first run; empty: it is
+    this one. `bisecting` is as in `Cursors.read`. `died`: the previous run died, or its process is frozen. The batch is
+    then read without documents, because they may be the reason.
     """
 
     key: RunKey
@@ -134,7 +134,7 @@ class Unread(Exception):
 
 
 class Evidence(NamedTuple):
-    """What the other records of the pipeline tell about one that fails alone; see the query `evidence`."""
+    """What other records of the pipeline say about one that fails alone; see the query `evidence`."""
 
     others_succeed: bool
     in_a_row: int
@@ -218,14 +218,14 @@ class Cursors:
         pages: list[Page | None] = []
         ends = time.monotonic() + CLAIMED_WITHIN
         while len(pages) < len(claims) and time.monotonic() < ends:
-            left = claims[len(pages) :]
+            rest = claims[len(pages) :]
             try:
-                pages += with_second_try(lambda: self._claim_at_once(left))  # noqa: B023 - called at once
+                pages += with_second_try(lambda: self._claim_at_once(rest))  # noqa: B023 - called at once
             except (*SILENT, NoSession):
                 raise
             except (psycopg.Error, MemoryError):
                 # One of them is the cause. To find out which, each is claimed alone.
-                pages += [self._claim_unless_slow(claim) if time.monotonic() < ends else None for claim in left]
+                pages += [self._claim_unless_slow(claim) if time.monotonic() < ends else None for claim in rest]
         return pages + [None] * (len(claims) - len(pages))
 
     def _claim_unless_slow(self, claim: Claim) -> Page | None:
@@ -252,7 +252,8 @@ class Cursors:
         done = sum(cursor.pgresult is not None for cursor in cursors)
         pages = [cursor.fetchall() for cursor in cursors[:done]]
         return [
-            # A source that was adopted meanwhile, a large document, or a cursor that another run owns takes longer.
+            # If the source was adopted in the meantime, a document is large, or another run owns the cursor, it takes
+            # longer.
             page_of(claim.key, page, whole=True)
             if page and page[0][_ADOPTED] == documents.version and not any(row[_STORED] for row in page)
             else None
@@ -280,7 +281,7 @@ class Cursors:
         try:
             self._end_replaced(key)
         except psycopg.Error as error:
-            log.warning("the session of tenant %r may go on: %s", key.tenant, error_text(error))
+            log.warning("a former session of tenant %r may still be open: %s", key.tenant, error_text(error))
 
     def read(self, key: RunKey, limit: int, *, bisecting: bool = True, documents: bool = True) -> Page:
         """Read up to `limit` records after the cursor; if `bisecting`, fewer while a bad one is looked for.
@@ -338,9 +339,9 @@ class Cursors:
         """Read one batch; once more if the source was adopted, or its table changed, since this process has looked.
 
         Raises:
-            InvalidInput: the adopted table is not what it was, so that its rows cannot be read.
+            InvalidInput: the adopted table has changed, so that its rows cannot be read.
         """
-        # Another thread may replace it meanwhile.
+        # Another thread may replace the attribute in the meantime.
         documents = self._documents
         try:
             return self._read_once(documents, reading)
@@ -446,7 +447,7 @@ class Cursors:
             if transaction.close():
                 # Other sessions of the pool may not answer either, and each would cost a record one of its attempts.
                 distrust(self._engine)
-                # Otherwise its statement goes on, and its locks keep the next attempt waiting.
+                # Otherwise its statement continues, and its locks keep the next attempt waiting.
                 self._try_to_end_replaced(key)
 
     def fail(
@@ -487,7 +488,7 @@ class Cursors:
             raise CursorLost
 
     def evidence(self, key: RunKey) -> Evidence:
-        """Return what the other records of the pipeline tell about one of this tenant that fails alone."""
+        """Return what other records of the pipeline say about one of this tenant that fails alone."""
         (row,) = fetch(self._engine, "evidence", key._asdict())
         return Evidence(**row)
 
@@ -501,7 +502,7 @@ class Cursors:
                 values = {**key._asdict(), "trial": trial}
                 in_one_message(driver, self._query("succeeded"), values, lock_timeout=SHORT_WAIT)
         except psycopg.Error as error:
-            log.warning("a success of %s is not noted: %s", key.pipeline, error_text(error))
+            log.warning("a success of %s could not be stored: %s", key.pipeline, error_text(error))
 
     def last_runs(self, pipeline: str, within_ms: int, page: int = PAGE) -> Iterator[list[tuple[str, int]]]:
         """Return (tenant, Unix time in milliseconds) of each last run that began within `within_ms`, in pages."""
@@ -532,6 +533,6 @@ _XID, _TEXT, _STORED = _ID + 1, _ID + 4, _ID + 5
 
 
 def _slice(rows: Sequence[tuple[Any, ...]], first: int) -> Sequence[tuple[Any, ...]]:
-    """Return the rows from `first` on whose documents, as far as they were left out, make a slice."""
+    """Return the rows from `first` on whose left-out documents make up a slice."""
     stored = accumulate(row[_STORED] or 0 for row in rows[first:])
     return rows[first : first + 1 + sum(1 for _ in takewhile(lambda bytes_: bytes_ < SLICE, stored))]

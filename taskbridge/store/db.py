@@ -54,11 +54,11 @@ __all__ = [
     "NoAnswer",
     "NoSession",
     "check_version",
+    "checked_out",
     "connect",
     "distrust",
     "driver_error",
     "driver_of",
-    "checked_out",
     "fetch",
     "in_one_message",
     "in_one_trip",
@@ -84,9 +84,9 @@ Database: TypeAlias = Engine
 OLDEST_POSTGRES: Final = 15
 """The oldest supported major version. It still received fixes when it was chosen; the tests run on a newer one."""
 GRACE: Final = 1.0
-"""Seconds that a process waits longer than Postgres may work: an error tells more than a lost connection."""
+"""Seconds that a process waits longer than Postgres may work: an error says more than a lost connection."""
 POOLER_TRIES: Final = 5
-"""How often two connections are asked which session of the server they use."""
+"""How often two connections are checked for which session of the server they use."""
 OPENED_WITHIN: Final = 25.0
 """Seconds for opening a session that has no statement timeout."""
 SHORT_WAIT: Final = "50ms"
@@ -144,7 +144,7 @@ _NEVER: Final = "none"
 
 
 def parameters_of(url: str) -> dict[str, Any]:
-    """Return what psycopg connects with: what libpq takes, and `prepare_threshold` (a number, or None).
+    """Return the parameters for psycopg: those of libpq, and `prepare_threshold` (a number, or None).
 
     Several hosts are written as libpq's `a:1,b:2`, or as SQLAlchemy's `?host=a:1&host=b:2`.
 
@@ -180,7 +180,7 @@ def _read_url(url: str) -> tuple[URL, dict[str, Any]]:
 
 
 def _as_sqlalchemy(url: str) -> tuple[URL, dict[str, Any]]:
-    """Read a URL as SQLAlchemy does: more leniently than libpq, which takes no slash in a password."""
+    """Parse a URL like SQLAlchemy, which is more lenient than libpq: that allows no slash in a password."""
     form = make_url(url).set(drivername=_DRIVER)
     values = form.get_dialect()().create_connect_args(form)[1]
     return form, {**values, **{name: unquote(values[name]) for name in ("host", "dbname") if name in values}}
@@ -202,7 +202,7 @@ def _as_libpq(url: str) -> dict[str, Any]:
 # A session.
 
 _STYLES: Final = {"DateStyle": "ISO", "IntervalStyle": "postgres"}
-"""What psycopg can read. Postgres tells both to each session that begins."""
+"""The styles that psycopg can read. Postgres reports both to each new session."""
 _OF_A_CLIENT: Final = (
     "client_encoding",
     "application_name",
@@ -210,7 +210,7 @@ _OF_A_CLIENT: Final = (
     "TimeZone",
     "standard_conforming_strings",
 )
-"""What a client sets when it logs in, and Postgres reports. PgBouncer sets these anew for each client of a session
+"""Parameters that a client sets at login and Postgres reports. PgBouncer restores them for each client of a session
 (https://www.pgbouncer.org/config.html, `track_extra_parameters`)."""
 
 
@@ -268,7 +268,7 @@ class Bounded(psycopg.Connection[Any]):
 
     @property
     def ended(self) -> bool:
-        """Whether the session has ended while it was idle. Costs a system call, and no round trip.
+        """Whether the session ended while it was idle. This costs a system call but no round trip.
 
         A server sends nothing to an idle session but the reason of its end, or a notification if it LISTENs.
         """
@@ -292,7 +292,7 @@ class Bounded(psycopg.Connection[Any]):
             if timeout is not None:
                 return super().wait(gen, interval, timeout)
             if self.answer_timeout is not None:
-                # Not by psycopg's own time-out: it has none before 3.3.
+                # psycopg has no timeout of its own before 3.3.
                 gen = self._in_time(gen, self.answer_timeout)
             return super().wait(gen, interval)
         except psycopg.Error as error:
@@ -376,17 +376,17 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def open_session(statement_timeout: float | None, parameters: Mapping[str, Any]) -> Bounded:
-    """Open a session whose statements take so many seconds at the most; None: any time. The URL's own limit wins.
+    """Open a session with a time limit for statements in seconds; None: no limit. A limit in the URL takes precedence.
 
     Raises:
-        NoSession: there is none left, or a pooler gave none within the time of a statement.
+        NoSession: there is none left, or a pooler provided none within the time of a statement.
     """
     opened, seconds = monotonic(), (statement_timeout or OPENED_WITHIN) + GRACE
     usual = {
-        # A role or a database may have another encoding, and not all can hold every name or document.
+        # The default of a role or a database may be another encoding, which may lack characters of a name or document.
         "client_encoding": "UTF8",
         "application_name": "taskbridge",
-        # How a dead peer is noticed while a session is idle, or a long statement runs.
+        # To detect a dead peer while a session is idle, or a long statement runs.
         "connect_timeout": 5,
         "keepalives_idle": 10,
         "keepalives_interval": 5,
@@ -399,13 +399,13 @@ def open_session(statement_timeout: float | None, parameters: Mapping[str, Any])
             connection.opened = opened
             connection.answer_timeout = max(opened + seconds - monotonic(), GRACE)
             connection.autocommit = True
-            # 0 is any time.
+            # 0 means no limit.
             limit = _take_settings(connection, statement_timeout, parameters)
             connection.autocommit = False
             unless_ready.pop_all()
     except NoAnswer as error:
-        said = f"Postgres, or a pooler, let this process in, and gave it no session for {seconds:g} s"
-        raise NoSession(said) from error
+        message = f"Postgres, or a pooler, accepted the connection, but gave it no session for {seconds:g} s"
+        raise NoSession(message) from error
     except psycopg.OperationalError as error:
         if error.sqlstate == TooManyConnections.sqlstate or any(text in str(error) for text in _NONE_LEFT):
             raise NoSession(*error.args) from error
@@ -415,23 +415,24 @@ def open_session(statement_timeout: float | None, parameters: Mapping[str, Any])
 
 
 def _take_settings(connection: Bounded, statement_timeout: float | None, parameters: Mapping[str, Any]) -> float | None:
-    """Find out whether a pooler is in between, limit statements, and let psycopg read dates and intervals.
+    """Detect a pooler, limit the time of statements, and set the date and interval styles that psycopg can read.
 
-    A role or a database may have other styles. Returns the limit in seconds; the URL's own among its `options` wins.
+    The default of a role or a database may be another style. Returns the limit in seconds; one in the `options` of the
+    URL takes precedence.
     """
     status = connection.pgconn.parameter_status
-    # With the style of dates comes their order, as in `ISO, DMY`.
+    # The date style includes the order, as in `ISO, DMY`.
     settings = {
         name: style
         for name, style in _STYLES.items()
         if (status(name.encode()) or style.encode()).partition(b",")[0] != style.encode()
     }
-    # As Postgres reads the name: in any case, and a hyphen is an underscore.
+    # Postgres ignores the case of the name, and treats a hyphen as an underscore.
     options = parameters.get("options", "").lower().replace("-", "_")
     has_own = statement_timeout is not None and "statement_timeout" in options
     if statement_timeout is not None and not has_own:
         settings["statement_timeout"] = milliseconds(statement_timeout)
-    # Whoever prepares nothing has a pooler that looks like Postgres.
+    # A URL that turns off prepared statements is for a pooler that cannot be detected.
     prepares_nothing = parameters.get("prepare_threshold", 0) is None
     values = {
         "pid": -1 if prepares_nothing else connection.pgconn.backend_pid,
@@ -450,13 +451,13 @@ def _take_settings(connection: Bounded, statement_timeout: float | None, paramet
 
 
 def _settings_again(connection: Bounded, limit: float | None) -> str:
-    """Return the statement that sets all of this again, whether it came with the login, from a pooler, or by SET."""
+    """Return the statement that restores these settings, whether they came with the login, from a pooler, or by SET."""
     status = connection.pgconn.parameter_status
     names = _OF_A_CLIENT if connection.pooled else (*_OF_A_CLIENT, "IntervalStyle")
-    found = {name: value.decode() for name in names if (value := status(name.encode()))}
+    settings = {name: value.decode() for name in names if (value := status(name.encode()))}
     if limit and not connection.pooled:
-        found["statement_timeout"] = milliseconds(limit)
-    values = {"names": [*found], "values": [*found.values()], "only_from": [], "locally": False}
+        settings["statement_timeout"] = milliseconds(limit)
+    values = {"names": [*settings], "values": [*settings.values()], "only_from": [], "locally": False}
     return connection.bound(query("set_parameters"), values)
 
 
@@ -490,7 +491,7 @@ def connect(
     engine = create_engine(
         form,
         creator=lambda: open_session(statement_timeout, parameters),
-        # As many connections as there are threads that work, however many the pool of the worker has.
+        # As many connections as there are threads at work, whatever the size of the worker's pool.
         max_overflow=-1,
         hide_parameters=True,
         execution_options={SCHEMA_OPTION: schema},
@@ -507,7 +508,7 @@ def connect(
         connection.answer_timeout = connection.own_answer_timeout
 
     def check_in(connection: Any, record: Any) -> None:
-        # A handler gave it back, and nobody has reset it.
+        # A handler returned it, and it was not reset.
         if isinstance(connection, Bounded) and connection.is_handlers:
             record.invalidate()
 
@@ -517,7 +518,7 @@ def connect(
 
 
 def distrust(engine: Engine) -> None:
-    """Never check out a session again that is open by now. Those that are in use stay until they are returned.
+    """Never again check out a session that is open now. Those in use stay open until they are returned.
 
     If one session broke or does not answer, others often do not either: they share a server and a route.
     `Engine.dispose` would never close those that are in use.
@@ -601,7 +602,7 @@ def pooler_of(database: Database, url: str) -> Pooler | None:
 
 
 def _pooler_name(url: str) -> str:
-    """Ask the console of PgBouncer, which not every role may use."""
+    """Query the console of PgBouncer, which not every role may use."""
     parameters = {**parameters_of(url), "dbname": "pgbouncer", "prepare_threshold": None, "connect_timeout": 5}
     try:
         with psycopg.connect(**parameters, autocommit=True) as console, psycopg.ClientCursor(console) as cursor:
@@ -643,7 +644,7 @@ def in_one_message(
     them keeps what it has locked, for as long as it is frozen.
     """
     limits = {**driver.limits, **settings}
-    # A time-out may pass just as the statement ends: this takes it then, and not the session's next statement.
+    # A timeout may expire just as the statement ends: then it hits this statement, not the session's next one.
     after = [setting("statement_timeout", None, LOCAL)] if "statement_timeout" in limits else []
     return typed_rows(driver, driver.exchange([*local_settings(limits), driver.bound(statement, values), *after]))
 

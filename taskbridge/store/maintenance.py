@@ -1,4 +1,4 @@
-"""Which pipelines the database knows, and pruning: deleting old records that every pipeline has finished."""
+"""Registering pipelines, and pruning: deleting old records that every pipeline has finished."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = [
     "Prune",
     "Step",
     "forget_pipeline",
-    "register_pipeline",
     "prune",
+    "register_pipeline",
     "undeclared_readers",
     "unread_sources",
 ]
@@ -38,17 +38,17 @@ EVERY_RECORD: Final = "1:1:"
 
 
 def register_pipeline(database: Database, pipeline: str, source: str, start: str | datetime = EVERYTHING) -> None:
-    """Register a pipeline when it is seen for the first time: what it reads, and where its cursors begin.
+    """Register a pipeline when it is seen for the first time: its source, and where its cursors begin.
 
     Args:
-        database: where it is kept.
+        database: the database.
         pipeline: its name.
-        source: what it reads.
-        start: `everything`, `now`, or a time: records that were written before are skipped, except for those of
-            transactions that were in progress at that time.
+        source: the source that it reads.
+        start: `everything`, `now`, or a time: records written earlier are skipped, except for those of transactions
+            that were in progress at that time.
 
     Raises:
-        InvalidPolicy: it has read another source so far, or what was written since `start` is no longer known.
+        InvalidPolicy: it has read another source so far, or it is unknown what was written since `start`.
     """
     sql, values = queries(database), {"pipeline": pipeline, "source": source}
     with checked_out(database) as driver:
@@ -83,7 +83,7 @@ def _first_snapshot(
 
 
 def undeclared_readers(database: Database, declared: Sequence[str]) -> dict[str, list[str]]:
-    """Return, for each source that several pipelines read, those that are not among `declared`."""
+    """Return, for each source with several pipelines, those that are not among `declared`."""
     readers = defaultdict(list)
     with checked_out(database) as driver, within(driver, None):
         for row in rows(driver, queries(database)("pipelines")):
@@ -99,7 +99,7 @@ def unread_sources(database: Database, read: Collection[str]) -> list[str]:
 
 
 def forget_pipeline(database: Database, pipeline: str) -> dict[str, int] | None:
-    """Delete the data of a pipeline; return how many cursors and rows of quarantine; None: there was nothing."""
+    """Delete the data of a pipeline; return the number of cursors and quarantine rows; None: there were none."""
     with checked_out(database) as driver, within(driver, None):
         (row,) = rows(driver, queries(database)("forget"), {"pipeline": pipeline})
     return dict(row) if any(row.values()) else None
@@ -111,7 +111,7 @@ PRUNED: Final = ("records", "quarantine", "deliveries")
 """The tables, in the order in which they are pruned."""
 
 STEP: Final = 500
-"""Rows that a step reads, and at most locks; a user who writes one of them waits for the step."""
+"""Rows that a step reads, and may lock; a user who writes one of them waits for the step."""
 
 PAUSE: Final = 0.1
 
@@ -136,7 +136,7 @@ class Prune:
 
 
 class Holder(NamedTuple):
-    """Who keeps old records of `source`. `state` is that of the records: `pending`, `quarantined` or `retrying`.
+    """What keeps old records of `source`. `state` is that of the records: `pending`, `quarantined` or `retrying`.
 
     If no pipeline reads the source, `pipeline` is None and `state` is `unread`.
     """
@@ -149,7 +149,7 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step did, committed: rows deleted from `table` and from quarantine, and old records that stay.
+    """The committed result of one step: rows deleted from `table` and from quarantine, and old records that stay.
 
     `held`: how many of those each holder holds back; several may hold the same one.
     """

@@ -9,7 +9,7 @@ __all__ = ["BatchSession"]
 
 
 class BatchSession(Session):
-    """A session inside of a batch's transaction: each part that it commits or rolls back is a savepoint."""
+    """A session within a batch's transaction: its commits and rollbacks apply to savepoints."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(
@@ -20,5 +20,5 @@ class BatchSession(Session):
         """Do nothing: `with batch.session as session:` must not undo what the runner is about to write."""
 
     def end(self) -> None:
-        """Close it for good: what was not written is dropped, and its objects are detached."""
+        """Close it permanently: unflushed changes are dropped, and its objects are detached."""
         super().close()

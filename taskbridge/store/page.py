@@ -1,4 +1,4 @@
-"""One batch of records as it was read, and where the cursor goes when they are handled."""
+"""A batch of records as it was read, and the cursor's position after it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["CursorRow", "Page", "columns_of", "page_of"]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One batch of records and where the cursor goes when they are handled.
+    """A batch of records and the cursor's position after it.
 
-    `finished`: it is the last batch of its sweep. `resumed`: the sweep was begun by an earlier batch, so that records
-    committed since are not part of it. `paused`: a pause holds the tenant or the pipeline, and nothing was read. The
-    first `retried` records come out of quarantine; `positions` has the place of each of the others, as (xid, id).
-    `quarantined` has the external ids of those of which quarantine has a row, be it of an earlier revision.
-    `undecodable` says by external id why a record's document cannot be decoded, and `traceparents` in which span those
-    were written that have one; empty where the program makes no spans.
+    `finished`: it is the last batch of its sweep. `resumed`: the sweep was begun by an earlier batch, so records
+    committed since then are not part of it. `paused`: a pause holds the tenant or the pipeline, and nothing was read.
+    The first `retried` records come out of quarantine; `positions` has the position (xid, id) of each of the others.
+    `quarantined` has the external ids of records with a row in quarantine, possibly of an earlier revision.
+    `undecodable` has, by external id, why a document cannot be decoded. `traceparents` has, by external id, the span
+    that wrote a record, if there is one; it is empty if the program does not use tracing.
     """
 
     records: tuple[Record, ...]
@@ -44,7 +44,7 @@ class Page:
 
     @property
     def decoded(self) -> tuple[Record, ...]:
-        """The records that a handler can be given."""
+        """The records whose documents could be decoded."""
         if not self.undecodable:
             return self.records
         return tuple(record for record in self.records if record.external_id not in self.undecodable)
@@ -56,18 +56,18 @@ class Page:
 
     @property
     def position(self) -> tuple[str | None, int | None]:
-        """Where the cursor stands after this batch, in the middle of its sweep; nulls: where it stood before."""
+        """The cursor's position after this batch, in the middle of its sweep; nulls: unchanged."""
         return self.positions[-1] if self.positions else (None, None)
 
     @property
     def leaving(self) -> list[str]:
         """External ids of the batch's records that leave quarantine when they are handled."""
-        return (
-            [one.external_id for one in self.records if one.external_id in self.quarantined] if self.quarantined else []
-        )
+        if not self.quarantined:
+            return []
+        return [record.external_id for record in self.records if record.external_id in self.quarantined]
 
     def first(self, count: int) -> Page:
-        """Return the batch of the first `count` records alone."""
+        """Return the batch with only the first `count` records."""
         if count >= len(self.records):
             return self
         records = self.records[:count]
@@ -81,7 +81,7 @@ class Page:
         )
 
     def after(self, count: int, bisection: Bisection) -> Page:
-        """Return the batch of the others, after the cursor has moved past the first `count` records."""
+        """Return the batch with the rest, after the cursor has moved past the first `count` records."""
         records = self.records[count:]
         return replace(
             self,
@@ -122,11 +122,11 @@ def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Pag
     """Return the rows of `read_batch` as a page."""
     columns = len(CursorRow._fields)
     cursor = CursorRow._make(rows[0][:columns])
-    found = [row[columns:] for row in rows] if rows[0][columns] is not None else []
+    record_rows = [row[columns:] for row in rows] if rows[0][columns] is not None else []
     pipeline, tenant = key.pipeline, key.tenant
     records, positions, quarantined, undecodable = [], [], [], {}
     # One loop with every column named: a batch is thousands of rows.
-    for row_id, xid, external_id, revision, text, _, _, retried, is_quarantined, deleted in found:
+    for row_id, xid, external_id, revision, text, _, _, retried, is_quarantined, deleted in record_rows:
         document, reason = ({}, None) if text is None else decoded(text)
         if reason is not None:
             undecodable[external_id] = reason
@@ -138,10 +138,10 @@ def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Pag
     return Page(
         records=tuple(records),
         undecodable=undecodable,
-        traceparents=_traceparents(found) if tracing.loaded_api() is not None else {},
+        traceparents=_traceparents(record_rows) if tracing.loaded_api() is not None else {},
         sweeps=cursor.sweeps,
         target=cursor.target,
-        finished=whole and len(found) < cursor.size,
+        finished=whole and len(record_rows) < cursor.size,
         resumed=cursor.resumed,
         paused=cursor.paused,
         retried=len(records) - len(positions),
@@ -159,14 +159,12 @@ def page_of(key: RunKey, rows: Sequence[tuple[Any, ...]], *, whole: bool) -> Pag
     )
 
 
-def _traceparents(found: Sequence[Sequence[Any]]) -> dict[str, str]:
-    return {
-        external_id: traceparent for _, _, external_id, *_, traceparent, _, _, _ in found if traceparent is not None
-    }
+def _traceparents(rows: Sequence[Sequence[Any]]) -> dict[str, str]:
+    return {external_id: traceparent for _, _, external_id, *_, traceparent, _, _, _ in rows if traceparent is not None}
 
 
 def columns_of(bisection: Bisection) -> dict[str, int | None]:
-    """Return what a cursor keeps of a search for a bad record."""
+    """Return the columns in which a cursor stores the search for a bad record."""
     return {
         "batch_limit": bisection.limit,
         "suspects": bisection.suspects,

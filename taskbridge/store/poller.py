@@ -1,7 +1,7 @@
 """How far a pipeline's records have been polled: T, the snapshot of the change poller, and B, the reconciler's.
 
 Both are kept in Postgres and not in Redis: after a crash, ids that were not flushed may be used again, and a T in Redis
-would hide their rows. See `taskbridge.worker.poller` for what is done with them.
+would hide their rows. `taskbridge.worker.poller` uses them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from taskbridge.store.cursor import Waiting
 from taskbridge.store.db import GRACE, Bounded, checked_out, in_one_message, in_one_trip, rows, with_second_try
 from taskbridge.store.queries import compact, queries
 
-__all__ = ["ChangesPage", "Kind", "Changes"]
+__all__ = ["Changes", "ChangesPage", "Kind"]
 
 PAGE: Final = 5_000
 """Records of the first page of a pass: some tens of milliseconds, most of them for its tenants."""
@@ -54,11 +54,11 @@ class Position(NamedTuple):
 
 
 class ChangesPage(NamedTuple):
-    """What a page found: the tenants to remind, and the snapshot that may be stored once they have been.
+    """A page of a pass: the tenants to remind, and the snapshot that may be stored once they have been reminded.
 
-    `before`: the snapshot that is stored now, `stored_at` the microsecond at which it was. `fresh`: the pass has found
+    `before`: the snapshot that is stored now; `stored_at`: when it was, in microseconds. `fresh`: the pass has found
     records that `before` does not see, handled or not. `until`: where the next page begins; None: this is the last.
-    `size`: how many records the page could have.
+    `size`: the maximum number of records of the page.
     """
 
     waiting: list[Waiting]
@@ -71,7 +71,7 @@ class ChangesPage(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """What the pages of a pass have in common: values of the query `pass_page`."""
+    """What the pages of a pass have in common, as values of the query `pass_page`."""
 
     kind: str
     pipeline: str
@@ -92,11 +92,12 @@ class _Stored(NamedTuple):
 
 
 class Changes:
-    """T and B of the pipelines of one database.
+    """The changes that the change poller (T) or the reconciler (B) of a pipeline has not seen yet.
 
     Args:
-        engine: connections to it.
-        seconds: how long a page of the change poller may take; one of the reconciler, `RECONCILER_FACTOR` times as long.
+        engine: connections to the database.
+        seconds: how long a page of the change poller may take; one of the reconciler may take `RECONCILER_FACTOR`
+            times as long.
         page: records of the first page of a pass.
         most_open: transactions that a stored snapshot may list.
     """
@@ -107,7 +108,7 @@ class Changes:
         self._seconds = seconds
         self._page = page
         self._most_open = most_open
-        # Closes its connection when nothing refers to it any more.
+        # It closes its connection when it is garbage-collected.
         self._listening: Any = None
 
     def read_page(
@@ -132,7 +133,7 @@ class Changes:
             source: what it reads.
             smallest: the delay of a record that has none, in milliseconds.
             has_delays: whether the delays of its source's records are this pipeline's.
-            previous: the page before this one, as `keep` returned it; None: this is the first.
+            previous: the page before this one, as `store_page` returned it; None: this is the first.
             more_seconds: how much longer than usual the page may take.
 
         Raises:
@@ -141,28 +142,31 @@ class Changes:
         of = _Pass(kind.value, pipeline, source, smallest, has_delays, every=kind is Kind.POLLER)
         seconds = self._seconds_of(kind) + more_seconds
         page = self._page_of(of, previous, seconds)
-        # The times tell what the snapshots do not: inside of a transaction a page stores the one that was there.
+        # The times are compared too, because within a transaction a page stores an unchanged snapshot.
         if previous is not None and (page.before, page.stored_at) != (previous.before, previous.stored_at):
-            # What this pass has seen before is in no snapshot.
+            # What this pass has seen so far is in no snapshot.
             return self._page_of(of, None, seconds)
         return page
 
     def pending(self, pipeline: str, source: str) -> Iterator[str]:
-        """Return the tenants with pending records or some to be tried again, whoever has seen them, also paused ones.
+        """Return the tenants with pending records or with records to be retried, including paused tenants.
 
-        It stores nothing.
+        All records count, whether or not they were seen before. Nothing is stored.
 
-        Raises: as `look`.
+        Raises: as `read_page`.
         """
         returned: set[str] = set()
         retries = self.retries(pipeline, source, 0, with_paused=True)
         for waiting in chain(retries, self._all_pages(pipeline, source)):
-            tenants = {one.tenant for one in waiting} - returned
+            tenants = {each.tenant for each in waiting} - returned
             returned |= tenants
             yield from tenants
 
     def _all_pages(self, pipeline: str, source: str) -> Iterator[list[Waiting]]:
-        of, page = _Pass(Kind.RECONCILER.value, pipeline, source, 0, has_delays=True, every=True, with_paused=True), None
+        of, page = (
+            _Pass(Kind.RECONCILER.value, pipeline, source, 0, has_delays=True, every=True, with_paused=True),
+            None,
+        )
         while page is None or page.until is not None:
             page = self._page_of(of, page, self._seconds_of(Kind.RECONCILER))
             yield page.waiting
@@ -170,17 +174,17 @@ class Changes:
     def retries(
         self, pipeline: str, source: str, smallest: int, *, has_delays: bool = True, with_paused: bool = False
     ) -> Iterator[list[Waiting]]:
-        """Return, page by page, the tenants with records that are to be tried again out of quarantine.
+        """Return, page by page, the tenants with records that are to be retried out of quarantine.
 
-        Args: as of `look`; `with_paused`: also those that are paused.
+        Args: as of `read_page`; `with_paused`: include paused tenants.
         """
         of = {"pipeline": pipeline, "source": source, "smallest": smallest}
         values = {**of, "has_delays": has_delays, "with_paused": with_paused, "size": self._page}
         tenant = key = ""
         while True:
             with self._limited(self._seconds_of(Kind.RECONCILER)) as connection:
-                found = connection.execute(self._query("retries"), {**values, "tenant": tenant, "key": key})
-            if not (rows := found.fetchall()):
+                cursor = connection.execute(self._query("retries"), {**values, "tenant": tenant, "key": key})
+            if not (rows := cursor.fetchall()):
                 return
             tenant, key, *_ = rows[-1]
             yield [
@@ -194,40 +198,40 @@ class Changes:
         after = {"after_xid": str(position.xid if position else 0), "after_id": position.id if position else -1}
         size = self._page if previous is None else self._next_size(previous)
         values = {**of._asdict(), **after, "size": size}
-        # Nothing is stored yet, or what is stored is of another cluster, or both, one after the other.
+        # There may be no stored snapshot yet, or one of another cluster, or one after the other.
         for _ in range(3):
             stored, rows = self._read(values, seconds)
             if stored is not None and stored.known:
                 return _found(previous, stored, rows, size, self._most_open)
             self._begin(of.pipeline, anew=stored is not None)
         raise Unavailable(
-            f"{of.pipeline}: Postgres is a standby, which does not know what is under way: connect to its primary"
+            f"{of.pipeline}: Postgres is a standby, which knows no transactions in progress: connect to its primary"
         )
 
     def _next_size(self, previous: ChangesPage) -> int:
-        """Return how many records the page after this one has: a COPY of many, of few tenants, takes few pages."""
+        """Return the size of the next page: it grows for many records of few tenants, as after a COPY."""
         grows = len(previous.waiting) <= FEW * previous.size
         return min(previous.size * GROWS, self._page * LARGEST) if grows else self._page
 
-    def store_page(self, kind: Kind, pipeline: str, found: ChangesPage, more_seconds: float = 0.0) -> ChangesPage:
-        """Store what a page has seen, now that its tenants were reminded; return the page for the next `look`."""
+    def store_page(self, kind: Kind, pipeline: str, page: ChangesPage, more_seconds: float = 0.0) -> ChangesPage:
+        """Store what a page has seen, after its tenants were reminded; return the page for the next `read_page`."""
         seconds = self._seconds_of(kind) + more_seconds
-        seen = None if found.seen == found.before else found.seen
-        values = {"pipeline": pipeline, "kind": kind.value, "seen": seen, "stored_at": found.stored_at}
+        seen = None if page.seen == page.before else page.seen
+        values = {"pipeline": pipeline, "kind": kind.value, "seen": seen, "stored_at": page.stored_at}
         # No page waits for the disk; see `plan_of_passes`.
         settings = {**_limits(seconds), "synchronous_commit": "off"}
         with self._checked_out(seconds) as connection:
-            kept = in_one_message(connection, self._query("store_snapshot"), values, **settings)
-        return found._replace(before=found.seen, stored_at=kept[0][0] if kept else None)
+            stored = in_one_message(connection, self._query("store_snapshot"), values, **settings)
+        return page._replace(before=page.seen, stored_at=stored[0][0] if stored else None)
 
     def _seconds_of(self, kind: Kind) -> float:
         return self._seconds * (1 if kind is Kind.POLLER else RECONCILER_FACTOR)
 
     def listen(self) -> Bounded:
-        """Return a connection of its own on which `notifies` tells of commits that were announced.
+        """Return a separate connection whose `notifies` yields announced commits.
 
         Raises:
-            ConfigurationError: a pooler is in between, in whose sessions a LISTEN would do nothing, or stay for others.
+            ConfigurationError: there is a pooler, in whose sessions a LISTEN would have no effect, or affect others.
         """
         pooled = self._engine.raw_connection()
         connection = pooled.driver_connection
@@ -236,9 +240,9 @@ class Changes:
             pooled.close()
             raise ConfigurationError(
                 "a worker does not LISTEN through a pooler, and polls at its usual interval",
-                "leave TASKBRIDGE_TAIL_LISTENS out, or let TASKBRIDGE_POSTGRES_URL lead to Postgres itself",
+                "leave TASKBRIDGE_TAIL_LISTENS out, or set TASKBRIDGE_POSTGRES_URL to Postgres itself",
             )
-        # For good: it must not go back to the pool with its LISTEN.
+        # Permanently: it must not return to the pool with its LISTEN.
         pooled.detach()
         self._listening = pooled
         connection.autocommit = True
@@ -263,7 +267,7 @@ class Changes:
         return with_second_try(read)
 
     def _begin(self, pipeline: str, *, anew: bool) -> None:
-        """Store where both passes begin; `anew`: in place of what is stored. A standby stores nothing."""
+        """Store where both passes begin; `anew`: replace what is stored. On a standby, do nothing."""
         with checked_out(self._engine) as connection:
             if not rows(connection, self._query("server"))[0]["is_standby"]:
                 connection.execute(self._query("begin_passes"), {"pipeline": pipeline, "anew": anew})
@@ -277,7 +281,7 @@ class Changes:
 
     @contextmanager
     def _checked_out(self, seconds: float) -> Iterator[Bounded]:
-        """Check out a connection that is given up if it has not answered for so many seconds, plus `GRACE`."""
+        """Check out a connection that is given up if it does not answer for so many seconds plus `GRACE`."""
         with checked_out(self._engine) as connection:
             connection.answer_timeout = seconds + GRACE
             yield connection
@@ -287,7 +291,9 @@ def _limits(seconds: float) -> dict[str, str]:
     return {"lock_timeout": LOCKED, "statement_timeout": f"{round(1000 * seconds)}ms"}
 
 
-def _found(previous: ChangesPage | None, stored: _Stored, rows: list[tuple[Any, ...]], size: int, most_open: int) -> ChangesPage:
+def _found(
+    previous: ChangesPage | None, stored: _Stored, rows: list[tuple[Any, ...]], size: int, most_open: int
+) -> ChangesPage:
     ((xid, last, fresh, open_xids, *_),) = [row for row in rows if row[4] is None]
     waiting = [Waiting(*row[4:]) for row in rows if row[4] is not None]
     after, opened = 0, set(open_xids)

@@ -1,4 +1,4 @@
-"""What operators do: quarantine (another try, or giving up), pauses, and the audit of who did what."""
+"""Actions of operators: quarantine (retrying and discarding), pauses, and the audit log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRIED: Final = 2.0
 """Seconds for which records that runs have locked are retried."""
 PAUSE: Final = 0.05
 WHOLE: Final = ""
-"""The tenant of a pipeline's own pause."""
+"""The tenant under which the pause of a whole pipeline is stored."""
 
 
 class QuarantinedRecord(NamedTuple):
@@ -77,20 +77,20 @@ class Quarantine:
         """Return up to `limit` records, oldest first, and their total number.
 
         Args:
-            pipeline: whose quarantine.
-            tenant: only this tenant's.
-            external_ids: only these; none given: any.
-            reason: only those whose reason holds this text.
-            kind: only those whose reason is of this kind, as the query `look_errors` has it.
-            since: only those that came since this time, or in so long a time until now by the server's clock.
-            discarded: also those that were discarded.
+            pipeline: the pipeline.
+            tenant: only records of this tenant.
+            external_ids: only these; empty: any.
+            reason: only those whose reason contains this text.
+            kind: only those whose reason is of this kind, as defined by the query `look_errors`.
+            since: only those quarantined since this time, or within this duration by the server's clock.
+            discarded: include discarded records.
             limit: None: all.
         """
         values = {
             "pipeline": pipeline,
             "source": self._source,
             "tenant": tenant,
-            "external_ids": [meant for one in external_ids for meant in key_spellings(one)] or None,
+            "external_ids": [spelling for key in external_ids for spelling in key_spellings(key)] or None,
             "reason": reason,
             "kind": kind,
             "since": since if isinstance(since, datetime) else None,
@@ -99,21 +99,21 @@ class Quarantine:
             "limit": limit,
         }
         with checked_out(self._database) as driver, within(driver, self._seconds):
-            found = rows(driver, queries(self._database)("quarantined"), values)
-        count = found[0]["found"] if found else 0
-        return [QuarantinedRecord(*(row[name] for name in QuarantinedRecord._fields)) for row in found], count
+            records = rows(driver, queries(self._database)("quarantined"), values)
+        count = records[0]["found"] if records else 0
+        return [QuarantinedRecord(*(row[name] for name in QuarantinedRecord._fields)) for row in records], count
 
     def retry(self, pipeline: str, records: Sequence[QuarantinedRecord]) -> list[tuple[str, str]]:
-        """Let the next sweep of their tenants take `records`, also those that were discarded.
+        """Let the next sweep of their tenants take `records`, including discarded ones.
 
         Returns:
-            Tenant and external id of each, without those that left quarantine meanwhile, or that a run kept locked.
+            Tenant and external id of each, without those that left quarantine in the meantime or were locked by a run.
             The caller notifies the tenants.
         """
         return self._mark(pipeline, records, retry=True)
 
     def discard(self, pipeline: str, records: Sequence[QuarantinedRecord]) -> list[tuple[str, str]]:
-        """Give up `records`, including those that wait for a retry. They stay as `discarded`; `retry` reverts that.
+        """Give up `records`, including those that wait for a retry. They stay as `discarded`; `retry` undoes that.
 
         Returns: as `retry`.
         """
@@ -143,9 +143,9 @@ class Quarantine:
 
 
 class Pause(NamedTuple):
-    """What is paused (`tenant` None: the whole pipeline), since when, by whom, and what was given as the reason.
+    """What is paused (`tenant` None: the whole pipeline), since when, by whom, and the reason if one was given.
 
-    `paused_by` None: it was not written down.
+    `paused_by` None: it was not recorded.
     """
 
     tenant: str | None
@@ -155,18 +155,18 @@ class Pause(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """What is paused in a pipeline: the pipeline itself, and tenants one by one."""
+    """What is paused in a pipeline: the whole pipeline, and single tenants."""
 
     whole: Pause | None
     tenants: Mapping[str, Pause]
 
     def holding(self, tenant: str) -> Pause | None:
-        """Return what holds a tenant: its own pause, else its pipeline's."""
+        """Return the pause that holds a tenant: its own, or that of its pipeline."""
         return self.tenants.get(tenant, self.whole)
 
 
 class Pauses:
-    """Tenants, or whole pipelines, whose records stay pending until somebody resumes them."""
+    """Pauses of tenants or whole pipelines, whose records stay pending until they are resumed."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -174,10 +174,10 @@ class Pauses:
     def pause(
         self, pipeline: str, tenant: str | None = None, reason: str | None = None, by: str | None = None
     ) -> tuple[Pause, bool]:
-        """Pause a tenant, or with None the whole pipeline. `by`: who does it.
+        """Pause a tenant, or with None the whole pipeline. `by`: the person who does it.
 
         Returns:
-            The pause, and whether it is new. One that was there stays; its reason is replaced where one is given.
+            The pause, and whether it is new. An existing pause stays; its reason is replaced if one is given.
         """
         values = {"pipeline": pipeline, "tenant": tenant or WHOLE, "reason": reason, "by": by}
         (row,) = fetch(self._database, "pause", values)
@@ -185,7 +185,7 @@ class Pauses:
         return Pause(**row), not already
 
     def release(self, pipeline: str, tenant: str | None = None) -> bool:
-        """End the pause of a tenant, or with None the pipeline's own; return whether there was one."""
+        """End the pause of a tenant, or with None that of the pipeline; return whether there was one."""
         return bool(fetch(self._database, "release", {"pipeline": pipeline, "tenant": tenant or WHOLE}))
 
     def of(self, pipeline: str) -> Paused:
@@ -198,13 +198,13 @@ class Pauses:
         return Paused(whole, pauses)
 
     def snapshot(self) -> str:
-        """Return the `pg_snapshot` of what is committed now, for `Tenants.pending_before`."""
+        """Return the current `pg_snapshot`, for `Tenants.pending_before`."""
         ((snapshot,),) = (row.values() for row in fetch(self._database, "present_snapshot"))
         return str(snapshot)
 
 
 class Audit:
-    """The audit of one database: what people did, and who did it."""
+    """The audit log of one database: what people did, and who did it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -219,7 +219,7 @@ class Audit:
         key: str | None = None,
         detail: str | None = None,
     ) -> None:
-        """Write down that `who` did `action`; texts are kept as Postgres can hold them."""
+        """Record that `who` did `action`; characters that Postgres cannot store are escaped."""
         values = {"pipeline": pipeline, "tenant": tenant, "key": key}
         values |= {"who": storable(who), "action": action, "detail": None if detail is None else storable(detail)}
         with checked_out(self._database) as driver:

@@ -1,9 +1,9 @@
-"""The named queries: blocks of the files in `sql/`, each with a comment that says what it is for.
+"""The named queries: blocks of the files in `sql/`, each with a comment that describes it.
 
-`{schema}` in a text is the Postgres schema of TaskBridge's tables. The name of a block in braces is that block's text,
-so that what several queries have in common is written once. `{document}` is where a record's document comes from: the
-text of `recorded_document`, unless another one is given. Other places are filled by `filled`, with what no parameter
-can be: names, parts of SQL, values of statements without parameters.
+`{schema}` is replaced by the Postgres schema of TaskBridge's tables. The name of a block in braces is replaced by that
+block, so that common parts are written once. `{document}` is the expression for a record's document: by default the
+block `recorded_document`. `filled` replaces other placeholders by what cannot be a parameter: names, parts of SQL, and
+values of statements without parameters.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = [
 ]
 
 SCHEMA_OPTION: Final = "taskbridge_schema"
-"""The execution option of an engine that names the schema; a reader has one as well."""
+"""The execution option of an engine that names the schema."""
 LOCAL: Final = "LOCAL"
 SESSION: Final = "SESSION"
 
 Queries = Callable[[str], str]
-"""The text of a query by its name."""
+"""Returns the text of a query by its name."""
 
 _SQL: Final = Path(__file__).parent / "sql"
 _PLACE: Final = re.compile(r"\{(\w+)\}")
@@ -62,42 +62,42 @@ def query(name: str, schema: str = DEFAULT_SCHEMA, document: str | None = None) 
     text = _PLACE.sub(lambda place: query(place[1], schema) if place[1] in blocks else place[0], blocks[name])
     text = text.replace("{schema}", quoted(schema))
     if "{document}" in text:
-        # What is put in stays as it is: it has the names of somebody's columns.
+        # The inserted text stays as it is: it contains the names of users' columns.
         text = compact(text).replace("{document}", document or query("recorded_document", schema))
     return text
 
 
 @cache
 def compact(text: str) -> str:
-    """Return a long query of ours without its indentation, for those that each run sends.
+    """Return a long query without its indentation, for queries that each run sends.
 
-    psycopg (3.3, `MAX_CACHED_STATEMENT_LENGTH`) keeps how it sends a text of up to 4,096 characters. It takes a longer
-    one apart each time, which costs 0.1 ms.
+    psycopg (3.3, `MAX_CACHED_STATEMENT_LENGTH`) caches the parsed form of texts up to 4,096 characters. Parsing a
+    longer one each time costs 0.1 ms.
     """
     return _INDENT.sub("\n", text)
 
 
 def filled(name: str, schema: str, parts: Mapping[str, str]) -> str:
-    """Return a query with its places filled. Places in what is filled in are left as they are."""
+    """Return a query with its placeholders replaced. Braces in the replacements are left as they are."""
     return _PLACE.sub(lambda place: parts[place[1]], query(name, schema))
 
 
 def setting(name: str, value: str | int | None, scope: str = SESSION) -> str:
-    """Return the statement that sets a parameter of Postgres, for the session or the transaction; None: its default."""
+    """Return the statement that sets a parameter of Postgres for the session or the transaction; None: its default."""
     written = "DEFAULT" if value is None else literal(str(value))
     return filled("setting", DEFAULT_SCHEMA, {"scope": scope, "name": name, "value": written})
 
 
 def schema_of(where: Database | Connection) -> str:
-    """Return the schema in which the tables lie."""
+    """Return the schema of the tables."""
     return str(where.get_execution_options().get(SCHEMA_OPTION, DEFAULT_SCHEMA))
 
 
 def literal(text: str) -> str:
-    """Return a text as SQL."""
+    """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL has it."""
+    """Return a name as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'

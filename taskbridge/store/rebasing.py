@@ -1,4 +1,4 @@
-"""A database that came into another cluster: its records and cursors get ids of this one, in one transaction."""
+"""Rebasing a database after a move to another cluster: records and cursors get new ids, in one transaction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["STEPS", "Rebased", "rebase"]
 
 @dataclass(frozen=True, slots=True)
 class Rebased:
-    """What a rebase did: pending records that it put into quarantine, by pipeline, rows with a new id, and cursors."""
+    """The result of a rebase: pending records put into quarantine by pipeline, rows with a new id, and cursors."""
 
     quarantined: Mapping[str, int]
     rows: int
@@ -28,29 +28,29 @@ class Rebased:
 
 LOCK_WAIT: Final = "40ms"
 PAUSE: Final = 0.2
-"""Seconds until the locks are tried again; others go on meanwhile."""
-STEPS: Final = ("waiting for others", "pending records", "records and quarantine", "cursors", "tails and history")
-"""What a rebase does one after another."""
+"""Seconds until the locks are tried again; others can proceed in the meantime."""
+STEPS: Final = ("waiting for others", "pending records", "records and quarantine", "cursors", "snapshots and history")
+"""The steps of a rebase, in order."""
 
 
 def rebase(
     engine: Engine, lock_seconds: float = 10.0, begins: Callable[[str], None] = lambda _: None
 ) -> Rebased | None:
-    """Put ids of this cluster in place of the former one's, in one transaction; None: they are, and nothing changed.
+    """Replace the ids of the former cluster with ids of this one, in one transaction; None: nothing had to be changed.
 
-    Every record keeps its state in every pipeline, and its revision. Pending ones are in quarantine afterwards, with
-    another try asked for, which is what a tenant's next sweep takes first.
+    Every record keeps its state in every pipeline, and its revision. Pending records are in quarantine afterwards and
+    marked for a retry, so a tenant's next sweep takes them first.
 
     Args:
         engine: connections to the database; no other process of TaskBridge may have one.
-        lock_seconds: how long to wait for others' transactions that wrote to the tables.
+        lock_seconds: how long to wait for transactions of others that have written to the tables.
         begins: called with the name of each of `STEPS` when it begins.
 
     Raises:
-        Unavailable: another process of TaskBridge is connected, or somebody writes records; nothing changed.
+        Unavailable: another process of TaskBridge is connected, or is writing records; nothing was changed.
     """
     query = queries(engine)
-    # Each statement must see what the lock waited for, whatever the database's default is.
+    # Each statement must see what the lock waited for, whatever the default of the database is.
     committed = engine.execution_options(isolation_level="READ COMMITTED")
     with committed.begin() as connection, within(connection, None):
         if connection.exec_driver_sql(query("in_its_cluster")).scalar_one():
@@ -63,7 +63,7 @@ def rebase(
         connection.exec_driver_sql(query("rebase_identifier"))
         connection.exec_driver_sql(query("rebase_revisions"))
         quarantined = {row[0]: row[1] for row in connection.exec_driver_sql(query("rebase_pending"))}
-        # One snapshot for both, taken when nobody else can have written a row that is not committed.
+        # One snapshot for both, taken when no other transaction can have written an uncommitted row.
         snapshot = {"snapshot": connection.exec_driver_sql(query("present_snapshot")).scalar_one()}
         connection.exec_driver_sql(query("rebase_starts"), snapshot)
         begins(records)
@@ -77,7 +77,7 @@ def rebase(
 
 
 def _refuse_company(connection: Connection) -> None:
-    """A worker that goes on would read the former cluster's cursors as this one's until the rebase is done."""
+    """Raise Unavailable if workers are running: until the rebase is done, they would misread the cursors' ids."""
     pids = [str(pid) for pid in connection.exec_driver_sql(queries(connection)("other_sessions")).scalars()]
     if pids:
         raise Unavailable(
@@ -87,7 +87,7 @@ def _refuse_company(connection: Connection) -> None:
 
 
 def _lock(connection: Connection, lock_seconds: float) -> None:
-    """Lock the tables: whoever comes while this waits for others waits too, so it waits shortly, and often."""
+    """Lock the tables in many short attempts: while one waits for others, later transactions wait for it."""
     until = time.monotonic() + lock_seconds
     while True:
         try:
@@ -99,8 +99,8 @@ def _lock(connection: Connection, lock_seconds: float) -> None:
                 raise
             if time.monotonic() > until:
                 raise Unavailable(
-                    "somebody writes to TaskBridge's tables (pg_locks shows who), so nothing was rebased: end that "
-                    "transaction and run `taskbridge migrate --rebase` again"
+                    "another transaction is writing to TaskBridge's tables (pg_locks shows it), so nothing was "
+                    "rebased: end that transaction and run `taskbridge migrate --rebase` again"
                 ) from error
             time.sleep(PAUSE)
         else:

@@ -1,4 +1,4 @@
-"""Storing what requests bring, in an event loop: a pool of asynchronous sessions, and the statement of one webhook."""
+"""Storing the contents of requests in an event loop: a pool of asynchronous sessions, and the webhook statement."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ WAIT_SECONDS: Final = 2.0
 MOST_WAITING: Final = 2_000
 """Transactions that may wait for a session."""
 LOCK_TIMEOUT = "1s"
-"""How long a transaction waits for a record that another one is writing; the others have fewer sessions meanwhile."""
+"""How long a transaction waits for a record that another one is writing, while the session is not free for others."""
 FORGOTTEN_AT_ONCE: Final = 1_000
 
 
 class Incoming(NamedTuple):
     """What one webhook brings: a record as JSON text, with the sender's id of the webhook and its version, if any.
 
-    Without a document the record is deleted. `traceparent`: the span of the request, where it is traced.
+    Without a document the record is deleted. `traceparent`: the span of the request, if it is traced.
     """
 
     source: str
@@ -51,7 +51,7 @@ class Incoming(NamedTuple):
 
 
 def receive_statement(incoming: Incoming) -> Statement:
-    """Return what stores a webhook's record; it gives whether the delivery is new, and whether the record changed."""
+    """Return the statement that stores a webhook's record; it returns whether the delivery is new and what changed."""
     return Statement("receive", incoming._asdict())
 
 
@@ -61,10 +61,10 @@ def forget_received(engine: Engine) -> bool:
 
 
 class AsyncPool:
-    """Sessions of one event loop, opened when they are needed, in the way that `engine` opens its own.
+    """Sessions of one event loop, opened on demand in the same way as those of `engine`.
 
-    It is neither SQLAlchemy's asynchronous pool, which costs each transaction several times as much, nor psycopg_pool,
-    which connects in the background: whoever asks would learn neither at once nor why there is no session.
+    SQLAlchemy's asynchronous pool would cost each transaction several times as much. psycopg_pool connects in the
+    background, so a caller would learn neither at once nor why there is no session.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -75,28 +75,29 @@ class AsyncPool:
         self._waiting = 0
 
     def __del__(self) -> None:
-        """Close the sessions of an event loop that ended without `close`, as that of an app that was mounted."""
+        """Close the sessions of an event loop that ended without `close`, such as that of a mounted app."""
         for session in self._idle:
             session.pgconn.finish()
 
     async def execute(self, *statements: Statement) -> list[list[tuple[Any, ...]]]:
-        """Execute statements as one transaction, in one round trip; it is durable when this returns. Return their rows.
+        """Execute statements as one durable transaction, in one round trip, and return their rows.
 
         Raises:
-            Unavailable: all sessions are in use for `WAIT_SECONDS`, or too many others wait.
-            InvalidInput: Postgres refuses a record.
+            Unavailable: all sessions are in use for `WAIT_SECONDS`, or too many others are waiting.
+            InvalidInput: Postgres rejects a record.
         """
         await self._acquire()
         try:
             session = self._take_idle() or await self._open()
             try:
                 with refused():
-                    return await session.execute_all([(self._query(one.query), one) for one in statements])
+                    queries_and_values = [(self._query(statement.query), statement) for statement in statements]
+                    return await session.execute_all(queries_and_values)
             finally:
                 if session.pgconn.transaction_status == TransactionStatus.IDLE:
                     self._idle.append(session)
                 else:
-                    # It broke, or gave no answer in time. The others may be no better.
+                    # It broke, or did not answer in time, and so may the others.
                     await session.close()
                     await self.close()
         finally:
@@ -107,7 +108,7 @@ class AsyncPool:
         self._idle.append(await self._open())
 
     async def close(self) -> None:
-        """Close the sessions that are idle."""
+        """Close the idle sessions."""
         while self._idle:
             await self._idle.pop().close()
 
@@ -187,7 +188,7 @@ class _Session(psycopg.AsyncConnection[Any]):
             answer: T = end.value
             return answer
         except asyncio.CancelledError:
-            # In the middle of a statement, it can be used no more.
+            # It is in the middle of a statement, so it cannot be used any more.
             self.pgconn.finish()
             raise
         except psycopg.Error as error:
@@ -222,7 +223,7 @@ class _Session(psycopg.AsyncConnection[Any]):
         if len(statements) == 1 and not self._limits:
             ((text, one),) = statements
             return [await (await self.execute(text, one.values)).fetchall()]
-        # What is in a pipeline is one transaction, and only settings of a transaction need its beginning.
+        # A pipeline is one transaction anyway; only local settings need a BEGIN.
         try:
             async with self.pipeline():
                 for text in [query("begin"), *local_settings(self._limits)] if self._limits else ():

@@ -91,8 +91,8 @@ def record(
 
     Raises:
         InvalidName: the source or the tenant is not allowed.
-        InvalidInput: the key is empty, longer than 200 characters or holds a control character, or the document is
-            no JSON object.
+        InvalidInput: the key is empty, longer than 200 characters or contains a control character, or the document is
+            not a JSON object.
     """
     return bool(record_many(engine, source, [(tenant, key, document)], connection))
 
@@ -137,7 +137,7 @@ def record_statements(source: str, rows: Iterable[Row]) -> Iterator[Statement]:
 def message_statement(
     source: str, message_id: str, payload: str, found: Match | Unmatched, traceparent: str | None = None
 ) -> Statement:
-    """Return what writes one message, and gives a row if it is new; its span is `traceparent`, else the current one."""
+    """Return the statement that writes a message; it returns a row if the message is new."""
     values = {"source": source, "key": message_id, "document": payload, **_columns(found)}
     return Statement("record_event", values | {"traceparent": traceparent or tracing.current()})
 
@@ -155,7 +155,7 @@ def _checked(number: int, row: Row) -> tuple[str, str, str]:
             raise TypeError
         tenant, key, document = row
     except (TypeError, ValueError):
-        raise InvalidInput(f"row {number} is no (tenant, key, document): pass three values for each record") from None
+        raise InvalidInput(f"row {number} is not (tenant, key, document): pass three values per record") from None
     check_tenant(tenant)
     check_key(tenant, key)
     where = f"tenant {tenant!r}, record {key!r}"
@@ -165,12 +165,12 @@ def _checked(number: int, row: Row) -> tuple[str, str, str]:
 
 
 def _is_text(given: object) -> bool:
-    """Whether it is one text, which Python would take for the list of its characters."""
+    """Whether it is a string, which Python would iterate by character."""
     return isinstance(given, (str, bytes))
 
 
 def _statement(source: str, documents: Mapping[tuple[str, str], str], traceparent: str | None = None) -> Statement:
-    """Return what writes documents by tenant and key, and gives the tenant of each that changed."""
+    """Return the statement that writes documents by tenant and key, with the tenant of each that changed."""
     tenants, keys = ([name[at] for name in documents] for at in (0, 1))
     columns = {"tenants": tenants, "keys": keys, "documents": [*documents.values()]}
     return Statement("record_many", {"source": source, **columns, "traceparent": traceparent or tracing.current()})
@@ -184,9 +184,9 @@ def record_invoice(
 
 
 def rows_statement(source: str, rows: list[tuple[str, str, str]], traceparent: str | None = None) -> Statement:
-    """Return what writes checked rows, and gives the tenant of each that changed.
+    """Return the statement that writes checked rows, with the tenant of each that changed.
 
-    Their span is `traceparent`, else the current one. Of several rows for one record the last counts.
+    `traceparent`: by default the current span. If there are several rows for one record, the last one counts.
     """
     return _statement(source, {(tenant, key): text for tenant, key, text in rows}, traceparent)
 
@@ -200,21 +200,21 @@ def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManag
 def refused() -> Iterator[None]:
     """Translate errors about the values of a record into InvalidInput, for every driver.
 
-    The trigger refuses them with a message of ours. The encoding of the database may lack a character.
+    The trigger rejects values with a message of ours. The encoding of the database may lack a character.
     """
     try:
         yield
     except Exception as error:
-        if any(sqlstate(one) in UNTRANSLATABLE for one in causes(error)):
+        if any(sqlstate(cause) in UNTRANSLATABLE for cause in causes(error)):
             raise InvalidInput(
-                "a name or the document has a character that the database cannot hold in its encoding",
-                "leave it out, or use a database with the encoding UTF8 (`taskbridge doctor` names the present one)",
+                "a name or the document has a character that the database cannot store in its encoding",
+                "leave it out, or use a database with the encoding UTF8 (`taskbridge doctor` shows the present one)",
             ) from error
-        said = [one for one in causes(error) if sqlstate(one) == INVALID_PARAMETER]
-        if not said:
+        refusals = [cause for cause in causes(error) if sqlstate(cause) == INVALID_PARAMETER]
+        if not refusals:
             raise
-        diagnosis = getattr(said[-1], "diag", None)
-        raise InvalidInput(str(diagnosis.message_primary if diagnosis else said[-1]).splitlines()[0]) from error
+        diagnosis = getattr(refusals[-1], "diag", None)
+        raise InvalidInput(str(diagnosis.message_primary if diagnosis else refusals[-1]).splitlines()[0]) from error
 
 
 def _autocommit(engine: Engine) -> Connection:
@@ -225,7 +225,7 @@ def _autocommit(engine: Engine) -> Connection:
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"it holds a value of type {type(value).__name__}")
+    raise TypeError(f"it contains a value of type {type(value).__name__}")
 
 
 _ENCODER: Final = json.JSONEncoder(allow_nan=False, ensure_ascii=False, default=_plain)
@@ -233,45 +233,45 @@ _EXACT_ENCODER: Final = msgspec.json.Encoder(decimal_format="number", enc_hook=_
 
 
 def json_text(where: str, document: object) -> str:
-    """Return `document` as JSON that jsonb takes unchanged.
+    """Return `document` as JSON that jsonb stores unchanged.
 
     Raises:
-        InvalidInput: it is none; the message begins with `where`.
+        InvalidInput: it is not JSON; the message begins with `where`.
     """
     try:
         text = _ENCODER.encode(document)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"{where}: the document is no JSON: {error}. Pass decimals and dates as strings") from None
+        raise InvalidInput(f"{where}: the document is not JSON: {error}. Pass decimals and dates as strings") from None
     return _checked_text(where, text, unreadable(text))
 
 
 def exact_json_text(where: str, document: object) -> str:
-    """Return what was read from JSON, its fractions as `Decimal`, as JSON that jsonb takes with the same digits.
+    """Return a document that was read from JSON, with fractions as `Decimal`, as JSON with the same digits.
 
     Raises:
-        InvalidInput: it is none; the message begins with `where`.
+        InvalidInput: it is not JSON; the message begins with `where`.
     """
     try:
         text = _EXACT_ENCODER.encode(document).decode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"{where}: the document is no JSON: {error}") from None
-    # Also a number beyond a double, which no worker could read.
+        raise InvalidInput(f"{where}: the document is not JSON: {error}") from None
+    # This includes numbers out of the range of a double, which no worker could read.
     return _checked_text(where, text, unreadable(text) or decoded(text)[1])
 
 
 def _checked_text(where: str, text: str, unreadable_because: str | None) -> str:
     if "\\u0000" in text and _NUL.search(text):
-        raise InvalidInput(f"{where}: the document holds a NUL character, which jsonb cannot: remove it")
+        raise InvalidInput(f"{where}: the document contains a NUL character, which jsonb cannot store: remove it")
     if unreadable_because:
         raise InvalidInput(
-            f"{where}: no worker can read the document: {unreadable_because}. Make it a string, or parts of their own"
+            f"{where}: no worker can read the document: {unreadable_because}. Make it a string, or split it"
         )
     return text
 
 
 class Records:
-    """The messages of a source: each written once, and matched again after the criteria changed."""
+    """The messages of a source, which are written once, and matched again after the criteria change."""
 
     def __init__(self, engine: Engine, source: str) -> None:
         self._engine = engine
@@ -288,13 +288,13 @@ class Records:
     def discard(
         self, message_ids: Sequence[str] | None, reason: str | None = None, timeout: float = DISCARD_TIMEOUT
     ) -> list[str]:
-        """Give up unmatched records, those with `message_ids` or all; return their message ids.
+        """Discard unmatched records, those with `message_ids` or all; return their message ids.
 
-        They are deleted by the next prune for which they are old enough. Those that others are writing are retried for
-        `timeout` seconds, during which nothing is locked.
+        The next prune for which they are old enough deletes them. Records locked by other transactions are retried for
+        `timeout` seconds, without locks in between.
 
         Raises:
-            Unavailable: others are still writing some of them; the rest is given up.
+            Unavailable: some are still locked by other transactions; the rest is discarded.
         """
         until = time.monotonic() + timeout
         given_up: list[str] = []
@@ -307,8 +307,8 @@ class Records:
             found = [row for row in found if row["held"]]
             if found and time.monotonic() > until:
                 raise Unavailable(
-                    f"{len(given_up):,} were discarded, and others have {len(found):,} in open transactions "
-                    "(pg_stat_activity shows them): run it again when these are over"
+                    f"{len(given_up):,} were discarded; {len(found):,} are locked by open transactions "
+                    "(pg_stat_activity shows them): run it again when these have ended"
                 )
             if found:
                 time.sleep(DISCARD_PAUSE)
@@ -319,11 +319,11 @@ class Records:
             return rows(driver, self._query(name), {"source": self._source, **values})
 
     def match_again(self, match: Matcher) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
-        """Match unmatched records again, each in a transaction of its own; yield each with what `match` found."""
-        for one in read_unmatched(self._engine, self._source, thin=False):
-            found = match(one.payload)
-            if found == Unmatched(one.reason) or self._settle(one.message_id, found):
-                yield one, found
+        """Match unmatched records again, each in its own transaction; yield each with the result of `match`."""
+        for message in read_unmatched(self._engine, self._source, thin=False):
+            result = match(message.payload)
+            if result == Unmatched(message.reason) or self._settle(message.message_id, result):
+                yield message, result
 
     def _settle(self, message_id: str, found: Match | Unmatched) -> bool:
         """Store the result for a message; return whether it was stored."""
@@ -338,7 +338,7 @@ class Records:
             except psycopg.OperationalError as error:
                 if not is_busy(error):
                     raise
-                reason = "others write it, match it again"
+                reason = "another transaction is writing it; match it again"
         log.warning("source %s: message %r is not matched: %s", self._source, message_id, reason)
         return False
 

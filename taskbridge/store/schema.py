@@ -17,7 +17,7 @@ import psycopg
 from taskbridge.common.libraries import explained_imports
 from taskbridge.common.server_errors import FOREIGN_CLUSTER
 from taskbridge.errors import ForeignCluster, SchemaMismatch
-from taskbridge.store.db import driver_error, driver_of, checked_out, fetch, scalar, within
+from taskbridge.store.db import checked_out, driver_error, driver_of, fetch, scalar, within
 from taskbridge.store.queries import LOCAL, filled, queries, query, quoted, schema_of, setting
 
 if TYPE_CHECKING:
@@ -73,64 +73,64 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
     except SchemaMismatch:
         raise
     except Exception as error:
-        said = driver_error(error)
-        if said is None or said.diag.message_primary is None or isinstance(said, psycopg.OperationalError):
+        refusal = driver_error(error)
+        if refusal is None or refusal.diag.message_primary is None or isinstance(refusal, psycopg.OperationalError):
             raise
         raise SchemaMismatch(
-            f"the schema could not be changed, and is as it was: Postgres says {said.diag.message_primary!r}",
-            "mend that and run `taskbridge migrate` again",
+            f"the schema could not be changed, and is as it was: Postgres says {refusal.diag.message_primary!r}",
+            "fix that and run `taskbridge migrate` again",
         ) from error
     # Open connections keep the search path that they began with.
     engine.dispose()
     return before, after
 
 
-def _refuse_unknown(found: str | None) -> None:
-    if found is not None and found not in _known():
+def _refuse_unknown(revision: str | None) -> None:
+    if revision is not None and revision not in _known():
         raise SchemaMismatch(
-            f"the database is at schema {found}, which this version of TaskBridge does not know",
+            f"the database is at schema {revision}, which this version of TaskBridge does not know",
             "install the version that made it, or a newer one",
         )
 
 
 def _refuse_foreign(driver: psycopg.Connection[Any], schema: str) -> None:
-    """Raise SchemaMismatch where the schema is somebody else's: it has relations, and our table is none of them."""
-    found = scalar(driver, query("foreign_schema"), {"name": quoted(schema), "ours": VERSION_TABLE})
-    if found is not None:
+    """Raise SchemaMismatch if the schema is not ours: it has relations, but not our version table."""
+    relation = scalar(driver, query("foreign_schema"), {"name": quoted(schema), "ours": VERSION_TABLE})
+    if relation is not None:
         raise SchemaMismatch(
-            f"the database has a schema {schema} that is not TaskBridge's (it holds {found!r})",
+            f"the database has a schema {schema} that is not TaskBridge's (it contains {relation!r})",
             "set TASKBRIDGE_SCHEMA to another name in all processes, and run `taskbridge migrate`",
         )
 
 
 def _make(driver: psycopg.Connection[Any], schema: str) -> None:
-    """Make the schema where it is missing, and see to the search path."""
+    """Create the schema if it is missing, and correct the search path if necessary."""
     _refuse_foreign(driver, schema)
     if scalar(driver, query("no_schema"), {"name": quoted(schema)}):
         driver.execute(query("make_schema", schema))
-    if found := scalar(driver, query("own_schema_first")):
-        # A role of the schema's own name would find our tables before the application's, and make its own among them.
-        driver.execute(filled("search_path", schema, {"database": found}))
+    if own_database := scalar(driver, query("own_schema_first")):
+        # A role with the same name as the schema would find our tables first, and create its own among them.
+        driver.execute(filled("search_path", schema, {"database": own_database}))
 
 
 def check_schema(database: Database) -> None:
-    """Raise SchemaMismatch, saying what to run, unless the database is at this version's schema."""
-    found = current(database)
-    if found == head():
+    """Raise SchemaMismatch, with the command to run, unless the database has this version's schema."""
+    revision = current(database)
+    if revision == head():
         return
-    if found is None:
+    if revision is None:
         with checked_out(database) as driver:
             _refuse_foreign(driver, schema_of(database))
         raise SchemaMismatch("the database has no schema of TaskBridge", "run `taskbridge migrate`")
-    if found in _known():
+    if revision in _known():
         raise SchemaMismatch(
-            f"the database is at schema {found}, this version needs {head()}", "run `taskbridge migrate`"
+            f"the database is at schema {revision}, this version needs {head()}", "run `taskbridge migrate`"
         )
-    _refuse_unknown(found)
+    _refuse_unknown(revision)
 
 
 def current(database: Database) -> str | None:
-    """Return the database's revision, None where there is none."""
+    """Return the revision of the database's schema; None: there is no schema."""
     with checked_out(database) as driver:
         return _current(driver, schema_of(database))
 
@@ -139,8 +139,8 @@ def _current(driver: psycopg.Connection[Any], schema: str) -> str | None:
     table = f"{quoted(schema)}.{VERSION_TABLE}"
     if scalar(driver, query("has_revisions"), {"table": table}) is None:
         return None
-    found: str | None = scalar(driver, filled("revision", schema, {"table": table}))
-    return found
+    revision: str | None = scalar(driver, filled("revision", schema, {"table": table}))
+    return revision
 
 
 def head() -> str:
@@ -149,31 +149,31 @@ def head() -> str:
 
 
 def _known() -> set[str]:
-    """Return all revisions: what the names of the files begin with, in order. A test compares them with Alembic's."""
+    """Return all revisions, from the names of the files. A test compares them with Alembic's."""
     return {file.name.partition("_")[0] for file in (_migrations() / "versions").glob("[0-9]*_*.py")}
 
 
 def _migrations() -> Path:
-    """Where the migrations lie: inside an installed wheel, or beside the package in a checkout."""
+    """Return the directory of the migrations: inside an installed wheel, or beside the package in a checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "_migrations"
     return inside if inside.is_dir() else package.parent / "migrations"
 
 
 def in_its_cluster(database: Database) -> bool:
-    """Say whether the database is in the cluster whose transaction ids it holds; the schema must be the newest."""
+    """Return whether the database is in the cluster whose transaction ids it contains; its schema must be current."""
     with checked_out(database) as driver:
         return bool(scalar(driver, queries(database)("in_its_cluster")))
 
 
 def check_cluster(database: Database) -> None:
-    """Raise ForeignCluster, saying what to run, unless the database is in the cluster whose ids it holds."""
+    """Raise ForeignCluster, with the command to run, unless the database is in the cluster whose ids it contains."""
     if not in_its_cluster(database):
         raise ForeignCluster(FOREIGN_CLUSTER)
 
 
 def deployment(database: Database) -> tuple[str, str]:
-    """Return what tells this database and schema from all others, without spaces, and what people call them."""
+    """Return a unique identifier of this database and schema, without spaces, and a readable name."""
     schema = schema_of(database)
-    (found,) = fetch(database, "deployment")
-    return f"{found['cluster']}/{found['oid']}/{schema}", f"database {found['name']}, schema {schema}"
+    (row,) = fetch(database, "deployment")
+    return f"{row['cluster']}/{row['oid']}/{schema}", f"database {row['name']}, schema {schema}"

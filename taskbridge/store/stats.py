@@ -1,4 +1,4 @@
-"""What Postgres knows of pipelines and of their tenants, for status and metrics. Nothing is changed here."""
+"""Read-only queries on pipelines and their tenants, for status and metrics."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ __all__ = [
 MOST_RECORDS: Final = 100_000
 """Records of a pipeline, pending or in quarantine, are counted up to this number."""
 LOOK_SECONDS: Final = 3.0
-"""Seconds for a statement that only reads for people: somebody waits for it, and others for the server."""
+"""Seconds for a read-only statement for which a person waits; it should not keep the server busy for longer."""
 TENANTS_AT_ONCE: Final = 1_000
 _LOOKS: Final = {
-    # None takes more than one CPU of the server.
+    # No statement uses more than one CPU of the server.
     "max_parallel_workers_per_gather": "0",
     "jit": "off",
-    # A plan for any time would read all of a day's runs, where those of the last seconds are wanted.
+    # A generic plan would read all runs of a day, even if only those of the last seconds are wanted.
     "plan_cache_mode": "force_custom_plan",
 }
 
 
 class Counters(NamedTuple):
-    """Sums over all cursors of a pipeline. `found_bursts`: of `bursts`, those that the change poller began."""
+    """Sums over all cursors of a pipeline. `found_bursts`: those of the `bursts` that the change poller began."""
 
     events: int = 0
     bursts: int = 0
@@ -66,8 +66,8 @@ class Counters(NamedTuple):
 class Backlog(NamedTuple):
     """Records of a pipeline that are pending or in quarantine, up to `MOST_RECORDS`, and the age of the oldest pending.
 
-    `oldest_tenant`: whose that is; None: none is pending. `failing`: tenants whose last run failed, up to as many;
-    `fails`: one of them.
+    `oldest_tenant`: the tenant of that one; None: none is pending. `failing`: tenants whose last run failed, up to the
+    same number; `fails`: one of them.
     """
 
     pending: int
@@ -79,10 +79,14 @@ class Backlog(NamedTuple):
 
 
 class Ages(NamedTuple):
-    """Seconds since the last pass of the change poller (`poller`) and of the reconciler (`reconciler`); infinite: never."""
+    """Seconds since the last pass of the change poller and of the reconciler; infinite: never."""
 
     poller: float = math.inf
     reconciler: float = math.inf
+
+
+_AGE_OF_KIND: Final = {"tail": "poller", "base": "reconciler"}
+"""By the kind of a stored snapshot, the field of `Ages`."""
 
 
 class WaitingRecords(NamedTuple):
@@ -97,26 +101,26 @@ class WaitingRecords(NamedTuple):
 def limited(
     database: Database, seconds: float = LOOK_SECONDS, settings: Mapping[str, str] | None = None
 ) -> Iterator[psycopg.Connection[Any]]:
-    """Check out a connection of which each statement is cancelled after so many seconds."""
+    """Check out a connection whose statements are cancelled after so many seconds."""
     with checked_out(database) as driver, within(driver, seconds, settings={**_LOOKS, **(settings or {})}):
         yield driver
 
 
 def read_ages(database: Database, pipelines: Collection[str]) -> dict[str, Ages]:
     """Return how long ago the records of `pipelines` were polled."""
-    query, found = queries(database), dict.fromkeys(pipelines, Ages())
+    query, ages = queries(database), dict.fromkeys(pipelines, Ages())
     with limited(database) as driver:
         for row in rows(driver, query("pass_ages"), {"pipelines": [*pipelines]}):
-            found[row["pipeline"]] = found[row["pipeline"]]._replace(**{row["kind"]: row["seconds"]})
-    return found
+            ages[row["pipeline"]] = ages[row["pipeline"]]._replace(**{_AGE_OF_KIND[row["kind"]]: row["seconds"]})
+    return ages
 
 
 def read_counters(database: Database, pipelines: Collection[str], seconds: float = 30.0) -> dict[str, Counters]:
-    """Return the counters of `pipelines`: every cursor is read. It is given up after so many seconds."""
+    """Return the counters of `pipelines`. This reads every cursor, and is cancelled after so many seconds."""
     query = queries(database)
     with limited(database, seconds) as driver:
-        found = {row["pipeline"]: _counters(row) for row in rows(driver, bucket_sums(query("metric_counters")))}
-    return {name: found.get(name, Counters()) for name in pipelines}
+        counters = {row["pipeline"]: _counters(row) for row in rows(driver, bucket_sums(query("metric_counters")))}
+    return {name: counters.get(name, Counters()) for name in pipelines}
 
 
 def read_backlogs(
@@ -139,9 +143,9 @@ class Tenants:
     """The tenants of pipelines that read one source.
 
     Args:
-        database: where they are.
+        database: the database.
         source: what the pipelines read.
-        seconds: how long each statement may take; None: any time.
+        seconds: how long each statement may take; None: no limit.
     """
 
     def __init__(self, database: Database, source: str = "invoices", *, seconds: float | None = None) -> None:
@@ -179,29 +183,29 @@ class Tenants:
     def waiting(self, pipeline: str, tenant: str, smallest: int) -> WaitingRecords | None:
         """Return what waits for one tenant; None: nothing."""
         values = {"pipeline": pipeline, "source": self._source, "tenant": tenant, "smallest": smallest, "size": None}
-        found = fetch(self._database, "waiting_records", values)
-        return WaitingRecords(**found[0]) if found else None
+        waiting = fetch(self._database, "waiting_records", values)
+        return WaitingRecords(**waiting[0]) if waiting else None
 
     def delays(self, pipeline: str, tenants: Collection[str], smallest: int) -> dict[str, int]:
-        """Return, of `tenants`, those for whom records wait, and the smallest delay (milliseconds) of each."""
-        wanted, found = list(tenants), dict[str, int]()
+        """Return those of `tenants` with waiting records, and the smallest delay (milliseconds) of each."""
+        wanted, smallest_delays = list(tenants), dict[str, int]()
         values = {"pipeline": pipeline, "source": self._source, "smallest": smallest, "size": None}
         for start in range(0, len(wanted), TENANTS_AT_ONCE):
             page = {"tenants": wanted[start : start + TENANTS_AT_ONCE]}
             delays = fetch(self._database, "waiting_delays", values | page)
-            found.update((row["tenant"], row["delay_ms"]) for row in delays)
-        return found
+            smallest_delays.update((row["tenant"], row["delay_ms"]) for row in delays)
+        return smallest_delays
 
     def pending_before(self, pipeline: str, tenants: Collection[str], snapshot: str) -> dict[str, int]:
-        """Return, of `tenants`, those with pending records that are visible in `snapshot`, and how many each has.
+        """Return those of `tenants` with pending records that are visible in `snapshot`, and how many each has.
 
-        A record that is tried again is pending; one that changed after the snapshot is not visible in it.
+        A record to be retried is pending; one that changed after the snapshot is not visible in it.
         """
-        found = self._rows("pending_before", pipeline, tenants=list(tenants), snapshot=snapshot, size=None)
-        return {row["tenant"]: row["records"] for row in found}
+        pending = self._rows("pending_before", pipeline, tenants=list(tenants), snapshot=snapshot, size=None)
+        return {row["tenant"]: row["records"] for row in pending}
 
     def delivery_counts(self, pipeline: str) -> tuple[int, int]:
-        """Return how many deliveries the journal holds, and how many repeat one of the same revision."""
+        """Return how many deliveries are in the journal, and how many repeat a delivery of the same revision."""
         (row,) = self._rows("delivery_counts", pipeline)
         return row["deliveries"], row["duplicates"]
 

@@ -368,9 +368,9 @@ class Transaction:
             connection.invalidate()
 
     def close(self) -> bool:
-        """Roll back if nothing was committed, and return the connection; return whether its session may go on.
+        """Roll back if nothing was committed, and return the connection; return whether its session may still be busy.
 
-        It does if the handler was interrupted inside a statement, or a statement was not answered in time.
+        It may be if the handler was interrupted inside a statement, or a statement was not answered in time.
         """
         self._over.set()
         connection, handlers = self._connection, self._handlers

@@ -30,16 +30,15 @@ class UnmatchedRecord(NamedTuple):
 def read_unmatched(
     database: Database, source: str, reason: str | None = None, page_size: int = PAGE, *, thin: bool = True
 ) -> Iterator[UnmatchedRecord]:
-    """Return the records of a source that no criterion matched, oldest first; with `reason` those that have it.
+    """Return the records of a source that no criterion matched, oldest first; with `reason`, only those that have it.
 
-    Without `thin` not those of adopted tables, which no criterion is asked about.
-
-    `page_size` of them are in memory at once.
+    Without `thin`, those of adopted tables are left out: no criterion applies to them. At most `page_size` are in
+    memory at once.
     """
     query, after = queries(database)("unmatched"), (0, "")
     while True:
-        place = {"after": after[0], "after_key": after[1]}
-        values = {"source": source, "reason": reason, **place, "limit": page_size, "thin": thin}
+        position = {"after": after[0], "after_key": after[1]}
+        values = {"source": source, "reason": reason, **position, "limit": page_size, "thin": thin}
         with checked_out(database) as driver:
             page = [UnmatchedRecord(*row) for row in driver.execute(query, values)]
         yield from page
@@ -55,9 +54,9 @@ def count_unmatched(database: Database, source: str) -> int:
 
 
 def unmatched_sources(database: Database, most: int = 100_000) -> dict[str, int]:
-    """Return how many unmatched records each source has, also one that nobody reads; only those with some.
+    """Return how many unmatched records each source has, including sources without a reader, if it has any.
 
-    At most `most` are counted in all.
+    At most `most` are counted in total.
     """
     with checked_out(database) as driver, within(driver, None):
         return {
@@ -66,6 +65,6 @@ def unmatched_sources(database: Database, most: int = 100_000) -> dict[str, int]
 
 
 def is_adopted(database: Database, source: str) -> bool:
-    """Return whether a source is an adopted table, or was: its rows may be unmatched without any criteria."""
+    """Return whether a source is or was an adopted table: its rows may be unmatched even without criteria."""
     with checked_out(database) as driver, within(driver, None):
         return source in {row["source"] for row in rows(driver, queries(database)("once_adopted"))}

@@ -15,8 +15,8 @@ from jsonpath_rfc9535 import JSONPathQuery, JSONPathRecursionError
 from jsonpath_rfc9535.segments import JSONPathChildSegment
 from jsonpath_rfc9535.selectors import NameSelector
 
-from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.common.log_throttle import LogThrottle
+from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.common.texts import log_error, shown
 from taskbridge.declaring.criteria import compiled
 from taskbridge.errors import ConfigurationError, InvalidInput, UsageError

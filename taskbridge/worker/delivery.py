@@ -107,19 +107,21 @@ class Run:
     def must_end(self) -> bool:
         """Whether it ends after this batch although records are left.
 
-        Others wait for it, it probes an open circuit, or less than a tenth of its time budget is left, which is too
-        little for another call.
+        Others of its group wait for it, it probes an open circuit, its worker takes first events only, or less than a
+        tenth of its time budget is left, which is too little for another call.
         """
         has_time = self.seconds_left >= self.runtime.settings.run_budget / 10
-        return self.began_together > 1 or self.begun.probe is not None or not has_time
+        is_limited = self.began_together > 1 or self.begun.probe is not None or self.runtime.takes_first_events_only
+        return is_limited or not has_time
 
     @property
     def most_records(self) -> int:
-        """How many records the handler can handle in what is left of the budget, judging by its last calls."""
-        pace, budget, left = self.runtime.paces[self.pipeline.name], self.runtime.settings.run_budget, self.seconds_left
+        """How many records the latency budget of the pipeline allows, judging by the handler's last calls."""
+        latency, runtime = self.pipeline.latency_budget, self.runtime
         if self.began_together > 1:
-            budget = left = SLICE / self.began_together
-        return min(self.pipeline.batch_size, pace.most_records(left, budget))
+            latency = min(latency, SLICE / self.began_together)
+        pace = runtime.paces[self.pipeline.name]
+        return min(self.pipeline.batch_size, pace.most_records(latency, runtime.settings.run_budget))
 
     @property
     def claim(self) -> Claim:

@@ -1,13 +1,13 @@
-"""What follows when a batch fails: back-off, the search for a bad record, quarantine, and the circuit's probes.
+"""What happens when a batch fails: back-off, the search for a bad record, quarantine, and the circuit's probes.
 
-A record goes to quarantine when it failed alone `max_attempts` times and another record of its pipeline was handled
+A record goes to quarantine if it has failed alone `max_attempts` times and another record of its pipeline was handled
 since its last failure alone. If none was, other records of its tenant are tried. If those fail too, the downstream
-seems to be at fault: the tenant waits, nothing is quarantined, and when a second tenant finds the same the circuit
-opens. Where a tenant has no other record, or all others are rejected, two such records may go to quarantine in a row.
+seems to be at fault: the tenant waits, nothing is quarantined, and if a second tenant has the same result the circuit
+opens. If a tenant has no other record, or all others are rejected, two such records may go to quarantine in a row.
 
 An error that blames the downstream needs stronger evidence: another record of the same tenant is handled and then this
-one fails again; or, where no other is handled, it fails four times as often while other tenants' records are handled.
-So often is also enough where there is no other record and what fails is the handler's own session with Postgres.
+one fails again; or, if no other is handled, it fails four times as often while other tenants' records are handled. That
+many failures are also enough if there is no other record and the handler's own session with Postgres is what fails.
 Such failures do not count for a record that then fails with another error.
 
 The death of a run's process counts as a failure of the batch that the next run reads.
@@ -36,29 +36,29 @@ log = logging.getLogger(__name__)
 
 PAUSED: Final = RunResult(Outcome.PAUSED)
 LEAST_WAIT_MS: Final = 200
-"""The least wait of a handler that asks to wait; it may ask for 0, as with a date that is past."""
+"""The minimum wait if a handler asks to wait; it may ask for 0, for example with a date in the past."""
 MOST_IN_A_ROW: Final = 2
 LEAST_DEATHS: Final = 5
-"""The least deaths over one record alone before it may go to quarantine: a process may be killed from outside too."""
+"""The minimum number of deaths with one record alone before it may go to quarantine: a process may also be killed."""
 DOWNSTREAM_FACTOR: Final = 4
 LOOKS_AHEAD: Final = 256
-"""At least so many records of a tenant are looked at to find one that can be handled."""
+"""At least this many records of a tenant are read to find one that can be handled."""
 DIED: Final = (
-    "the run before this one did not end: its process died, as by a hard time limit or for lack of memory, its handler "
-    "went on after its time limit or held the interpreter for longer than the runner TTL, or Redis could not be "
-    "reached for as long"
+    "the previous run did not end: its process died (for example by a hard time limit or for lack of memory), its "
+    "handler ignored its time limit or blocked the interpreter for longer than the runner TTL, or Redis could not be "
+    "reached for that long"
 )
 
 
 def after_failure(run: Run, failed: HandlerFailed) -> RunResult:
-    """Decide what follows the handler's error, and store it.
+    """Decide how the run ends after the handler's error, and store the failure.
 
     Raises:
         CursorLost: the cursor is another run's.
     """
     error, page = failed.error, failed.page
     if (retry_after := asked_to_wait(error)) is not None:
-        # One that says how far it came needs no smaller batches, and of what comes again nothing is known.
+        # A handler that marks its progress needs no smaller batches; ComesAgain says nothing about their size.
         keeps = failed.progressed or isinstance(error, ComesAgain)
         bisection = page.bisection if keeps else page.bisection.told_to_wait(len(page.records))
         if bisection != page.bisection:
@@ -67,7 +67,7 @@ def after_failure(run: Run, failed: HandlerFailed) -> RunResult:
     if not page.records:
         return after_lost_server(run, failed.exception)
     text = error_text(error)
-    # The server is silent, or another holds the lock, or the record's own statement does not end.
+    # The server does not answer, another session holds a lock, or the record's own statement does not end.
     downstream = failed.waited or is_downstream(error, run.pipeline.downstream_errors)
     blame = Blame.DOWNSTREAM if downstream else Blame.RECORD
     if run.begun.probe is not None:
@@ -87,16 +87,16 @@ def after_failure(run: Run, failed: HandlerFailed) -> RunResult:
 
 
 def after_death(run: Run, page: Page) -> RunResult | None:
-    """Count the death of the run before this one as a failure of `page`, before any of its documents is read again.
+    """Count the death of the previous run as a failure of `page`, before any of its documents is read again.
 
-    Returns how this run ends; None: it goes on at once, after the first failure in a row.
+    Returns how this run ends; None: it continues at once, after the first failure in a row.
 
     Raises:
         CursorLost: the cursor is another run's.
     """
     bisection = page.bisection.failed(len(page.records), page.records[0].revision, died=True)
     text = _death(run)
-    # Errors do not count: a kill from outside must not complete `max_attempts`.
+    # Only deaths count, not errors: a kill from outside must not complete `max_attempts`.
     enough = bisection.is_alone and bisection.deaths >= max(run.pipeline.max_attempts, LEAST_DEATHS)
     result, failures = _judged(run, page, bisection, text, enough=enough, died=True)
     if result is None and failures > 1:
@@ -106,21 +106,21 @@ def after_death(run: Run, page: Page) -> RunResult | None:
 
 
 def _death(run: Run) -> str:
-    """Say in the log that the run before this one did not end, and return what is stored of it.
+    """Log that the previous run did not end, and return the text to store.
 
-    That names the worker and not the run, so that what one worker did has one text.
+    The text names the worker and not the run, so that deaths on one worker have the same text.
     """
     dead = run.begun.died
-    text = f"{DIED}; it was on the worker {dead.worker}" if dead and dead.worker else DIED
+    text = f"{DIED}; it ran on worker {dead.worker}" if dead and dead.worker else DIED
     log.error("%s, tenant %r: %s (run %s)", run.pipeline.name, run.tenant, text, dead and dead.token)
     return text
 
 
 def after_unread(run: Run, unread: Unread) -> RunResult:
-    """Store that a batch could not be read, and let the next one be smaller.
+    """Store that a batch could not be read, and make the next one smaller.
 
     A record whose document cannot be read alone goes to quarantine like one whose handler fails. If records cannot be
-    read even without their documents, as while the table is locked, no record is at fault.
+    read even without their documents, for example while the table is locked, no record is at fault.
 
     Raises:
         CursorLost: the cursor is another run's.
@@ -146,14 +146,14 @@ def after_unread(run: Run, unread: Unread) -> RunResult:
 def after_lost_server(run: Run, error: Exception) -> RunResult:
     """Store an error of Postgres or of this program, and wait for the back-off. No record is at fault.
 
-    If this process only lacks a session of Postgres, the tenant does not wait: another slot may have one.
+    If this process only lacks a Postgres session, the tenant does not wait: another slot may have one.
     """
     if is_without_session(error):
         return RunResult(Outcome.STOPPED, error=error)
     try:
         fail(run, error_text(error))
     except Exception as second:
-        # Postgres may be what failed. The tenant waits for its back-off all the same.
+        # Postgres may be what failed. The tenant waits for its back-off anyway.
         log.warning("the failure of tenant %r could not be stored: %s", run.tenant, error_text(second))
     return RunResult(Outcome.RETRY, _milliseconds(run.begun.failures), error=error)
 
@@ -161,8 +161,8 @@ def after_lost_server(run: Run, error: Exception) -> RunResult:
 def probe(run: Run, page: Page) -> Page | RunResult:
     """Choose the record that a run tries while the circuit is open. If it is handled, the circuit closes.
 
-    Returns the tenant's first record, to be delivered as usual. Where the first ones may be at fault, a later record is
-    tried here, and the cursor does not move past it.
+    Returns the tenant's first record, to be delivered as usual. If the first records may be at fault, a later record is
+    tried here instead, and the cursor does not move past it.
 
     Raises:
         HandlerFailed: the handler raised.
@@ -172,7 +172,7 @@ def probe(run: Run, page: Page) -> Page | RunResult:
         return PAUSED
     failed = RunResult(Outcome.RETRY, _milliseconds(run.begun.failures), Blame.RECORD)
     if run.begun.died and page.records:
-        # It is not known which record the run before tried, so the next probe tries another.
+        # It is unknown which record the previous run tried, so the next probe tries another.
         text = _death(run)
         fail(run, text, died=True)
         run.counted_death = True
@@ -191,7 +191,7 @@ def probe(run: Run, page: Page) -> Page | RunResult:
 
 
 def _has_failed_enough(run: Run, bisection: Bisection, *, downstream: bool = False) -> bool:
-    """Whether a record failed alone so often that it may be at fault. Outages count only if this is one more."""
+    """Whether a record has failed alone often enough to be at fault. Outages count only if this is another one."""
     counted = bisection.attempts - (0 if downstream else bisection.outages)
     return bisection.is_alone and counted >= run.pipeline.max_attempts
 
@@ -207,15 +207,15 @@ def _judged(
     downstream: bool = False,
     waited: bool = False,
 ) -> tuple[RunResult | None, int]:
-    """Store a failure and, if a record failed alone often `enough`, decide whose fault it is. `died`: it is a death.
+    """Store a failure and, if a record failed alone often `enough`, decide who is at fault. `died`: it is a death.
 
-    Returns how the run ends, if that is known by now, and the failures in a row.
+    Returns how the run ends, if that is decided, and the number of failures in a row.
 
     Raises:
         CursorLost: the cursor is another run's.
     """
     evidence = run.cursors.evidence(run.key) if enough else None
-    # Stored before another record is tried: that one may end the process, and the search must not start anew then.
+    # Stored before another record is tried: that one may end the process, and the search must not start over then.
     failures = fail(run, text, bisection, died=died)
     run.counted_death = run.counted_death or died
     if evidence is None:
@@ -239,27 +239,27 @@ def _is_the_records_fault(
     """
     (record,) = page.records
     often = not downstream or bisection.attempts >= run.pipeline.max_attempts * DOWNSTREAM_FACTOR
-    # At its first failure alone, what was handled before says nothing about it.
+    # At its first failure alone, records handled before say nothing about it.
     if evidence.others_succeed and bisection.tries > 1 and often:
         return True
     try:
         ahead = run.cursors.read(run.key, max(run.pipeline.batch_size, LOOKS_AHEAD), bisecting=False, documents=False)
     except Unread:
         return False
-    # A record that somebody took out of quarantine meanwhile may come before this one.
+    # A record taken out of quarantine in the meantime may come before this one.
     others = [other for other in ahead.records if other.external_id != record.external_id]
     failed = 0
     for at in _order_of_trials(len(others), bisection.tries - run.pipeline.max_attempts):
         trial = _try(run, ahead, others[at])
         if trial is Trial.HANDLED:
-            # The downstream may have come back in between.
+            # The downstream may have recovered in between.
             return not downstream or _try(run, page, record) is Trial.FAILED
         failed += trial is not Trial.SILENT
         if failed >= len(others).bit_length() or run.seconds_left <= 0:
             return False
     if failed or evidence.in_a_row >= MOST_IN_A_ROW:
         return False
-    # Each time Postgres answered this run, and not the handler: so the record's own statement does not end.
+    # Each time Postgres answered this run but not the handler, so it is the record's own statement that does not end.
     return not downstream or (waited and often)
 
 
@@ -273,22 +273,22 @@ def _order_of_trials(count: int, tries: int) -> list[int]:
 
 
 class Trial(Enum):
-    """What came of a record that was tried to see whether another is at fault."""
+    """The result of trying a record to see whether another one is at fault."""
 
     HANDLED = auto()
     FAILED = auto()
     UNREAD = auto()
     SILENT = auto()
-    """It was rejected, is gone, or cannot be decoded; that says nothing about the downstream."""
+    """It was rejected, is gone, or cannot be decoded, which says nothing about the downstream."""
 
 
 def _try(run: Run, page: Page, record: Record) -> Trial:
     try:
-        # One document at a time: all that are tried could fill the memory.
+        # One document at a time: together they could fill the memory.
         loaded = run.cursors.load(record)
         if loaded is None:
             return Trial.SILENT
-        # No wait for rate limits: after it the run would begin with its own record, fail, and never get this far.
+        # It does not wait for rate limits: the run after the wait would begin with its own record and never get here.
         charge(run)
         return Trial.HANDLED if try_alone(run, page, loaded) else Trial.SILENT
     except Unread:
@@ -300,7 +300,7 @@ def _try(run: Run, page: Page, record: Record) -> Trial:
 
 
 def _wait(run: Run, retry_after: RetryAfter) -> RunResult:
-    """Return the result of a run whose handler asks to wait."""
+    """Return the result of a run whose handler asked to wait."""
     log.info("run of %s for tenant %r: the handler asks to %s", run.pipeline.name, run.tenant, retry_after)
     if run.runtime.waits is not None:
         run.runtime.waits[run.pipeline.name, run.tenant] = retry_after

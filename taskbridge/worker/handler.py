@@ -36,17 +36,17 @@ log = logging.getLogger(__name__)
 
 OUT_OF_ORDER: Final = (
     "the handler wrote through the batch, returned RetryAfter, and marked records after one that it did not mark: "
-    "handle them in the order of the batch, or raise RetryAfter, which rolls back what it wrote"
+    "handle records in the order of the batch, or raise RetryAfter, which rolls back what it wrote"
 )
 
 
 class HandlerFailed(Exception):
-    """The handler raised `error` over `page`, or what it wrote cannot be committed.
+    """The handler raised `error` for `page`, or what it wrote cannot be committed.
 
-    `progressed`: the cursor has moved past what the handler said that it had handled, and `page` is the rest; without
-    it nothing took effect. `waited`: Postgres did not answer the batch's session, until a time limit or until the
-    session was lost. `returned`: the handler returned what it asks for, so what it wrote takes effect with what it said
-    that it had handled. `ends_process`: it did not fail, its process was told to end.
+    `progressed`: the cursor has moved past the records that the handler had marked as handled, and `page` has the rest;
+    otherwise nothing took effect. `waited`: Postgres did not answer the batch's session before a time limit, or before
+    the session was lost. `returned`: the handler returned RetryAfter, so what it wrote takes effect together with the
+    records that it had marked. `ends_process`: it did not fail, but its process was told to end.
     """
 
     def __init__(
@@ -68,30 +68,30 @@ class HandlerFailed(Exception):
 
     @property
     def to_raise(self) -> BaseException:
-        """This; or what tells the process to end."""
+        """This error, or the one that ends the process."""
         return self.error if self.ends_process else self
 
     @property
     def exception(self) -> Exception:
-        """What the run raises: `error`, unless that would end more than the run, as SystemExit does."""
+        """The exception for the run: `error`, unless that would end more than the run, like SystemExit."""
         if isinstance(self.error, Exception):
             return self.error
         mistake = HandlerMistake(
-            f"the handler raised {error_text(self.error)}, which ends no worker: raise an Exception"
+            f"the handler raised {error_text(self.error)}, which does not end a worker: raise an Exception"
         )
         mistake.__cause__ = self.error
         return mistake
 
 
 class HeldUp(ComesAgain):
-    """The handler is a coroutine and could not begin, since that of another tenant blocks the loop of its process."""
+    """The handler is a coroutine and could not begin, because another tenant's blocks the loop of the process."""
 
 
 def call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: list[Hook]) -> HandlerFailed | None:
     """Call the handler, note its pace, and return how it failed; None: it has handled the batch.
 
-    `hooks` gets the hooks for after the commit. What the handler sets in context variables, decimal's context among
-    them, ends with the call and its hooks.
+    Hooks for after the commit are added to `hooks`. Context variables that the handler sets, including decimal's
+    context, last until the call and its hooks are over.
     """
     pace, started = run.runtime.paces[run.pipeline.name], time.monotonic()
 
@@ -99,7 +99,7 @@ def call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: li
         hooks.append(partial(copy_context().run, hook))
 
     def in_context() -> Any:
-        # The time limit is inside, so that its error cannot interrupt what is around the call.
+        # The time limit is innermost, so that its error cannot interrupt the other context managers.
         with localcontext(), _traced(run, batch), middleware(batch, after_commit), _limited(run):
             result = _awaited(run, run.pipeline.handler(batch), batch)
             transaction.flush()
@@ -122,7 +122,7 @@ def call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: li
 
 
 def call_hooks(run: Run, hooks: Sequence[Hook]) -> None:
-    """Call the hooks for after the commit. The batch stays handled, even if one fails."""
+    """Call the hooks for after the commit. The batch stays handled even if a hook fails."""
     if not hooks:
         return
     try:
@@ -135,27 +135,27 @@ def call_hooks(run: Run, hooks: Sequence[Hook]) -> None:
     except BaseException as error:
         if ends_process(error):
             raise
-        log_error(log, error, "%s, tenant %r: a hook after the commit was given up", *run.key[:2])
+        log_error(log, error, "%s, tenant %r: a hook after the commit was interrupted", *run.key[:2])
 
 
 def has_waited(transaction: Transaction, error: BaseException) -> bool:
-    """Whether Postgres kept the handler waiting until this error ended it."""
-    # The session of a stream that is open has not answered either, whatever the handler raises.
+    """Whether the handler was waiting for Postgres until this error ended the wait."""
+    # A session with an open stream has not answered either, whatever the handler raises.
     return transaction.waits and is_caused_by(error, (SoftTimeLimitExceeded, psycopg.OperationalError))
 
 
 def done_first(batch: Batch, records: Sequence[Record], undecodable: Container[str] = (), *, wrote: bool) -> int:
-    """Return how many of the first records a handler was done with that did not handle all; 0: nothing is kept.
+    """Return how many of the first records are done after a handler that did not handle all; 0: nothing is kept.
 
     Raises:
-        HandlerMistake: it wrote for records that it handled out of their order.
+        HandlerMistake: the handler wrote for records that it handled out of order.
     """
     done = batch.done
     count = sum(
         1 for _ in takewhile(lambda record: record.external_id in done or record.external_id in undecodable, records)
     )
     marked = done - batch.rejected.keys()
-    # A handler that marks nothing is all or nothing, its rejections too.
+    # Without marks a batch is all or nothing, including rejections.
     if not count or not marked:
         return 0
     if wrote and not marked <= {record.external_id for record in records[:count]}:
@@ -164,14 +164,14 @@ def done_first(batch: Batch, records: Sequence[Record], undecodable: Container[s
 
 
 def check_returned(returned: Any) -> None:
-    """See that a handler has run when it returns.
+    """Check that the handler has run when it returns.
 
     Raises:
-        HandlerMistake: it returned what was still to be run.
+        HandlerMistake: it returned an iterator that has not run.
     """
     if isinstance(returned, Iterator | AsyncIterator):
         raise HandlerMistake(
-            f"the handler returned an iterator ({type(returned).__name__}), of which nothing has run: return nothing"
+            f"the handler returned an iterator ({type(returned).__name__}), which has not run: return nothing"
         )
 
 
@@ -181,7 +181,7 @@ def _traced(run: Run, batch: Batch) -> AbstractContextManager[None]:
 
 @contextmanager
 def _limited(run: Run) -> Iterator[None]:
-    """Let the block take as long as one call of the handler may."""
+    """Limit the block to the time that one call of the handler may take."""
     limit = run.pipeline.soft_time_limit
     run.ownership.ends_at = math.inf if limit is None else time.monotonic() + longest_call(limit)
     try:
@@ -192,7 +192,7 @@ def _limited(run: Run) -> Iterator[None]:
 
 
 def _awaited(run: Run, returned: Any, batch: Batch) -> Any:
-    """Run what the handler returned to its end, if it is awaitable, and return its result."""
+    """Await what the handler returned, if it is awaitable, and return the result."""
     if inspect.isawaitable(returned):
         limit = None if math.isinf(batch.seconds_left) else max(0.0, batch.seconds_left)
         if limit is not None:

@@ -1,7 +1,7 @@
-"""What the run history says of a run, and with what its row is sent.
+"""The rows of runs in the run history, and when they are sent.
 
-A run's row follows its last advance, or the statement that stores its failure, in the same message to Postgres. A run
-that ends in another way, as one that is told to wait, has its row inserted after it was settled.
+A run's row follows its last advance, or the statement that stores its failure, in the same message to Postgres. If a
+run ends in another way, for example because it has to wait, its row is inserted after it is settled.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def row_of(
     rejected: int = 0,
     sweeps: int | None = None,
 ) -> HistoryRow | None:
-    """Return what the run history is to say of a run, beside what it says already; None: there is no history.
+    """Return a run's row for the run history, without what earlier rows contain; None: there is no history.
 
-    `records` and `rejected` are those of the batch in hand. `sweeps` is as in `HistoryRow`. A run has a second row if
-    it goes on after the batch that seemed to be its last.
+    `records` and `rejected` are those of the current batch. `sweeps` is as in `HistoryRow`. A run gets a second row if
+    it continues after the batch that seemed to be its last.
     """
     if not run.runtime.settings.history_days:
         return None
@@ -59,17 +59,17 @@ def row_of(
 
 
 def row_after(run: Run, page: Page, rejected: int) -> HistoryRow | None:
-    """Return the row of a run that seems to end when the cursor has moved past this page; None: it goes on."""
+    """Return the row of a run that seems to end when the cursor has moved past this page; None: it continues."""
     if not (page.finished or run.must_end or is_stopping()):
         return None
     return row_of(run, "handled", records=len(page.records), rejected=rejected, sweeps=page.sweeps + 1)
 
 
 def last_row(run: Run, result: RunResult) -> HistoryRow | None:
-    """Return the row of a run that ends without an advance or a failure that has it; None: there is none to insert.
+    """Return the row of a run that ends without an advance or a stored failure; None: there is none to insert.
 
-    There is nothing to tell of a run without events and records. Where a failure was not stored, Postgres may not
-    answer, and where the cursor is another run's, that one tells.
+    A run without events and records needs no row. If a failure could not be stored, Postgres may not answer; if the
+    cursor belongs to another run, that run has the row.
     """
     lost = result.outcome in (None, Outcome.STALE) or (result.error is not None and not run.counted_death)
     if lost or run.reported == (run.took, run.rejected) or not (run.took or run.begun.new_events):
@@ -81,7 +81,7 @@ def last_row(run: Run, result: RunResult) -> HistoryRow | None:
 def fail(
     run: Run, error: str, bisection: Bisection | None = None, *, unread: int | None = None, died: bool = False
 ) -> int:
-    """Store that a run failed, or that the run before it died; return the failures in a row.
+    """Store that a run failed, or that the previous run died; return the number of failures in a row.
 
     Raises:
         CursorLost: the cursor is another run's.
@@ -94,19 +94,19 @@ def fail(
 
 
 def _of_dead(run: Run, row: HistoryRow) -> HistoryRow | None:
-    """Make of a run's row that of the run before, which did not end; None: its token is not known."""
+    """Turn a run's row into that of the previous run, which did not end; None: its token is unknown."""
     dead = run.begun.died
     if dead is None or not dead.token[:16].isdigit():
         return None
     seconds = max(row.seconds, time.time() - int(dead.token[:16]) / 1e6)
-    # The gate has the events of a burst, and those since its last run: of a later run it does not say them.
+    # The gate counts the events of a burst and those since its last run, so this is known only for its first run.
     events = run.begun.events - run.begun.new_events if run.begun.runs == SECOND else 0
     row = row._replace(token=dead.token, reason="unknown", worker=dead.worker, seconds=seconds, events=events)
     return row._replace(burst_run=max(0, run.begun.runs - 1), records=0, rejected=0)
 
 
 def _reason(begun: Begun) -> str:
-    """Return why a run began, as the column `reason` of the history has it."""
+    """Return why a run began, for the column `reason` of the history."""
     if begun.died:
         return "died"
     if begun.probe is not None:

@@ -1,4 +1,4 @@
-"""Middleware around each call of a handler: a framework adds one so that its ORM writes in the batch's transaction."""
+"""Middleware for handler calls: a framework adds one so that its ORM writes in the batch's transaction."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Hook = Callable[[], object]
 
 
 class Middleware(Protocol):
-    """Makes the context manager for one call."""
+    """Returns a context manager for one call of a handler."""
 
     def __call__(self, batch: Batch, after_commit: Callable[[Hook], None]) -> AbstractContextManager[object]:
         """Enter before the handler is called with `batch`, and leave after it, in the same thread.
 
-        Hooks given to `after_commit` are called after the batch has committed, and never if it does not commit. An
-        error that is raised on leaving counts as the handler's.
+        Hooks passed to `after_commit` are called after the batch has committed, and never if it does not commit. An
+        error raised on leaving counts as an error of the handler.
         """
         ...
 
 
 MIDDLEWARE: Final[list[Middleware]] = []
-"""The middleware of this process; a module adds its own when it is loaded."""
+"""The middleware of this process; modules add their own when they are imported."""
 
 
 @contextmanager
 def middleware(batch: Batch, after_commit: Callable[[Hook], None]) -> Iterator[None]:
-    """Enter all of `MIDDLEWARE`, the first one first."""
+    """Enter all of `MIDDLEWARE` in order."""
     with ExitStack() as entered:
         for each in MIDDLEWARE:
             entered.enter_context(each(batch, after_commit))

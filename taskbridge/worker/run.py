@@ -165,7 +165,7 @@ def read_on(run: Run, page: Page) -> Page | RunResult:
 def result_after(run: Run, page: Page) -> RunResult | None:
     """Return how a run ends whose cursor is past this page; None: it goes on.
 
-    DONE: nothing is left. MORE: records are left, and the budget is spent or others wait for this run. STOPPED: the
+    DONE: nothing is left. MORE: records are left, and the budget is spent, or others wait for this run or for its slot. STOPPED: the
     worker stops before that.
 
     Raises:
@@ -176,7 +176,7 @@ def result_after(run: Run, page: Page) -> RunResult | None:
         return DONE
     if not run.ownership.owned:
         raise CursorLost
-    if run.must_end:
+    if run.must_end or run.runtime.gate.has_waiting_first_event():
         return MORE
     return STOPPED if is_stopping() else None
 

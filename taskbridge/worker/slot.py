@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NoReturn
 
-from taskbridge.common.run_key import RunKey
 from taskbridge.common.log_throttle import LogThrottle
+from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import error_text, log_error, short_traceback, storable
 from taskbridge.errors import RunFailed
 from taskbridge.gate.message import PROBE

@@ -1,7 +1,8 @@
-"""The ticker: starts what is due, and replaces runs that died. Beside it run the rounds of `taskbridge.worker.poller`.
+"""The ticker: starts runs that are due, and replaces runs that died. `taskbridge.worker.poller` runs beside it.
 
-It is part of every worker, whatever its pool, and runs in the worker's main process. The tickers of many workers
-share the work without a leader: acting on a deadline is atomic in the gate, so the second one finds nothing to do.
+The ticker is part of every worker, whatever its pool, and runs in the worker's main process. The tickers of many
+workers share the work without a leader: acting on a deadline is atomic in the gate, so a second one finds nothing to
+do.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ __all__ = ["TickerStep", "fire_due", "free_for_turns"]
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 200
-"""Deadlines that one tick acts on."""
+"""How many deadlines one tick acts on."""
 TURN_ARRIVES: Final = 0.2
-"""Seconds in which a message reaches a free slot."""
+"""Seconds within which a message reaches a free slot."""
 AFTER_ERROR: Final = 1.0
 OWNS_EVERY: Final = 2.0
-"""Seconds between two times that a worker says whose the gate is; see `Constant.OWNER_MS`."""
+"""Seconds between two renewals of the gate's ownership; see `Constant.OWNER_MS`."""
 
 
 def fire_due(runtime: Runtime) -> float:
-    """Act on every deadline that has passed; return the seconds until it is worth looking again."""
+    """Act on every deadline that has passed; return the seconds until the next tick."""
     wait, waiting = runtime.settings.ticker_interval, 0
     for pipeline in runtime.pipelines.names():
         if runtime.resting.get(pipeline, 0.0) > time.monotonic():
@@ -48,7 +49,7 @@ def fire_due(runtime: Runtime) -> float:
         except Exception as error:
             if isinstance(error, REDIS_AWAY) or is_refused(error):
                 raise  # the other pipelines need the same Redis
-            log.warning("%s: its deadlines wait: %s", pipeline, error_line(error))
+            log.warning("%s: deadlines are delayed: %s", pipeline, error_line(error))
             runtime.resting[pipeline] = time.monotonic() + AFTER_ERROR
             continue
         waiting = due.waiting
@@ -71,21 +72,21 @@ def _fire(runtime: Runtime, pipeline: str) -> Due:
 
 
 def _fill_slots(runtime: Runtime) -> None:
-    """Give as many tenants their turn as slots are free. A run that ends gives the next turn; here idle slots do.
+    """Give a turn to as many tenants as slots are idle. A run that ends gives the next turn itself.
 
-    Turns of the last 0.2 s are on their way to these slots, so they are taken off. An older one may lie with a worker
-    that has no free slot.
+    Turns of the last 0.2 s are still on their way to these slots, so they are subtracted. An older one may be with a
+    worker that has no free slot.
     """
-    now, lately = time.monotonic(), runtime.turns_given
-    while lately and lately[0] < now - TURN_ARRIVES:
-        lately.popleft()
-    if members := runtime.gate.fair_queue(runtime.idle_slots() - len(lately)):
+    now, recent = time.monotonic(), runtime.turns_given
+    while recent and recent[0] < now - TURN_ARRIVES:
+        recent.popleft()
+    if members := runtime.gate.fair_queue(runtime.idle_slots() - len(recent)):
         runtime.gate.publish_waiting(members)
-        lately.extend(now for _ in members)
+        recent.extend(now for _ in members)
 
 
 def free_for_turns(runtime: Runtime, served: Collection[str], idle: int) -> int:
-    """Return how many `idle` slots of a worker that serves the queues `served` are for those who wait for their turn.
+    """Return how many `idle` slots of a worker that serves the queues `served` are for tenants in the fair queue.
 
     0 while first events wait: an idle slot is about to take one of them.
     """
@@ -96,7 +97,7 @@ def free_for_turns(runtime: Runtime, served: Collection[str], idle: int) -> int:
 
 
 def keep_gate(runtime: Runtime) -> float:
-    """Keep the gate for this deployment; end the worker if another one had it first. Return the seconds to wait."""
+    """Keep the gate for this deployment, or end the worker if another one has it. Return the seconds to wait."""
     try:
         runtime.own_gate()
     except ForeignGate as error:
@@ -107,7 +108,7 @@ def keep_gate(runtime: Runtime) -> float:
 
 
 class TickerStep(bootsteps.StartStopStep):
-    """Starts the threads in a worker: several, so that neither ticks nor the tail wait for a slow page of the base."""
+    """Starts the threads in a worker: several, so that neither ticker nor poller waits for a slow reconciliation."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -115,7 +116,7 @@ class TickerStep(bootsteps.StartStopStep):
         super().__init__(worker, **kwargs)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
-        # Before the pool's processes are forked, so that they know it too.
+        # Before the pool's processes are forked, so that they inherit it.
         runtime = runtime_of(worker.app)
         runtime.slots = max(1, worker.concurrency)
         runtime.worker = str(worker.hostname)
@@ -137,19 +138,19 @@ class TickerStep(bootsteps.StartStopStep):
         loops = {
             "owner": partial(keep_gate, runtime),
             "ticker": partial(fire_due, runtime),
-            "tail": poller.poll_pages,
-            "base": poller.reconcile_pages,
+            "poller": poller.poll_pages,
+            "reconciler": poller.reconcile_pages,
             "hold": poller.renew_holds,
         }
         if runtime.settings.tail_listens:
             loops["listener"] = poller.listen
-        for name, look in loops.items():
-            thread = threading.Thread(target=self._loop, args=(name, look), name=f"taskbridge-{name}", daemon=True)
+        for name, step in loops.items():
+            thread = threading.Thread(target=self._loop, args=(name, step), name=f"taskbridge-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def close(self, worker: Any) -> None:  # noqa: ARG002 - Celery passes it
-        """Tell the runs that the worker stops, whatever the reason: no signal announces one by remote control."""
+        """Tell the runs that the worker stops, whatever the reason: a stop by remote control sends no signal."""
         note_stop()
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery passes it
@@ -162,17 +163,17 @@ class TickerStep(bootsteps.StartStopStep):
         """End the threads; Celery calls this in a cold shutdown."""
         self.stop(worker)
 
-    def _loop(self, name: str, look: Callable[[], float]) -> None:
+    def _loop(self, name: str, step: Callable[[], float]) -> None:
         wait, failed = 0.0, ""
         while not self._stopping.wait(wait):
             try:
-                wait = look()
+                wait = step()
             except Exception as error:
-                # Redis or Postgres is away. Whatever is due stays due.
+                # Redis or Postgres is unavailable. Whatever is due stays due.
                 if (text := error_line(error)) != failed:
                     log.warning("%s: %s", name, text)
                 wait, failed = AFTER_ERROR, text
             else:
                 if failed:
-                    log.warning("%s: works again", name)
+                    log.warning("%s: recovered", name)
                 failed = ""

@@ -1,8 +1,8 @@
-"""The spans of a run: its own, from its first records on, and below it one for each call of its handler.
+"""The spans of a run: one for the run, starting with its first records, and a child span for each handler call.
 
-A run's span begins a trace of its own, whatever span is current in the worker: that of another tenant's message, say,
-in whose slot this run is done. It links to the spans of its records, and to that of the event that started the runner.
-None has a document, a key, or the text of an error, which may quote either.
+A run's span begins a new trace, whatever span is current in the worker (for example that of another tenant's message,
+in whose slot this run is done). It links to the spans of its records, and to that of the event that started the runner.
+No span contains a document, a key, or the text of an error, which may quote either.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOST: Final = "lost"
 
 
 def trace_of(run: Run) -> RunTrace | None:
-    """Return the trace of a run that has begun; None: the program makes no spans."""
+    """Return the trace of a run that has begun; None: the program does not use tracing."""
     tracer = tracing.tracer()
     return None if tracer is None else RunTrace(tracer, run)
 
@@ -42,10 +42,10 @@ class RunTrace:
         self._linked: set[str] = set()
         self._taken: set[tuple[int, str]] = set()
         self._called: list[tuple[Any, int]] = []
-        """Spans of calls that are over, and when they ended, in nanoseconds of the Unix epoch."""
+        """Spans of finished calls, and when they ended, in nanoseconds since the Unix epoch."""
 
     def take(self, records: Sequence[Record], traceparents: Mapping[str, str]) -> None:
-        """Note records that the run is about to deliver; `traceparents` has the spans of some, by external id."""
+        """Add records that the run is about to deliver; `traceparents` has the spans of some, by external id."""
         self._end_calls()
         if not records:
             return
@@ -62,7 +62,7 @@ class RunTrace:
             tracing.report(error)
 
     def _links(self, traceparents: Iterable[str | None], kind: str) -> Iterator[Any]:
-        """Yield links to spans that the run does not link to yet, while it may have more."""
+        """Yield links to spans that the run does not link to yet, up to the maximum number of links."""
         api = tracing.loaded_api()
         for text in traceparents:
             if text and text not in self._linked and len(self._linked) < tracing.MOST_LINKS:
@@ -93,7 +93,7 @@ class RunTrace:
 
     @contextmanager
     def call(self, records: int) -> Iterator[None]:
-        """Make a span of a call of the handler, and let it be the current one in the block."""
+        """Make a span for a call of the handler, and make it current in the block."""
         span, attached = self._begin_call(records)
         try:
             yield
@@ -108,7 +108,7 @@ class RunTrace:
                 self._called.append((span, time.time_ns()))
 
     def _begin_call(self, records: int) -> tuple[Any, Any]:
-        """Return a span and the token of its context; Nones: there is none."""
+        """Return a span and the token of its context, or (None, None)."""
         if self._span is None or not self._span.get_span_context().is_valid:
             return None, None
         try:
@@ -128,7 +128,7 @@ class RunTrace:
             tracing.end(span, ended)
 
     def end(self, result: RunResult | None) -> None:
-        """End the run's span, if it has one; `result`: how the run ended, if that is known."""
+        """End the run's span, if there is one; `result`: how the run ended, if known."""
         self._end_calls()
         span, self._span = self._span, None
         if span is None:

@@ -249,21 +249,6 @@ def test_an_open_page_says_that_it_is_of_before_while_a_server_is_silent(board: 
     assert live.evaluate("one => getComputedStyle(one, '::before').content") == "none"
 
 
-def test_actions_are_done_by_forms_and_written_down(board: Board) -> None:
-    board.save("orders", MARKUP, "1")
-    board.open("tenant", pipeline="orders", tenant=MARKUP)
-    board.page.get_by_text("Pause …").click()
-    board.page.get_by_label("Reason").fill(MARKUP)
-    board.page.get_by_role("button", name="Pause this tenant").click()
-    assert "Paused." in board.text()
-    board.wait_for("paused")
-    board.page.get_by_role("button", name="Resume").click()
-    assert "Resumed." in board.text()
-    board.page.get_by_role("button", name="Notify").click()
-    written = board.deployment.rows("SELECT action, tenant FROM taskbridge.audit ORDER BY id")
-    assert [tuple(row) for row in written] == [(one, MARKUP) for one in ("pause", "resume", "notify")]
-
-
 def test_all_can_be_reached_by_the_keyboard_alone(board: Board) -> None:
     board.save("orders", "acme", "in-1", total="1.00")
     page = board.open()

@@ -59,6 +59,18 @@ class Program:
             raise AssertionError(f"{given} still runs after {SECONDS * TIME_FACTOR:g} s: {err.read_text()}") from None
         return Ended(status, out.read_text(errors="surrogateescape"), err.read_text(errors="surrogateescape"))
 
+    def python(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a fresh interpreter in the same directory and environment."""
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env={**self.environment, **variables},
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS * TIME_FACTOR,
+            check=False,
+        )
+
     @contextmanager
     def started(self, *arguments: str | Path, **variables: str) -> Iterator[Running]:
         """Start a command in a process group of its own, as a shell does; it is killed at the end of the block."""

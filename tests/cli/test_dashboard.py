@@ -41,13 +41,10 @@ def test_it_serves_until_it_is_told_to_end_also_while_a_page_is_open(taskbridge:
     assert "/tenants" not in ended.stderr, "the log names no tenant"
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "board.internal"])  # noqa: S104 - refused here
-def test_it_listens_for_others_only_with_a_password(taskbridge: Program, host: str) -> None:
-    ended = taskbridge("dashboard", "--host", host, "--port", "0")
-    assert_one_clear_line(ended, "set TASKBRIDGE_DASHBOARD_PASSWORD", status=1)
-
-
-def test_a_password_that_is_too_short_is_refused_and_not_shown(taskbridge: Program) -> None:
+def test_it_listens_for_others_only_with_a_good_password_which_is_not_shown(taskbridge: Program) -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1", "board.internal"):  # noqa: S104 - refused here
+        ended = taskbridge("dashboard", "--host", host, "--port", "0")
+        assert_one_clear_line(ended, "set TASKBRIDGE_DASHBOARD_PASSWORD", status=1)
     ended = taskbridge("dashboard", TASKBRIDGE_DASHBOARD_PASSWORD="short one")
     assert_one_clear_line(ended, "use 12 to 200 characters", status=1)
     assert "short one" not in ended.stderr

@@ -12,8 +12,8 @@ from sqlalchemy import Engine, make_url
 
 from taskbridge.embedded import Servers
 from taskbridge.gate import Keys, Queue
-from tests.cli.program import Ended, Program
 from tests.cli.passes import stood
+from tests.cli.program import Ended, Program
 
 
 def findings(ended: Ended) -> dict[str, list[str]]:
@@ -72,11 +72,9 @@ def test_a_pipeline_that_no_round_looks_at_is_named(taskbridge: Program, engine:
     (text,) = found()
     assert text.startswith("warning: invoices: nobody looks for what Redis may have forgotten, for 4,0")
     stood(engine, "tail", 100)
-    (text,) = found()
-    assert text.startswith("problem: invoices: no worker has looked for records for 10")
     shown = taskbridge("doctor").stdout
+    assert "invoices: no worker has looked for records for 10" in shown
     assert "-> start a worker that declares the pipeline; if one runs, read its log" in shown
-    assert "no worker has looked for records for 10" in taskbridge("status").stdout
 
 
 def test_each_server_that_cannot_be_used_is_named_without_its_password(
@@ -101,44 +99,23 @@ def test_each_server_that_cannot_be_used_is_named_without_its_password(
     assert str(engine.url.password) not in json.dumps(ended.json)
 
 
-def test_a_broker_of_another_kind_that_is_away_costs_no_other_finding(taskbridge: Program) -> None:
-    ended = taskbridge("doctor", "--json", TASKBRIDGE_BROKER_URL="amqp://guest@127.0.0.1:1//")
-    assert ended.status == 1
-    found = findings(ended)
-    assert [name for name, texts in found.items() if texts[0].startswith("problem")] == ["broker", "work"]
-    assert "cannot be reached" in found["broker"][0]
-    assert {"Postgres", "Redis"} <= found.keys()
-
-
-@pytest.mark.parametrize(
-    ("url", "text", "remedy"),
-    [
-        ("redis://:s3cr3t-Pa55@127.0.0.1:1/0", "the broker cannot be reached (127.0.0.1:1)", "start it, or correct"),
-        ("amqp://u:s3cr3t-Pa55@127.0.0.1:1//", "the broker cannot be reached (127.0.0.1:1)", "start it, or correct"),
-        (
-            "amqp://u:s3cr3t-Pa55@127.0.0.1:1//;amqp://[::1]:2//",
-            "the broker cannot be reached (127.0.0.1:1, [::1]:2)",
-            "start it, or correct",
-        ),
-        ("rabbit://u:s3cr3t-Pa55@h//", "kombu knows no broker whose URL begins with rabbit://", "correct"),
-        (
-            "redis://:s3cr3t-Pa55@h/0?max_connections=5",
-            "the broker's URL has a parameter behind its `?` that kombu does not take (max_connections)",
-            "set",
-        ),
-        (
-            "redis://:s3cr3t-Pa55@h/0?socket-timeout=5",
-            "the broker's URL has a parameter behind its `?` that kombu does not take (socket-timeout)",
-            "set",
-        ),
-        ("sqs://u:s3cr3t-Pa55@", "kombu needs the library botocore for a broker at sqs://", "install it, or correct"),
-    ],
-)
-def test_a_broker_that_cannot_be_used_is_told_by_its_place_or_kind(
-    taskbridge: Program, url: str, text: str, remedy: str
+def test_a_broker_that_cannot_be_used_is_told_by_its_place_or_kind_and_costs_no_other_finding(
+    taskbridge: Program,
 ) -> None:
-    ended = taskbridge("doctor", "--json", TASKBRIDGE_BROKER_URL=url)
-    assert findings(ended)["broker"] == [f"problem: {text}"]
-    (told,) = [one["remedy"] for one in ended.json["findings"] if one["check"] == "broker"]
-    assert told.startswith(f"{remedy} TASKBRIDGE_BROKER_URL")
-    assert "s3cr3t-Pa55" not in ended.stdout + ended.stderr
+    away = "start it, or correct"
+    parameter = "the broker's URL has a parameter behind its `?` that kombu does not take "
+    for url, text, remedy in (
+        ("redis://:s3cr3t-Pa55@127.0.0.1:1/0", "the broker cannot be reached (127.0.0.1:1)", away),
+        ("amqp://u:s3cr3t-Pa55@127.0.0.1:1//", "the broker cannot be reached (127.0.0.1:1)", away),
+        ("amqp://u@127.0.0.1:1//;amqp://[::1]:2//", "the broker cannot be reached (127.0.0.1:1, [::1]:2)", away),
+        ("rabbit://u:s3cr3t-Pa55@h//", "kombu knows no broker whose URL begins with rabbit://", "correct"),
+        ("redis://:s3cr3t-Pa55@h/0?max_connections=5", f"{parameter}(max_connections)", "set"),
+        ("sqs://u:s3cr3t-Pa55@", "kombu needs the library botocore for a broker at sqs://", "install it, or correct"),
+    ):
+        ended = taskbridge("doctor", "--json", TASKBRIDGE_BROKER_URL=url)
+        found = findings(ended)
+        assert found["broker"] == [f"problem: {text}"]
+        assert [name for name, texts in found.items() if texts[0].startswith("problem")] == ["broker", "work"]
+        (told,) = [one["remedy"] for one in ended.json["findings"] if one["check"] == "broker"]
+        assert told.startswith(f"{remedy} TASKBRIDGE_BROKER_URL")
+        assert "s3cr3t-Pa55" not in ended.stdout + ended.stderr

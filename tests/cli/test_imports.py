@@ -6,7 +6,6 @@ import pkgutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from sqlalchemy import Engine
@@ -16,7 +15,9 @@ import taskbridge.gate
 import taskbridge.store
 from taskbridge.cli.main import COMMANDS, cli
 from taskbridge.store import record
+from tests.cli.counts import count
 from tests.cli.program import Program
+from tests.cli.test_bad_input import assert_one_clear_line
 
 SERVERS = {"celery", "kombu", "redis", "sqlalchemy", "psycopg"}
 SLOW = {
@@ -30,44 +31,27 @@ SLOW = {
 }
 
 
-def loaded(code: str, environment: dict[str, str], directory: Path | None = None) -> set[str]:
+def loaded(program: Program, code: str, **variables: str) -> set[str]:
     """Run code in a process of its own and return the modules that it has at its end."""
     tail = "import atexit, sys; atexit.register(lambda: print('LOADED', *sys.modules, file=sys.stderr)); "
-    ended = subprocess.run(
-        [sys.executable, "-c", tail + code],
-        env=environment,
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = program.python("-c", tail + code, **variables)
     lines = [line for line in ended.stderr.splitlines() if line.startswith("LOADED")]
     assert lines, ended.stderr
     return set(lines[0].split())
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
-def test_help_and_version_load_no_client_of_a_server(bare: Program, arguments: list[str]) -> None:
-    found = loaded(
-        f"import sys; sys.argv[1:] = {arguments!r}; from taskbridge.cli.main import main; main()", bare.environment
-    )
-    assert "click" in found
-    assert not found & (SERVERS | SLOW | {"rich"})
-
-
 HELP_OF_ALL = """
 import contextlib, sys
 from taskbridge.cli.main import COMMANDS, main
-for command in COMMANDS:
-    sys.argv[1:] = [command, "--help"]
+for arguments in (["--version"], ["--help"], *([command, "--help"] for command in COMMANDS)):
+    sys.argv[1:] = arguments
     with contextlib.suppress(SystemExit):
         main()
 """
 
 
 def test_the_help_of_no_command_loads_what_a_command_works_with(bare: Program) -> None:
-    found = loaded(HELP_OF_ALL, bare.environment)
+    found = loaded(bare, HELP_OF_ALL)
     assert {f"taskbridge.cli.{module}" for module, _ in COMMANDS.values()} <= found
     assert not found & (SERVERS | SLOW | {"rich", "jsonpath_rfc9535"})
 
@@ -81,49 +65,32 @@ def orders(batch: Batch) -> None: ...
 """
 
 
-@pytest.mark.parametrize(
-    ("arguments", "pipelines"),
-    [
-        (["status"], ""),
-        (["inspect", "France", "--json"], "declaring"),
-        (["metrics"], ""),
-    ],
-)
+@pytest.mark.parametrize("command", ["status", "metrics"])
 def test_a_look_loads_the_drivers_and_nothing_else_that_is_slow(
-    taskbridge: Program, engine: Engine, arguments: list[str], pipelines: str
+    taskbridge: Program, engine: Engine, command: str
 ) -> None:
-    record(engine, "orders" if pipelines else "invoices", "France", "1", {})
+    record(engine, "orders", "France", "1", {})
     (taskbridge.directory / "declaring.py").write_text(DECLARING)
-    found = loaded(
-        f"import sys; sys.argv[1:] = {arguments!r}; from taskbridge.cli.main import main; main()",
-        {**taskbridge.environment, "TASKBRIDGE_PIPELINES": pipelines},
-        taskbridge.directory,
-    )
-    assert {"psycopg", "redis"} <= found
-    assert ("declaring" in found) is bool(pipelines)
-    assert ("prometheus_client" in found) is (arguments == ["metrics"])
+    code = f"import sys; sys.argv[1:] = [{command!r}]; from taskbridge.cli.main import main; main()"
+    found = loaded(taskbridge, code, TASKBRIDGE_PIPELINES="declaring")
+    assert {"psycopg", "redis", "declaring"} <= found
+    assert ("prometheus_client" in found) is (command == "metrics")
     slow = SLOW - {"prometheus_client"}
     assert not found & (slow | {"celery", "kombu", "taskbridge.integration", "jsonpath_rfc9535"})
 
 
-@pytest.mark.parametrize(
-    ("code", "absent"),
-    [
-        ("import taskbridge", SERVERS | SLOW | {"rich", "click"}),
-        (DECLARING, SERVERS | SLOW | {"rich", "click"}),
-        ("from taskbridge import notify_event, record_invoice, record_event, install", SLOW | {"rich"}),
-    ],
-)
-def test_a_program_loads_no_more_than_it_uses(bare: Program, code: str, absent: set[str]) -> None:
-    assert not loaded(code, bare.environment) & absent
+def test_a_program_loads_no_more_than_it_uses(bare: Program) -> None:
+    assert not loaded(bare, DECLARING) & (SERVERS | SLOW | {"rich", "click"})
+    code = "from taskbridge import notify_event, record_invoice, record_event, install"
+    assert not loaded(bare, code) & (SLOW | {"rich"})
 
 
-@pytest.mark.parametrize("package", [taskbridge, taskbridge.gate, taskbridge.store], ids=lambda one: one.__name__)
-def test_a_name_is_found_and_is_no_modules_name(package: ModuleType) -> None:
-    modules = {one.name for one in pkgutil.iter_modules(package.__path__)}
-    # Whoever imports the module gives the package an attribute of its name.
-    assert not modules & set(package.__all__)
-    assert all(getattr(package, name) is not None for name in package.__all__)
+def test_a_name_is_found_and_is_no_modules_name() -> None:
+    for package in (taskbridge, taskbridge.gate, taskbridge.store):
+        modules = {one.name for one in pkgutil.iter_modules(package.__path__)}
+        # Whoever imports the module gives the package an attribute of its name.
+        assert not modules & set(package.__all__)
+        assert all(getattr(package, name) is not None for name in package.__all__)
 
 
 def test_public_names_are_themselves_whatever_was_imported_before(bare: Program) -> None:
@@ -132,9 +99,7 @@ def test_public_names_are_themselves_whatever_was_imported_before(bare: Program)
         "from taskbridge import *; import taskbridge as t; "
         "assert t.pipeline is pipeline and t.app is app and set(t.__all__) <= set(dir(t)); print('fine')"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], env=bare.environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    ended = bare.python("-c", code)
     assert ended.stdout == "fine\n", ended.stderr
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         getattr(taskbridge, "nothing")  # noqa: B009 - mypy would refuse the plain form
@@ -157,35 +122,32 @@ def test_a_celeryconfig_that_lies_about_is_not_run(bare: Program, configured: di
     assert mark.exists()
     mark.unlink()
     (bare.directory / "yaml.py").unlink()
-    command = [sys.executable, "-m", "celery", "-A", "taskbridge", "report"]
-    subprocess.run(
-        command,
-        cwd=bare.directory,
-        env={**bare.environment, **configured},
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
+    assert bare.python("-m", "celery", "-A", "taskbridge", "report", **configured).returncode == 0
     assert mark.exists()
 
 
-def test_a_command_uses_the_only_pipeline_and_lists_them_where_there_are_several(taskbridge: Program) -> None:
+def test_a_command_serves_what_the_modules_declare_and_asks_where_there_are_several(
+    taskbridge: Program, a_day: Path, engine: Engine
+) -> None:
     def declared(*names: str) -> dict[str, str]:
         module = "pipelines_" + "_".join(names)
         text = "".join(f"pipeline({name!r})(handler)\n" for name in names)
         (taskbridge.directory / f"{module}.py").write_text(
             f"from taskbridge import pipeline\n\n\ndef handler(batch: object) -> None: ...\n\n\n{text}"
         )
-        return {"TASKBRIDGE_PIPELINES": module, "PYTHONPATH": f"{taskbridge.directory}:{Path.cwd()}"}
+        return {"TASKBRIDGE_PIPELINES": module}
 
     only = declared("orders")
-    for command in (["notify", "acme"], ["pause", "acme"], ["resume"], ["drain"], ["quarantine", "list"]):
-        ended = taskbridge(*command, **only)
-        assert ended.status == 0, ended.stderr
+    assert set(taskbridge("status", "--json", **only).json["pipelines"]) == {"orders"}
+    for command in (["pause", "acme"], ["resume"], ["drain"], ["quarantine", "list"]):
+        assert taskbridge(*command, **only).status == 0
     assert taskbridge("notify", "acme", "--json", **only).json["pipeline"] == "orders"
-    ended = taskbridge("notify", "acme", **declared("orders", "returns"))
-    assert ended.status == 2
-    assert "--pipeline: orders, returns" in ended.stderr
+    for command in (["notify", "France", "--pipeline", "invoices"], ["up", "--exit-when-idle", "--import", str(a_day)]):
+        missing = "no pipeline is called 'invoices'; there are: orders. Name the module that declares it"
+        assert_one_clear_line(taskbridge(*command, **only), missing, status=2)
+    assert count(engine) == 0
+    several = taskbridge("notify", "acme", **declared("orders", "returns"))
+    assert_one_clear_line(several, "--pipeline: orders, returns", status=2)
     assert taskbridge("notify", "acme", "--json", **declared("invoices", "orders")).json["pipeline"] == "invoices"
 
 

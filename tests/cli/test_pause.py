@@ -64,26 +64,14 @@ def wait_until_it_looks(engine: Engine) -> None:
 
 
 def test_a_tenant_is_paused_and_resumed_once(invoices: Program, engine: Engine) -> None:
-    first = invoices("pause", "France", "--reason", "wrong prices", "--json")
-    assert first.status == 0
-    at = first.json.pop("paused_at")
-    assert first.json == {
-        "pipeline": "invoices",
-        "tenant": "France",
-        "paused": True,
-        "new": True,
-        "reason": "wrong prices",
-        "paused_by": pwd.getpwuid(os.getuid()).pw_name,
-        "paused_at": at,
-    }
-    again = invoices("pause", "France", "--json").json
-    assert again == first.json | {"new": False}
-    assert invoices("pause", "France").stdout == "tenant 'France' of invoices: was paused already\n"
+    first = invoices("pause", "France", "--reason", "wrong prices", "--json").json
+    who = pwd.getpwuid(os.getuid()).pw_name
+    assert (first["new"], first["reason"], first["paused_by"]) == (True, "wrong prices", who)
+    assert invoices("pause", "France", "--json").json == first | {"new": False}
     assert paused(engine) == {"France"}
     resumed = invoices("resume", "France", "--json").json
     assert resumed == {"pipeline": "invoices", "tenant": "France", "paused": False, "resumed": True, "started": 1}
     assert invoices("resume", "France", "--json").json["resumed"] is False
-    assert "was not paused" in invoices("resume", "France").stdout
     assert paused(engine) == set()
 
 
@@ -178,21 +166,17 @@ def test_drain_waits_for_what_was_committed_before_it_and_for_nothing_else(
     assert paused(engine) == {"*"}
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_drain_that_is_not_done_in_time_says_what_is_left_and_pauses_nothing(
-    as_json: bool, invoices: Program, engine: Engine
-) -> None:
-    ended = invoices("drain", "--timeout", "1.5", *(["--json"] if as_json else []))
+def test_drain_that_is_not_done_in_time_says_what_is_left_and_pauses_nothing(invoices: Program, engine: Engine) -> None:
+    ended = invoices("drain", "--timeout", "1.5", "--json")
     assert ended.status == 1
     waiting, *each, last = ended.stderr.splitlines()
     assert waiting == "invoices: waiting for 3 pending records"
     assert each == ["France: 2 records are left", "Malta: 1 record is left"]
     assert last.startswith("taskbridge: invoices: not drained and not paused, 3 records are pending: ")
     assert "--timeout" in last
-    if as_json:
-        left = {"France": 2, "Malta": 1}
-        assert ended.json | {"drained": False, "paused": False, "left": left, "tenant": None} == ended.json
-        assert ended.json["seconds"] >= 1.5
+    left = {"France": 2, "Malta": 1}
+    assert ended.json | {"drained": False, "paused": False, "left": left, "tenant": None} == ended.json
+    assert ended.json["seconds"] >= 1.5
     assert paused(engine) == set()
 
 

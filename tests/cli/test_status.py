@@ -11,7 +11,6 @@ from sqlalchemy import Engine
 from taskbridge.gate import Keys
 from taskbridge.store import record
 from tests.cli.alerts import alert, declare, write
-from tests.cli.held import hold_back
 from tests.cli.program import Program
 from tests.quarantined import put_in_quarantine
 from tests.store.adopting import run
@@ -60,49 +59,6 @@ def test_the_worst_come_first_if_asked_for(troubles: Program, engine: Engine) ->
     )
     for order, worst in (("failures", "failing"), ("quarantine", "spoilt")):
         assert list(invoices(troubles, "--sort", order, "--limit", "1")["tenants"]) == [worst]
-
-
-def test_what_waits_is_not_denied_if_redis_is_empty_and_no_worker_looks(troubles: Program, engine: Engine) -> None:
-    names = ("runners", "pending", "oldest_tenant", "unseen")
-
-    def totals() -> tuple[Any, ...]:
-        return tuple(invoices(troubles)["totals"][name] for name in names)
-
-    assert totals() == (0, None, None, True)
-    assert troubles("notify", "much").status == 0
-    assert totals() == (1, 4, "much", True)
-    run(
-        engine,
-        "INSERT INTO taskbridge.tails (pipeline, kind, snapshot) VALUES ('invoices', 'tail', pg_current_snapshot())",
-    )
-    assert totals() == (1, 4, "much", False)
-    assert troubles("pause", "late").status == 0
-    assert totals()[-1], "what is paused has no runner"
-
-
-@pytest.mark.parametrize(
-    ("fields", "circuit", "says"),
-    [
-        ({"held": "turn"}, {}, "it waits for its turn"),
-        ({"held": 1, "joined": 1}, {"until": 1, "opened_at": 1}, "the circuit of invoices has been open for"),
-    ],
-)
-def test_inspect_says_why_a_tenant_is_held(
-    taskbridge: Program,
-    gate_redis: redis.Redis,
-    keys: Keys,
-    fields: dict[Any, Any],
-    circuit: dict[Any, Any],
-    says: str,
-) -> None:
-    hold_back(gate_redis, keys, "acme")
-    gate_redis.hset(keys.runner("invoices", "acme"), mapping=fields)
-    if circuit:
-        gate_redis.hset(keys.circuit("invoices"), mapping=circuit)
-    found = taskbridge("inspect", "acme", "--json").json["pipelines"]["invoices"]
-    assert found["sentence"].startswith(says)
-    (line,) = invoices(taskbridge)["tenants"].values()
-    assert (line["state"], line["held"]) == (found["state"], True)
 
 
 def test_a_record_is_found_without_redis_by_its_key_however_it_is_spelled(taskbridge: Program, engine: Engine) -> None:

@@ -169,22 +169,6 @@ def test_ctrl_c_ends_servers_and_workers_in_order(bare: Program) -> None:
 
 
 @pytest.mark.slow
-def test_servers_alone_serve_workers_of_ones_own(bare: Program) -> None:
-    with bare.started_afresh("up", "--workers", "0") as running:
-        wait_for(running, READY)
-        ended = bare("doctor", "--json")
-        problems = [one["text"] for one in ended.json["findings"] if one["level"] == "problem"]
-        assert problems == [
-            "no worker answers within 1 s, so nothing is handled",
-            "invoices: no worker has ever looked for its records",
-        ]
-        assert not [*(bare.directory / ".taskbridge").glob("worker-*.log")]
-        assert workers(running) == []
-        running.process.send_signal(signal.SIGTERM)
-        assert running.end().status == 0
-
-
-@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_for_a_run_that_hangs(taskbridge: Program, gate_redis: redis.Redis) -> None:
     (taskbridge.directory / "handlers.py").write_text(
         "import time\nfrom taskbridge import pipeline\n@pipeline('invoices')\ndef handle(batch): time.sleep(600)\n",

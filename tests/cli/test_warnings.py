@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from sqlalchemy import Engine
 
 from taskbridge.store import record_invoice
@@ -22,39 +21,14 @@ def fail(engine: Engine, error: str, tenant: str = "acme") -> None:
         )
 
 
-@pytest.mark.parametrize("command", [["status"], ["inspect", "acme"], ["doctor"], ["quarantine", "list"]])
-def test_an_error_text_forges_no_line_and_controls_no_terminal(
-    taskbridge: Program, engine: Engine, command: list[str]
-) -> None:
+def test_an_error_text_forges_no_line_and_controls_no_terminal(taskbridge: Program, engine: Engine) -> None:
     fail(engine, FORGED)
     put_in_quarantine(engine, "acme", "1", reason=FORGED)
-    ended = taskbridge(*command)
-    assert not [line for line in ended.stdout.splitlines() if line.startswith(("France", "gone", "Spain"))]
-    assert "\x1b" not in ended.stdout
-    assert command == ["doctor"] or r"boom\nFrance" in ended.stdout or "boom France" in ended.stdout
-
-
-def test_doctor_warns_of_work_that_does_not_go_on_and_strict_fails(taskbridge: Program, engine: Engine) -> None:
-    def work() -> list[str]:
-        findings = taskbridge("doctor", "--json").json["findings"]
-        return [one["text"] for one in findings if one["check"] == "work" and one["level"] == "warning"]
-
-    assert work() == []
-    fail(engine, "boom")
-    put_in_quarantine(engine, "acme", "1", reason="bad")
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO taskbridge.records (source, key, reason, document) VALUES ('elsewhere', 'm', 'why', '{}')"
-        )
-    assert [text.partition(",")[0] for text in work()] == [
-        "invoices: 1 tenant fails",
-        "invoices: 1 record is in quarantine",
-        "elsewhere: 1 message matches no criterion",
-    ]
-    assert "elsewhere: 1 message matches no criterion" in taskbridge("status").stdout
-    found = taskbridge("quarantine", "list", "--unmatched", "--json").json
-    assert found["unmatched"] == {"elsewhere": 1}
-    assert found["records"][0]["reason"] == "why"
+    for command in (["status"], ["inspect", "acme"], ["doctor"], ["quarantine", "list"]):
+        ended = taskbridge(*command)
+        assert not [line for line in ended.stdout.splitlines() if line.startswith(("France", "gone", "Spain"))]
+        assert "\x1b" not in ended.stdout
+        assert command == ["doctor"] or r"boom\nFrance" in ended.stdout or "boom France" in ended.stdout
 
 
 def test_a_shell_that_does_not_declare_the_pipelines_says_so_and_not_that_all_is_well(
@@ -69,18 +43,15 @@ def test_a_shell_that_does_not_declare_the_pipelines_says_so_and_not_that_all_is
 
     said = "pipelines that TASKBRIDGE_PIPELINES does not declare are left out: orders (2 tenants)"
     assert said in taskbridge("status").stdout
-    for command in (["quarantine", "list"], ["status", "--sort", "runs"], ["status", "--recent-failures"]):
-        ended = taskbridge(*command)
-        assert (ended.status, ended.stderr.count(said), ended.stdout.count(said)) == (0, 1, 0), command
-        ended = taskbridge(*command, "--pipeline", "invoices")
-        assert said not in ended.stderr + ended.stdout, "what was asked for was looked at"
-    assert said in [one["sentence"] for one in taskbridge("status", "--json").json["health"]["findings"]]
+    ended = taskbridge("quarantine", "list")
+    assert (ended.status, ended.stderr.count(said), ended.stdout.count(said)) == (0, 1, 0)
+    ended = taskbridge("quarantine", "list", "--pipeline", "invoices")
+    assert said not in ended.stderr + ended.stdout, "what was asked for was looked at"
     assert said in taskbridge("inspect", "a").stderr
     texts = [one["text"] for one in taskbridge("doctor", "--json").json["findings"] if one["level"] == "warning"]
     assert said in texts
     (taskbridge.directory / "handlers.py").write_text(
         "from taskbridge import pipeline\n@pipeline('orders')\ndef handle(batch): pass\n", encoding="utf-8"
     )
-    for command in (["status"], ["quarantine", "list"], ["status", "--sort", "runs"]):
-        ended = taskbridge(*command, TASKBRIDGE_PIPELINES="handlers")
-        assert "are left out" not in ended.stdout + ended.stderr
+    ended = taskbridge("status", TASKBRIDGE_PIPELINES="handlers")
+    assert "are left out" not in ended.stdout + ended.stderr

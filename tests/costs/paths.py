@@ -18,7 +18,7 @@ from taskbridge.producer.notify import notify, notify_many
 from taskbridge.producer.recording import record_event
 from taskbridge.store import record_invoice
 from taskbridge.worker import slot
-from taskbridge.worker.poller import reconcile, poll_changes
+from taskbridge.worker.poller import poll_changes, reconcile
 from taskbridge.worker.ticker import fire_due
 from tests.costs.meter import Meter
 from tests.runs import begin, settle

@@ -47,7 +47,7 @@ COSTS: Final[dict[str, Cost]] = {
     "run of one record": Cost(2, 2, 20, 0, 2, 10, 1, 2),
     "run of one record, by the journal": Cost(2, 2, 20, 0, 7, 36, 1, 2),
     "run of one record, under a rate limit": Cost(3, 3, 26, 0, 2, 10, 1, 2),
-    "run of three batches": Cost(2, 2, 20, 0, 7, 28, 3, 2),
+    "run of three batches": Cost(5, 5, 20, 0, 7, 28, 3, 2),
     "run that fails": Cost(2, 2, 25, 0, 2, 10, 1, 2),
     "run that rejects its record": Cost(2, 2, 20, 0, 2, 10, 1, 2),
     "run of a record out of quarantine": Cost(2, 2, 20, 0, 2, 10, 1, 2),

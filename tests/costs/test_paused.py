@@ -11,7 +11,7 @@ from taskbridge.gate import Answer
 from taskbridge.producer.notify import notify_many, start
 from taskbridge.store import record_invoice
 from taskbridge.testing.clock import inject_clock
-from taskbridge.worker.poller import reconcile, poll_changes
+from taskbridge.worker.poller import poll_changes, reconcile
 from taskbridge.worker.ticker import fire_due
 from tests.costs.meter import Meter, metered
 from tests.costs.paths import do_nothing

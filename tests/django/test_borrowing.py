@@ -20,6 +20,7 @@ from psycopg.types import TypeInfo
 from sqlalchemy.exc import ProgrammingError
 
 from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.pipeline import Handler
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.store.db import Bounded, driver_of
 from tests.django.shop.models import Customer, Order
@@ -33,11 +34,18 @@ def create(batch: Batch) -> None:
         OBJECTS.create(number=record.external_id)
 
 
+def handled(drill: Drill, handler: Handler, *keys: str) -> None:
+    """Save records of acme, and let runs go on until nothing is left to do."""
+    drill.handle(handler)
+    drill.save("acme", *(keys or ("1",)))
+    drill.go_on()
+
+
 def numbers() -> list[str]:
     return sorted(OBJECTS.values_list("number", flat=True))
 
 
-def test_what_a_handler_creates_commits_with_the_cursor(drill: Drill) -> None:
+def test_what_a_handler_creates_commits_with_the_cursor_in_one_session(drill: Drill) -> None:
     sessions = []
 
     def handler(batch: Batch) -> None:
@@ -48,14 +56,29 @@ def test_what_a_handler_creates_commits_with_the_cursor(drill: Drill) -> None:
         sessions.append(batch.connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
         # Nobody else sees it yet.
         assert drill.deployment.rows("SELECT count(*) FROM shop_order") == [(0,)]
+        # Rows come through a cursor of the server, too.
+        OBJECTS.bulk_create(Order(number=f"many {number}") for number in range(50))
+        assert sum(1 for _ in OBJECTS.iterator(chunk_size=10)) == 52
+        OBJECTS.select_for_update().filter(number__startswith="many").delete()
 
+    def note(connection: Any, **_: Any) -> None:
+        made.append(isinstance(connection.connection, Bounded))
+
+    made: list[bool] = []
     drill.handle(handler)
     drill.save("acme", "1", "2")
-    drill.go_on()
+    connection_created.connect(note)
+    try:
+        with CaptureQueriesContext(connections["default"]) as queries:
+            drill.go_on()
+    finally:
+        connection_created.disconnect(note)
     assert sessions[0] == sessions[1]
     assert drill.errors == []
     assert numbers() == ["1", "2"]
     assert drill.states() == {"handled": 2}
+    assert True in made, "who waits for new connections sees it"
+    assert any("INSERT" in query["sql"] for query in queries), "and so does who looks at queries"
 
 
 def test_a_batch_that_fails_leaves_nothing_and_the_next_try_finds_nothing_in_its_way(drill: Drill) -> None:
@@ -64,9 +87,7 @@ def test_a_batch_that_fails_leaves_nothing_and_the_next_try_finds_nothing_in_its
         if len(drill.calls) == 1:
             raise ValueError
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    handled(drill, handler)
     assert len(drill.calls) == 2
     assert numbers() == ["1"]
     assert drill.states() == {"handled": 1}
@@ -83,9 +104,7 @@ def test_a_run_that_was_replaced_leaves_nothing_and_runs_no_hook(drill: Drill) -
             drill.replace_run("acme")
             assert drill.run_one()
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    handled(drill, handler)
     assert numbers() == ["call 2"]
     assert hooks == ["call 2"]
 
@@ -102,9 +121,7 @@ def test_a_frozen_run_s_session_is_ended_with_the_locks_of_the_orm(drill: Drill)
             successor.join(20)
             assert not successor.is_alive()
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    handled(drill, handler)
     assert [one.details for one in OBJECTS.all()] == [{"call": 2}]
     assert drill.states() == {"handled": 1}
 
@@ -126,9 +143,7 @@ def test_hooks_run_after_the_commit_on_the_project_s_own_connection(drill: Drill
         if len(drill.calls) == 1:
             raise ValueError
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    handled(drill, handler)
     assert seen == [(["1"], {"handled": 1}, False)]
     assert numbers() == ["1", "by the hook"]
     assert "a hook after the commit failed" in caplog.text
@@ -149,9 +164,7 @@ def test_a_handler_that_does_not_touch_the_database_opens_no_transaction_and_a_h
             transaction.on_commit(partial(seen.append, record.external_id))
             batch.handled(record)
 
-    drill.handle(handler)
-    drill.save("acme", "1", "2")
-    drill.go_on()
+    handled(drill, handler, "1", "2")
     assert sorted(seen) == ["1", "2"]
     assert True not in opened
 
@@ -191,9 +204,7 @@ def test_a_batch_that_cannot_commit_any_more_fails(drill: Drill, handle: Callabl
         if len(drill.calls) == 1:
             handle(batch)
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    handled(drill, handler)
     (error,) = drill.errors
     assert isinstance(error, HandlerMistake)
     assert "was caught in the handler" in str(error)
@@ -208,9 +219,7 @@ def test_an_error_inside_of_a_block_of_its_own_leaves_the_rest(drill: Drill) -> 
             create(batch)
         OBJECTS.create(number="after")
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    handled(drill, handler)
     assert drill.errors == []
     assert numbers() == ["1", "after"]
 
@@ -222,45 +231,24 @@ def test_a_constraint_that_fails_at_the_commit_is_the_record_s(drill: Drill) -> 
         for record in batch:
             OBJECTS.create(number=record.external_id, customer_id=4711 if record.external_id == "bad" else None)
 
-    drill.handle(handler)
-    drill.save("acme", "1", "bad", "2")
-    drill.go_on()
+    handled(drill, handler, "1", "bad", "2")
     assert numbers() == ["1", "2"]
     assert drill.states() == {"handled": 2, "quarantined": 1}
 
 
-@pytest.mark.parametrize("call", ["commit", "rollback", "durable"])
-def test_django_refuses_to_end_the_transaction(drill: Drill, call: str) -> None:
+def test_django_neither_ends_the_transaction_nor_closes_its_connection(drill: Drill) -> None:
     def handler(batch: Batch) -> None:
         create(batch)
-        if call == "durable":
-            with pytest.raises(RuntimeError, match="durable"), transaction.atomic(durable=True):
-                pass
-        else:
+        with pytest.raises(RuntimeError, match="durable"), transaction.atomic(durable=True):
+            pass
+        for end in (transaction.commit, transaction.rollback):
             with pytest.raises(transaction.TransactionManagementError):
-                getattr(transaction, call)()
-
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
-    assert drill.errors == []
-    assert numbers() == ["1"]
-
-
-def close_it() -> None:
-    connection.close()
-
-
-@pytest.mark.parametrize("close", [close_it, connections.close_all, close_old_connections])
-def test_to_close_the_connection_does_nothing(drill: Drill, close: Callable[[], None]) -> None:
-    def handler(batch: Batch) -> None:
-        create(batch)
-        close()
+                end()
+        for close in (connection.close, connections.close_all, close_old_connections):
+            close()
         OBJECTS.create(number="after")
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    handled(drill, handler)
     assert drill.errors == []
     assert numbers() == ["1", "after"]
 
@@ -271,9 +259,7 @@ def test_a_commit_behind_django_s_back_is_found_out(drill: Drill) -> None:
             with connection.cursor() as cursor:
                 cursor.execute("COMMIT")
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    handled(drill, handler)
     (error,) = drill.errors
     assert "committed, rolled back or closed" in str(error)
 
@@ -315,9 +301,7 @@ def test_nothing_that_django_sets_stays_with_the_session(drill: Drill, monkeypat
         seen.append(batch.connection.exec_driver_sql("SELECT '{\"a\": 1}'::jsonb").scalar_one())
 
     sessions: list[Any] = []
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    handled(drill, handler)
     assert drill.errors == []
     before, during, of_taskbridge = seen
     assert during == ("Asia/Tokyo", "django_shop", "public,pg_catalog", '{"a": 1}')
@@ -329,7 +313,7 @@ def test_nothing_that_django_sets_stays_with_the_session(drill: Drill, monkeypat
     assert drill.states() == {"handled": 1}
 
 
-@pytest.mark.parametrize("django_s", [None, "acme", "public,pg_catalog"])
+@pytest.mark.parametrize("django_s", [None, "public,pg_catalog"])
 def test_the_search_path_of_one_call_decides_nothing_for_another(
     drill: Drill, monkeypatch: pytest.MonkeyPatch, django_s: str | None
 ) -> None:
@@ -391,7 +375,7 @@ def backend(drill: Drill, request: pytest.FixtureRequest) -> Iterator[None]:  # 
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("backend", [Prepares], indirect=True)
-@pytest.mark.parametrize("options", [{}, {"isolation_level": 2}, {"options": "-c search_path=public,pg_catalog"}])
+@pytest.mark.parametrize("options", [{}, {"isolation_level": 2, "options": "-c search_path=public,pg_catalog"}])
 def test_a_backend_prepares_the_batch_s_connection_as_its_own(
     drill: Drill, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
@@ -407,9 +391,7 @@ def test_a_backend_prepares_the_batch_s_connection_as_its_own(
 
     point: Any = Point()
     seen: list[str] = []
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    handled(drill, handler)
     assert [type(error) for error in drill.errors] == [ValueError]
     assert seen == ["a point"] * 2
     assert numbers() == ["1"]
@@ -424,26 +406,11 @@ def test_a_backend_that_connects_by_itself_is_refused(drill: Drill) -> None:
         if len(drill.calls) == 1:
             create(batch)
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    handled(drill, handler)
     (error,) = drill.errors
     assert isinstance(error, ConfigurationError)
     assert "call `super().get_new_connection` in the backend, or name the alias" in str(error)
     assert numbers() == []
-
-
-def test_many_rows_come_through_a_cursor_of_the_server(drill: Drill) -> None:
-    def handler(_: Batch) -> None:
-        OBJECTS.bulk_create(Order(number=str(number)) for number in range(50))
-        assert sum(1 for _ in OBJECTS.iterator(chunk_size=10)) == 50
-        assert OBJECTS.select_for_update().filter(number="7").count() == 1
-
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
-    assert drill.errors == []
-    assert len(numbers()) == 50
 
 
 def test_the_project_s_own_connection_is_not_touched(drill: Drill) -> None:
@@ -462,7 +429,8 @@ def test_the_project_s_own_connection_is_not_touched(drill: Drill) -> None:
     assert numbers() == ["1"]
 
 
-def test_another_alias_and_another_thread_commit_on_their_own(drill: Drill) -> None:
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_another_alias_another_thread_and_a_coroutine_commit_on_their_own(drill: Drill, *, is_coroutine: bool) -> None:
     def in_thread() -> None:
         OBJECTS.create(number="thread")
         connections.close_all()
@@ -475,23 +443,14 @@ def test_another_alias_and_another_thread_commit_on_their_own(drill: Drill) -> N
             thread.join()
             raise ValueError
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
-    assert numbers() == ["other", "thread"]
-
-
-def test_a_coroutine_s_orm_commits_on_its_own(drill: Drill) -> None:
-    async def handler(_: Batch) -> None:
+    async def coroutine(_: Batch) -> None:
         if len(drill.calls) == 1:
-            await sync_to_async(OBJECTS.create)(number="1")
+            await sync_to_async(OBJECTS.create)(number="coroutine")
             await sync_to_async(connections.close_all)()
             raise ValueError
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
-    assert numbers() == ["1"]
+    handled(drill, coroutine if is_coroutine else handler)
+    assert numbers() == (["coroutine"] if is_coroutine else ["other", "thread"])
 
 
 @pytest.mark.parametrize("alias", [None, "other"])
@@ -509,27 +468,18 @@ def test_handlers_may_have_another_alias_or_none(drill: Drill, alias: str | None
     assert numbers() == (["default"] if alias else ["default", "other"])
 
 
-def test_a_database_that_is_not_taskbridge_s_is_refused(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(connections.settings["other"], "NAME", "postgres")
-
-    def handler(_: Batch) -> None:
-        if len(drill.calls) == 1:
-            OBJECTS.using("other").count()
-
-    drill.handle(handler)
-    drill.save("acme", "1")
-    with override_settings(TASKBRIDGE_DATABASE="other"):
-        drill.go_on()
-    (error,) = drill.errors
-    assert isinstance(error, ConfigurationError)
-    assert "'other' (postgres) is not that of TASKBRIDGE_POSTGRES_URL" in str(error)
-
-
-@pytest.mark.parametrize("what", ["sqlite", "isolation level"])
-def test_what_cannot_be_exactly_once_is_refused(drill: Drill, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    alias = "lite" if what == "sqlite" else "default"
-    if what != "sqlite":
-        monkeypatch.setitem(connections.settings["default"], "OPTIONS", {"isolation_level": 4})
+@pytest.mark.parametrize(
+    ("alias", "setting", "value", "words"),
+    [
+        ("other", "NAME", "postgres", "'other' (postgres) is not that of TASKBRIDGE_POSTGRES_URL"),
+        ("default", "OPTIONS", {"isolation_level": 4}, "TASKBRIDGE_DATABASE"),
+        ("lite", "AUTOCOMMIT", True, "TASKBRIDGE_DATABASE"),
+    ],
+)
+def test_what_cannot_be_exactly_once_is_refused(
+    drill: Drill, monkeypatch: pytest.MonkeyPatch, alias: str, setting: str, value: Any, words: str
+) -> None:
+    monkeypatch.setitem(connections.settings[alias], setting, value)
 
     def handler(_: Batch) -> None:
         if len(drill.calls) == 1:
@@ -541,7 +491,7 @@ def test_what_cannot_be_exactly_once_is_refused(drill: Drill, what: str, monkeyp
         drill.go_on()
     (error,) = drill.errors
     assert isinstance(error, ConfigurationError)
-    assert "TASKBRIDGE_DATABASE" in str(error)
+    assert words in str(error)
 
 
 def test_whoever_kept_the_connection_is_told(drill: Drill) -> None:
@@ -551,30 +501,9 @@ def test_whoever_kept_the_connection_is_told(drill: Drill) -> None:
         create(batch)
         kept.append(connections["default"])
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    handled(drill, handler)
     with pytest.raises(HandlerMistake, match="the batch is over"), kept[0].cursor():
         pass
-
-
-def test_who_waits_for_new_connections_and_who_looks_at_queries_sees_these_too(drill: Drill) -> None:
-    made: list[bool] = []
-
-    def note(connection: Any, **_: Any) -> None:
-        made.append(isinstance(connection.connection, Bounded))
-
-    drill.handle(create)
-    drill.save("acme", "1")
-    connection_created.connect(note)
-    try:
-        with CaptureQueriesContext(connections["default"]) as queries:
-            made.clear()
-            drill.go_on()
-    finally:
-        connection_created.disconnect(note)
-    assert True in made
-    assert any("INSERT" in query["sql"] for query in queries)
 
 
 def test_a_session_that_is_lost_looks_like_one_that_is_away_and_comes_again(drill: Drill) -> None:
@@ -584,9 +513,7 @@ def test_a_session_that_is_lost_looks_like_one_that_is_away_and_comes_again(dril
             assert drill.deployment.rows(f"SELECT pg_terminate_backend({pid}, 5000)") == [(True,)]
         create(batch)
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    handled(drill, handler)
     assert numbers() == ["1"]
     assert drill.quarantine() == []
     assert Customer.objects.count() == 0

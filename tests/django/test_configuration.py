@@ -93,9 +93,8 @@ def _role(deployment: Deployment) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_role")
-@pytest.mark.parametrize("others", [{}, {"options": "-c search_path=shop,public"}])
 def test_the_role_that_django_assumes_is_that_of_all_connections(
-    others: dict[str, str], taskbridge_servers: Servers, monkeypatch: pytest.MonkeyPatch
+    taskbridge_servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TASKBRIDGE_REDIS_URL", "redis://localhost")
     with empty(taskbridge_servers, monkeypatch) as url:
@@ -104,14 +103,18 @@ def test_the_role_that_django_assumes_is_that_of_all_connections(
             connection.execute("CREATE SCHEMA shop")
             for what in (f"CREATE ON DATABASE {name}", "ALL ON SCHEMA public", "ALL ON SCHEMA shop"):
                 connection.execute(SQL("GRANT {} TO {}").format(SQL(what), Identifier(ROLE)))
-        monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {**others, "assume_role": ROLE})
+        monkeypatch.setitem(
+            connections["default"].settings_dict,
+            "OPTIONS",
+            {"options": "-c search_path=shop,public", "assume_role": ROLE},
+        )
         call_command("migrate", run_syncdb=True, verbosity=0)
         assert [one.id for one in run_checks(databases=["default"])] == []
         engine = connect(Settings.read().postgres_url)
         with engine.connect() as own:
             who = "SELECT current_user, pg_get_userbyid(nspowner) FROM pg_namespace "
             assert own.exec_driver_sql(who + "WHERE nspname = 'taskbridge'").one() == (ROLE, ROLE)
-            assert not others or own.exec_driver_sql("SHOW search_path").scalar_one() == "shop,public"
+            assert own.exec_driver_sql("SHOW search_path").scalar_one() == "shop,public"
         engine.dispose()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -11,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import taskbridge
-from taskbridge.declaring.batch import Batch, RetryAfter
+from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.django.testing import deliver
 from taskbridge.errors import HandlerMistake
@@ -87,32 +86,6 @@ def test_what_cannot_be_written_is_an_error_and_nothing_of_it_stays(monkeypatch:
         handle(monkeypatch, lambda batch: batch.session.add(Total(number="2")))
         assert len(deliver("orders")) == 1
         assert totals() == ["2"]
-
-
-@pytest.mark.parametrize(("scope", "first"), [("tenant", ["acme", "bolt"]), ("pipeline", ["acme"])])
-def test_a_test_sees_who_asked_to_wait_and_who_comes_next(
-    monkeypatch: pytest.MonkeyPatch, scope: Any, first: list[str]
-) -> None:
-    told = RetryAfter(5, scope)
-
-    def handler(batch: Batch) -> RetryAfter | None:
-        if batch.tenant == "bolt" or asked:
-            return None
-        asked.append(batch.tenant)
-        batch.handled(batch[0])
-        return told
-
-    asked: list[str] = []
-    handle(monkeypatch, handler, batch_size=2)
-    with transaction.atomic():
-        save("1", "2", "3")
-        taskbridge.record("bolt", "4", {}, source="orders", connection=connection)
-        batches = deliver("orders")
-        assert [batch.tenant for batch in batches] == first
-        assert [batch.retry_after for batch in batches] == [told, None][: len(first)]
-        rest = [("acme", ["2", "3"])] + [("bolt", ["4"])] * (len(first) == 1)
-        assert [(one.tenant, [record.external_id for record in one]) for one in deliver("orders")] == rest
-        assert deliver("orders") == []
 
 
 def test_what_a_session_holds_is_written_while_its_tenant_s_rows_make_no_records(

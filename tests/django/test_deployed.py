@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from functools import partial
 
 import pytest
-import redis
 from django.db import connections, transaction
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine
 
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.django.testing import deployed
-from taskbridge.errors import ConfigurationError, Unavailable
+from taskbridge.errors import ConfigurationError
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import runtime_of
-from taskbridge.store import adopt, adoption, register_pipeline, record
+from taskbridge.store import adopt, adoption, record, register_pipeline
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE
 from tests.store.adopting import ORDERS, run
@@ -44,12 +42,6 @@ def test_a_database_that_is_none_of_a_test_is_not_emptied(here: Deployment, monk
         deployed(here.app).__enter__()
     with here.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM taskbridge.records").scalar_one() == 1
-
-
-def test_a_server_that_is_away_is_named_in_one_sentence(here: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", "redis://127.0.0.1:1/0")
-    with pytest.raises(Unavailable, match=r"^Redis cannot be reached \(127\.0\.0\.1:1\): start it, or correct"):
-        deployed(here.app).__enter__()
 
 
 def test_all_tables_are_emptied_but_those_that_say_what_the_database_is(here: Deployment) -> None:
@@ -119,16 +111,6 @@ def test_an_app_with_settings_of_its_own_keeps_no_session_where_a_test_s_databas
     assert runtime_of(here.app) is runtime
 
 
-def test_a_broker_elsewhere_keeps_no_queue(here: Deployment) -> None:
-    url = make_url(here.settings.redis_url).set(database="13").render_as_string(hide_password=False)
-    here.app.conf.update(broker_url=url)
-    with redis.Redis.from_url(url, decode_responses=True) as broker, deployed(here.app):
-        here.notify_event.delay("acme", pipeline="orders")
-        assert list(broker.scan_iter("taskbridge.test-*.first"))
-    with redis.Redis.from_url(url, decode_responses=True) as broker:
-        assert list(broker.scan_iter("*taskbridge.test-*")) == []
-
-
 def test_runs_wait_for_the_test_also_where_celery_runs_tasks_inline(here: Deployment) -> None:
     here.app.conf.task_always_eager = True
     with deployed(here.app) as one:
@@ -148,11 +130,3 @@ def test_runs_in_a_transaction_would_find_nothing_and_are_refused(here: Deployme
                 one.run_all()
             assert one.notified("orders") == {}
         assert one.run_all() == 0
-
-
-def test_after_the_block_nothing_is_asked_of_the_project_s_own_deployment(here: Deployment) -> None:
-    with deployed(here.app) as one:
-        here.notify_event.delay("globex", pipeline="orders")
-    for ask in (partial(one.notified, "orders"), one.run_all):
-        with pytest.raises(ConfigurationError, match=r"the block of `deployed` has ended, .*: ask within the block"):
-            ask()

@@ -20,7 +20,8 @@ from taskbridge.embedded import Servers
 from taskbridge.testing.servers import fresh_database, open_directory
 from tests.deployment import ROOT, Deployment, Worker
 from tests.django.conftest import database
-from tests.shops.kills import Scene, Shop, survive
+from tests.waiting import wait_until
+from verification.shops import Scene, Shop, survive
 
 pytestmark = pytest.mark.e2e
 
@@ -185,16 +186,14 @@ def without_scan(deployment: Deployment) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "what",
+    ("what", "names_it"),
     [
-        ["tried.Record", "tried.Doctor", "tried.Placed.test_by_a_worker"],
-        ["tried.Placed.test_inline", "tried.Away"],
-        ["tried.Record", "tried.RecordToo", "--parallel", "2"],
-        ["tried.WithoutADatabase"],
+        pytest.param(["tried.Record", "tried.Doctor", "tried.Placed.test_by_a_worker"], True, id="worker"),
+        pytest.param(["tried.Placed.test_inline", "tried.Away"], False, id="inline"),
+        pytest.param(["tried.Record", "tried.RecordToo", "--parallel", "2"], True, id="parallel"),
+        pytest.param(["tried.WithoutADatabase"], True, id="none"),
     ],
-    ids=["worker", "inline", "parallel", "none"],
 )
-@pytest.mark.parametrize("names_it", [False, True], ids=["", "named"])
 def test_what_tests_do_reaches_their_own_database_alone_and_lets_django_drop_it(
     what: list[str],
     names_it: bool,
@@ -238,6 +237,9 @@ def test_the_shop_s_commands_and_what_its_migration_says(taskbridge_servers: Ser
         assert "Adopt Order as the source orders" in manage(environment, "sqlmigrate", "orders", "0002")
         assert '"orders": {' in manage(environment, "taskbridge", "status", "--json")
         assert "is called 'nobody'" in manage(environment, "taskbridge", "inspect", "nobody", status=1)
+        # and its migration has a way back
+        assert "Unapplying orders.0002_adopt_orders... OK" in manage(environment, "migrate", "orders", "0001")
+        assert "triggers 0" in manage(environment, "shell", "-c", TRIGGERS)
 
 
 TRIGGERS = """
@@ -248,17 +250,6 @@ with connection.cursor() as cursor:
 """
 
 
-@pytest.mark.slow
-def test_the_shop_s_migration_has_a_way_back(taskbridge_servers: Servers) -> None:
-    with shop(taskbridge_servers, taskbridge_servers.redis_url) as environment:
-        manage(environment, "migrate")
-        assert "Unapplying orders.0002_adopt_orders... OK" in manage(environment, "migrate", "orders", "0001")
-        left = ("shell", "-c", TRIGGERS)
-        assert "triggers 0" in manage(environment, *left)
-        manage(environment, "migrate")
-        assert "triggers 4" in manage(environment, *left)
-
-
 PLACE = """
 from orders.models import Order, Shipment
 from orders.services import place
@@ -266,27 +257,24 @@ for number in range(20):
     place(f"customer {number % 3}", "bicycle", 1)
 Order.objects.bulk_create(Order(customer="nobody notified", item="bell", amount=1) for _ in range(5))
 """
-COUNT = """
-from django.db.models import Max
-from orders.models import Shipment
-print("told", Shipment.objects.count(), Shipment.objects.aggregate(most=Max("tellings"))["most"])
-"""
 
 
 def test_a_worker_of_the_shop_sends_each_order(
     deployment: Deployment, taskbridge_servers: Servers, tmp_path: Path
 ) -> None:
-    with shop(taskbridge_servers, deployment.settings.redis_url) as environment, warehouse() as stock:
-        environment["WAREHOUSE_URL"] = stock.url
+    def told() -> tuple[int, int]:
+        """How many orders the handler has written down, and how often one at the most."""
+        with psycopg.connect(url) as session:
+            return session.execute("SELECT count(*), max(tellings) FROM orders_shipment").fetchone() or (0, 0)
+
+    with fresh_database(taskbridge_servers, "template1") as url, warehouse() as stock:
+        environment = variables(url, deployment.settings.redis_url) | {"WAREHOUSE_URL": stock.url}
         manage(environment, "migrate")
         manage(environment, "shell", "-c", PLACE)
         worker = Worker(environment, tmp_path / "shop.log", ["-n", "shop@test", "-c", "2"], app="shop")
         try:
             worker.wait_until_ready()
-            for _ in range(20):
-                if "told 25 1" in (said := manage(environment, "shell", "-c", COUNT)):
-                    break
-            assert "told 25 1" in said, worker.text()
+            wait_until(lambda: told() == (25, 1), "each order is written down once")
             assert len(stock.orders) == 25
             assert "ERROR" not in worker.text()
         finally:

@@ -74,16 +74,19 @@ def test_of_rows_from_before_it_is_told_unless_the_migration_or_a_test_leaves_th
     assert reminders() == []
     monkeypatch.setitem(NAMES, "default", connections["default"].settings_dict["NAME"])
     (told,) = reminders()
-    assert "rows that were there before" in told
+    assert "rows that existed before" in told
     migrate(operation(), back=True)
     migrate(operation(from_now_on=True))
     assert reminders() == []
 
 
-def test_what_the_migration_does_after_it_takes_part_in_its_transaction(engine: Engine) -> None:
+def test_what_the_migration_does_after_it_takes_part_in_its_transaction_and_another_database_is_left_alone(
+    engine: Engine,
+) -> None:
     state = ProjectState.from_apps(apps)
-    fails = migrations.RunSQL("SELECT 1 / 0")
-    migration = migration_of(AdoptTable("orders", model="Order", tenant="number", key="id"), fails)
+    adopting = AdoptTable("orders", model="Order", tenant="number", key="id")
+    migrate(adopting, alias="other")
+    migration = migration_of(adopting, migrations.RunSQL("SELECT 1 / 0"))
     with pytest.raises(Exception, match="division by zero"), connections["default"].schema_editor() as editor:
         migration.apply(state, editor)
     assert rows(engine, "SELECT FROM taskbridge.adopted") == []
@@ -144,11 +147,6 @@ def test_a_table_that_cannot_be_adopted_fails_the_migration_with_what_to_do() ->
         migrate(AdoptTable("orders", model="Order", tenant="number", key="id"))
     with pytest.raises(TypeError, match="give one of the two"):
         AdoptTable("orders", tenant="number", key="id")
-
-
-def test_another_database_than_that_of_the_records_is_left_alone(engine: Engine) -> None:
-    migrate(AdoptTable("orders", model="Order", tenant="number", key="id"), alias="other")
-    assert rows(engine, "SELECT FROM taskbridge.adopted") == []
 
 
 def test_django_can_write_it_into_a_migration() -> None:

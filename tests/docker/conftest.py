@@ -151,10 +151,10 @@ def celery_second_worker(
 
 
 @pytest.fixture
-def celery_worker_cluster(request: pytest.FixtureRequest) -> Iterator[CeleryWorkerCluster]:
-    """Two workers, or as many as the fixture's parameter says."""
-    names = ("celery_setup_worker", "celery_second_worker")[: getattr(request, "param", 2)]
-    cluster = CeleryWorkerCluster(*(request.getfixturevalue(name) for name in names))
+def celery_worker_cluster(
+    celery_setup_worker: CeleryTestWorker, celery_second_worker: CeleryTestWorker
+) -> Iterator[CeleryWorkerCluster]:
+    cluster = CeleryWorkerCluster(celery_setup_worker, celery_second_worker)
     yield cluster
     cluster.teardown()
 

@@ -19,8 +19,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(280)]
 RUNNER_TTL = 5.0
 NUMBERS = [f"{number:03}" for number in range(4 * BATCH_SIZE)]
 
-one_worker = pytest.mark.parametrize("celery_worker_cluster", [1], indirect=True)
-
 
 def busy(deployment: Deployment, workers: list[Worker]) -> Worker:
     """Wait until one of the workers has a batch in hand, and return it."""
@@ -47,24 +45,6 @@ def alone_at_a_time(deployment: Deployment) -> bool:
         "SELECT 1 FROM ledger a JOIN ledger b ON a.tenant = b.tenant AND a.id < b.id AND b.began < a.ended"
     )
     return not overlapping
-
-
-@one_worker
-def test_a_single_event(deployment: Deployment, workers: list[Worker]) -> None:
-    deployment.save("acme", "001")
-    each_once(deployment, ["acme"], ["001"])
-    assert deployment.delivered("acme") == [["001"]]
-    assert workers[0].runs() >= 1
-
-
-@one_worker
-def test_a_burst_is_batched(deployment: Deployment, workers: list[Worker]) -> None:
-    deployment.save("acme", *NUMBERS, notify=False)
-    answers = [deployment.notify_event.delay("acme").get() for _ in NUMBERS]
-    each_once(deployment, ["acme"], NUMBERS)
-    assert answers[0] == "started"
-    assert set(answers[1:]) <= {"absorbed", "delayed"}
-    assert workers[0].runs() < len(NUMBERS) / 2
 
 
 def test_two_workers_share_the_tenants(deployment: Deployment, workers: list[Worker]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +12,9 @@ import click
 import pytest
 
 import taskbridge
+from benchmarks import figures
+from benchmarks import page as figures_page
+from benchmarks.everything import BENCHMARKS, PAGE
 from taskbridge.cli.main import cli
 from taskbridge.settings import Settings
 from tests.docs import limits_text, protocol_text
@@ -74,17 +76,6 @@ def test_the_reference_names_what_exists_and_lists_every_public_name() -> None:
     assert {name for name in taskbridge.__all__ if f"taskbridge.{name}" not in named} - methods == set()
 
 
-def test_what_users_copy_is_short() -> None:
-    around = {"downstream.py", "__main__.py", "warehouse.py"}  # what calls the examples, or what they call
-    lines = {
-        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
-        for path in ROOT.glob("examples/**/*.py")
-        if path.name not in around and not path.name.startswith("test")
-    }
-    assert lines
-    assert {name: count for name, count in lines.items() if count > 80} == {}
-
-
 def test_every_path_exists() -> None:
     named = [
         (page, path)
@@ -99,12 +90,6 @@ def test_every_link_between_the_documents_leads_somewhere() -> None:
     targets = [one for page in PAGES for one in links(page)]
     assert targets
     assert [(page.name, target) for page, target in targets if not (page.parent / target).exists()] == []
-
-
-def test_every_picture_is_shown() -> None:
-    shown = {(page.parent / target).resolve() for page in PAGES for _, target in links(page)}
-    pictures = {path for kind in ("png", "svg") for path in ROOT.glob(f"docs/**/*.{kind}")}
-    assert sorted(path.name for path in pictures - shown) == ["icon.svg"], "icon.svg is the site's own"
 
 
 def test_every_test_that_is_named_exists() -> None:
@@ -187,12 +172,6 @@ def test_what_the_examples_import_is_installed_by_the_project() -> None:
     assert [one for one in sorted(imported) if one[1] not in own and find_spec(one[1]) is None] == []
 
 
-def test_the_package_is_not_called_as_someone_elses() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["name"] == "celery-taskbridge"
-    assert [page.name for page in PAGES if re.search(r"taskbridge\[\w+\]", page.read_text(encoding="utf-8"))] == []
-
-
 @pytest.mark.parametrize("part", protocol_text.PARTS)
 def test_the_protocol_page_shows_the_tables_that_the_code_has(part: str) -> None:
     assert Printed(protocol_text.PAGE, part).shown() == protocol_text.PARTS[part](), "run `make docs`"
@@ -202,11 +181,11 @@ def test_the_limits_are_those_that_the_code_has() -> None:
     assert limits_text.PART.shown() == limits_text.table(), "run `make docs`"
 
 
-def test_the_changelog_has_what_is_new_first_and_no_version_that_does_not_exist_yet() -> None:
-    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    titles = re.findall(r"^## (\S+)", changelog, re.MULTILINE)
-    versions = [tuple(map(int, title.split("."))) for title in titles if title != "Unreleased"]
-    (here,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert titles[0] == "Unreleased"
-    assert versions == sorted(set(versions), reverse=True)
-    assert [version for version in versions if version > tuple(map(int, here.split(".")))] == []
+def test_the_pages_show_the_stored_figures_of_the_benchmarks() -> None:
+    stored = figures.read(ROOT / "docs" / "explanation" / figures.FILE)
+    assert list(stored) == [benchmark.name for benchmark in BENCHMARKS]
+    shown = (ROOT / "docs" / "explanation" / PAGE).read_text(encoding="utf-8")
+    assert shown == figures_page.rendered(BENCHMARKS, stored), "run `make docs`"
+    pages = figures_page.pages_under([ROOT / "README.md", ROOT / "docs"])
+    old = [one for one in pages if figures_page.refreshed(one, stored) != one.read_text(encoding="utf-8")]
+    assert old == [], "run `make docs`"

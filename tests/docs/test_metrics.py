@@ -21,17 +21,6 @@ def test_the_page_shows_the_metrics_that_the_code_has() -> None:
     assert metrics_text.PART.shown() == metrics_text.table(), "run `make docs`"
 
 
-def test_a_metric_that_is_told_apart_by_tenant() -> None:
-    assert {one.label for one in METRICS} == {"pipeline", "server"}
-
-
-def test_names_are_those_that_prometheus_wants() -> None:
-    for one in METRICS:
-        assert re.fullmatch(r"taskbridge_[a-z_]+", one.name)
-        assert one.name.endswith("_total") == (one.kind == "counter")
-        assert one.name.endswith("_seconds") or one.kind != "histogram"
-
-
 def test_the_dashboard_asks_only_for_metrics_that_there_are() -> None:
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     asked = queries(dashboard["panels"])

@@ -71,24 +71,6 @@ def test_a_late_message_does_nothing(inline: Inline) -> None:
     assert inline.state() is State.QUEUED
 
 
-def test_what_a_handler_writes_takes_effect_with_the_cursor_or_not_at_all(inline: Inline) -> None:
-    def write_and_fail_once(batch: Batch) -> None:
-        batch.connection.exec_driver_sql("INSERT INTO ledger (tenant) VALUES (%s)", (batch.tenant,))
-        if len(inline.seen) == 1:
-            raise ValueError("no")
-
-    inline.handle(write_and_fail_once)
-    inline.deployment.save("acme", "a")
-    with pytest.raises(ValueError, match="no"):
-        inline.run_all()
-    assert inline.deployment.rows("SELECT * FROM ledger") == []
-    while inline.state() is not State.IDLE:
-        inline.runtime.gate.expire("invoices", ["acme"])
-        inline.run_all()
-    assert len(inline.deployment.rows("SELECT * FROM ledger")) == 1
-    assert inline.seen == ["a", "a"]
-
-
 def test_a_batch_knows_whether_its_run_still_holds_the_tenant(inline: Inline) -> None:
     standing: list[bool] = []
     kept: list[Batch] = []

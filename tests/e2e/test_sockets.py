@@ -63,14 +63,10 @@ def redis_socket(deployment: Deployment) -> Iterator[Socket]:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("urls", ["the broker's", "the gate's", "both"])
+@pytest.mark.parametrize("urls", ["the broker's", "both"])
 def test_a_worker_works_by_a_socket(deployment: Deployment, redis_socket: Socket, urls: str) -> None:
     variables = {
         "the broker's": {"TASKBRIDGE_BROKER_URL": f"redis+socket://{{place}}?virtual_host={redis_socket.database}"},
-        "the gate's": {
-            "TASKBRIDGE_REDIS_URL": f"unix://{{place}}?db={redis_socket.database}",
-            "TASKBRIDGE_BROKER_URL": deployment.settings.redis_url,
-        },
         "both": {"TASKBRIDGE_REDIS_URL": f"unix://{{place}}?db={redis_socket.database}"},
     }[urls]
     given: dict[str, Any] = {name: value.format(place=redis_socket.place) for name, value in variables.items()}

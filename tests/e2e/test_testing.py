@@ -177,21 +177,6 @@ def test_a_tenant_that_never_ends_fails_the_test() -> None:
         drain_all(most_runs=5)
 
 
-def test_a_tenant_that_never_ends_for_another_reason_is_not_said_to_wait() -> None:
-    calls: list[Batch] = []
-
-    @pipeline("invoices")
-    def never(batch: Batch) -> None:
-        calls.append(batch)
-        if len(calls) == 1:
-            raise RetryAfter(1)
-        save("acme", f"after {len(calls)}")
-
-    save("acme", "1")
-    with pytest.raises(AssertionError, match="look whether it is paused"):
-        drain("acme", most_runs=9)
-
-
 def test_a_pipeline_that_is_not_there_is_named() -> None:
     for call in (lambda: drain("acme", "nothing"), lambda: assert_notified("acme", "nothing")):
         with pytest.raises(UnknownPipeline, match="'nothing'"):
@@ -308,14 +293,6 @@ def test_a_role_that_may_make_no_databases_is_told_so(
         connection.exec_driver_sql(f"DROP ROLE {name}")
     result.assert_outcomes(passed=1, errors=2)
     result.stdout.fnmatch_lines(["*Unavailable: Postgres refuses the statement: permission denied to create database"])
-
-
-@pytest.mark.slow
-def test_a_user_s_tests_have_the_schema_of_the_user(user: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TASKBRIDGE_SCHEMA", "bridge")
-    user.makepyfile(USERS_TEST)
-    result = user.runpytest_subprocess("-p", "taskbridge.testing.plugin", "-W", "error")
-    result.assert_outcomes(passed=3)
 
 
 def test_a_user_s_tests_run_in_a_process_of_their_own(user: pytest.Pytester) -> None:

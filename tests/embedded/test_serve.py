@@ -85,13 +85,6 @@ def test_both_servers_answer_with_the_settings_that_the_project_relies_on(served
 
 
 @together
-def test_letters_beyond_ascii_have_case_and_order_does_not_depend_on_the_machine(served: Served) -> None:
-    assert query(served.servers, "SELECT lower('ÄÉ')") == "äé"
-    in_order = "SELECT string_agg(x, '' ORDER BY x) FROM unnest(ARRAY['a', 'B', 'é', 'z']) x"
-    assert query(served.servers, in_order) == "Bazé"
-
-
-@together
 def test_no_password_is_on_a_command_line_in_a_repr_or_in_a_file_for_others(served: Served) -> None:
     urls = (served.servers.postgres_url, served.servers.redis_url)
     everything = [command_line(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
@@ -116,25 +109,6 @@ def test_a_wrong_password_or_none_is_refused(served: Served) -> None:
         pytest.raises(redis.AuthenticationError),
     ):
         client.ping()
-
-
-@pytest.mark.slow
-@together
-def test_a_second_serve_in_the_same_process_is_refused_and_harms_nothing(served: Served) -> None:
-    with pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}"):
-        serve(served.data_dir).__enter__()
-    assert running(served.data_dir) == served.servers
-    assert query(served.servers, "SELECT 1") == "1"
-
-
-@pytest.mark.slow
-@together
-def test_a_second_data_directory_is_served_from_the_same_process(served: Served, data_dir: Path) -> None:
-    with serve(data_dir, durable=False) as second:
-        assert second != served.servers
-        assert query(second, "SELECT 1") == "1"
-    # The end of the second is not kept waiting by the first, and does not end it.
-    assert query(served.servers, "SELECT 1") == "1"
 
 
 def test_another_process_is_told_who_serves_the_directory_and_finds_its_servers(data_dir: Path) -> None:
@@ -245,13 +219,4 @@ def test_a_server_that_does_not_answer_in_time_is_stopped(
 def test_a_cluster_of_another_major_version_is_refused_with_the_way_out(data_dir: Path, broken_cluster: Path) -> None:
     (broken_cluster / "PG_VERSION").write_text("17\n")
     with pytest.raises(Unavailable, match=r"made by PostgreSQL 17.*move that directory away.*pg_dumpall"):
-        serve(data_dir).__enter__()
-
-
-@pytest.mark.slow
-def test_a_password_of_another_cluster_is_said_at_once(data_dir: Path) -> None:
-    with serve(data_dir, durable=False):
-        pass
-    (data_dir / "postgres.password").write_text("another")
-    with pytest.raises(Unavailable, match=r"postgres\.password is not that of the cluster"):
         serve(data_dir).__enter__()

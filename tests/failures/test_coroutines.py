@@ -80,29 +80,26 @@ def test_a_task_of_a_coroutine_that_exits_ends_no_loop(drill: Drill) -> None:
 @pytest.mark.parametrize("where", ["the main thread", "another thread"])
 def test_a_coroutine_is_cancelled_at_its_soft_time_limit_in_every_thread(drill: Drill, where: str) -> None:
     ended: list[str] = []
-    loops: set[asyncio.AbstractEventLoop] = set()
 
     async def handler(_: Batch) -> None:
-        loops.add(asyncio.get_running_loop())
         try:
             await asyncio.sleep(60)
         finally:
             # Longer than a handler that is no coroutine has before it is interrupted again.
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(1.2)
             ended.append("cancelled")
 
     drill.handle(handler, soft_time_limit=0.1)
     drill.save("acme", "a")
-    work = functools.partial(drill.go_on, lambda: len(drill.errors) == 2)
+    work = functools.partial(drill.go_on, lambda: bool(drill.errors))
     if where == "the main thread":
         work()
     else:
         thread = threading.Thread(target=work)
         thread.start()
         thread.join(timeout=30)
-    assert ended == ["cancelled"] * 2
-    assert len(loops) == 1
-    assert [type(error) for error in drill.errors] == [SoftTimeLimitExceeded] * 2
+    assert ended == ["cancelled"]
+    assert [type(error) for error in drill.errors] == [SoftTimeLimitExceeded]
 
 
 def generator(batch: Batch) -> Iterator[Batch]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch, RetryAfter
-from taskbridge.gate import Answer, Begun, Outcome, Settlement
+from taskbridge.gate import Answer, Outcome, Settlement
 from taskbridge.handlers.journal import journal
-from taskbridge.store import Claim, Pauses, read_counters
+from taskbridge.store import read_counters
 from taskbridge.worker.poller import poll_changes
-from tests.failures.drill import BAD, NUMBERS, Drill
+from tests.failures.drill import BAD, Drill
 from tests.failures.test_runs_that_do_not_end import Killer
 from tests.runs import begin, settle
 
@@ -40,10 +38,6 @@ def ask_to_wait(_: Batch) -> None:
     raise RetryAfter(30)
 
 
-def claim(key: RunKey, begun: Begun) -> Claim:
-    return Claim(key, 500, begun.events, begun.runs, begun.burst)
-
-
 def gives_back(drill: Drill) -> None:
     """Let the next run begin and be given back before it has claimed its cursor."""
     message = drill.inline.message()
@@ -52,14 +46,6 @@ def gives_back(drill: Drill) -> None:
     begin(drill.gate, key)
     spacing = drill.runtime.pipelines["invoices"].policy.spacing
     assert settle(drill.gate, key, Settlement(Outcome.STOPPED), spacing) is Answer.CONTINUED
-
-
-def dies(drill: Drill) -> None:
-    """Let the next run begin and not come back before it has claimed its cursor; then let its deadline pass."""
-    message = drill.inline.message()
-    assert message is not None
-    begin(drill.gate, RunKey(*message))
-    drill.replace_run(message[1])
 
 
 def test_a_run_whose_records_the_poller_was_quicker_with_has_its_events(drill: Drill) -> None:
@@ -104,23 +90,6 @@ def test_a_claim_that_never_reaches_postgres_costs_no_event(drill: Drill) -> Non
     assert drill.deployment.rows("SELECT bursts FROM taskbridge.sync_cursors") == [(1,)]
 
 
-def test_a_run_that_claims_twice_counts_its_events_once(drill: Drill) -> None:
-    drill.handle(journal)
-    drill.save("acme", "1")
-    notify(drill, 2)
-    message = drill.inline.message()
-    assert message is not None
-    key = RunKey(*message)
-    begun = begin(drill.gate, key)
-    assert not isinstance(begun, Answer)
-    for _ in range(2):
-        drill.runtime.cursors_of("invoices").claim(claim(key, begun))
-    assert counted(drill) == (3, 0)
-    drill.replace_run("acme")
-    drill.go_on()
-    assert counted(drill) == (3, 3)
-
-
 def test_a_burst_that_redis_has_older_counts_of_counts_no_event_back(drill: Drill) -> None:
     """After a failover its hash may be older than the cursor."""
     drill.handle(ask_to_wait)
@@ -132,41 +101,6 @@ def test_a_burst_that_redis_has_older_counts_of_counts_no_event_back(drill: Dril
     drill.handle(journal)
     drill.go_on()
     assert counted(drill)[0] == 5
-
-
-def test_a_run_that_is_told_to_wait_has_its_events(drill: Drill) -> None:
-    drill.handle(ask_to_wait)
-    drill.save("acme", "1")
-    notify(drill, 2)
-    drill.run_one()
-    drill.handle(journal)
-    drill.go_on()
-    assert rows(drill) == [("event", "waited", 3, 1, 0), ("more", "handled", 0, 2, 1)]
-
-
-def test_a_run_that_a_pause_holds_has_its_events(drill: Drill) -> None:
-    drill.handle(journal)
-    pauses = Pauses(drill.deployment.engine)
-    pauses.pause("invoices", "acme", "looking at it", "ops")
-    drill.save("acme", "1")
-    notify(drill, 2)
-    drill.run_one()
-    assert counted(drill) == (3, 3)
-    pauses.release("invoices", "acme")
-    drill.gate.expire("invoices", ["acme"], early=True)
-    drill.go_on()
-    assert counted(drill) == (3, 3)
-
-
-def test_of_a_death_the_row_has_the_events_that_came_before_it(drill: Drill) -> None:
-    drill.handle(journal)
-    drill.save("acme", *NUMBERS)
-    notify(drill, 2)
-    dies(drill)
-    notify(drill, 4)
-    drill.go_on()
-    assert rows(drill) == [("unknown", "failed", 3, 1, 0), ("died", "handled", 4, 2, 20)]
-    assert counted(drill) == (7, 7)
 
 
 def test_a_death_that_ends_in_quarantine_has_no_event_twice(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,10 +119,10 @@ def test_a_death_that_ends_in_quarantine_has_no_event_twice(drill: Drill, monkey
     assert in_rows <= sent
 
 
-@pytest.mark.parametrize("reason", ["handler", "probe"])
-def test_a_failure_and_a_probe_have_their_events(drill: Drill, reason: str) -> None:
+@pytest.mark.parametrize("reason", ["handler", "probe", "wait"])
+def test_a_failure_a_probe_and_a_wait_have_their_events(drill: Drill, reason: str) -> None:
     def fails(_: Batch) -> None:
-        raise ConnectionError("refused")
+        raise RetryAfter(300) if reason == "wait" else ConnectionError("refused")
 
     drill.handle(fails)
     tenants = ["acme", "bolt", "core"] if reason == "probe" else ["acme"]
@@ -200,20 +134,6 @@ def test_a_failure_and_a_probe_have_their_events(drill: Drill, reason: str) -> N
     drill.handle(journal)
     drill.go_on()
     assert counted(drill) == (3 * len(tenants), 3 * len(tenants))
-
-
-def test_events_of_a_time_without_a_history_are_not_in_it(drill: Drill) -> None:
-    drill.handle(journal)
-    settings = drill.runtime.settings
-    drill.runtime.settings = replace(settings, history_days=0)
-    drill.save("acme", "1")
-    notify(drill, 3)
-    drill.go_on()
-    assert counted(drill) == (4, 0)
-    drill.runtime.settings = settings
-    drill.save("acme", "2")
-    drill.go_on()
-    assert counted(drill) == (5, 1)
 
 
 def test_a_burst_that_the_poller_began_absorbs_each_event(drill: Drill) -> None:

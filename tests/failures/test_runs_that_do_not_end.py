@@ -34,8 +34,8 @@ def test_one_death_costs_one_attempt_and_no_wait(drill: Drill) -> None:
     assert drill.states() == {"handled": 20}
     ((failed, error),) = drill.deployment.rows("SELECT failed_runs, last_error FROM taskbridge.sync_cursors")
     assert failed == 1
-    assert error.startswith("the run before this one did not end: its process died")
-    assert error.endswith("; it was on the worker worker-1")
+    assert error.startswith("the previous run did not end: its process died")
+    assert error.endswith("; it ran on worker worker-1")
     assert drill.errors == []
     history = drill.deployment.rows(
         "SELECT reason, worker, outcome, events, burst_run, records, began_at <= ended_at FROM taskbridge.runs"
@@ -105,6 +105,29 @@ def test_a_record_that_takes_its_process_and_the_sessions_of_postgres_with_it_en
     pytest.fail(f"{drill.states()}")
 
 
+@pytest.mark.parametrize("first_kills", [True, False])
+def test_records_side_by_side_that_kill_their_process_end_in_quarantine(
+    drill: Drill, monkeypatch: pytest.MonkeyPatch, first_kills: bool
+) -> None:
+    killer = Killer(drill, monkeypatch)
+
+    def handler(batch: Batch) -> None:
+        bad = {record.external_id for record in batch} & {"05", "06"}
+        if "06" in bad or (bad and first_kills):
+            killer.kill()
+        if bad:
+            raise ValueError("05 cannot be handled")
+        journal(batch)
+
+    drill.handle(handler)
+    drill.save("acme", *NUMBERS)
+    for _ in range(300):
+        killer.run_one()
+        if drill.states() == {"handled": 18, "quarantined": 2}:
+            return
+    pytest.fail(f"{drill.states()}")
+
+
 def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped_while_it_tries_another_record(
     drill: Drill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,24 +147,6 @@ def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped_while_it_t
         killer.run_one()
     assert drill.deployment.rows("SELECT failed_runs, deaths FROM taskbridge.sync_cursors") == [(7, 5)]
     assert "died" not in drill.deployment.redis.hgetall(Keys().runner("invoices", "acme"))
-
-
-def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped(drill: Drill) -> None:
-    def handle(batch: Batch) -> None:
-        if len(drill.calls) == 1:
-            raise KeyboardInterrupt
-        journal(batch)
-
-    drill.handle(handle)
-    drill.save("acme", *NUMBERS)
-    dies(drill)
-    message = drill.inline.message()
-    assert message is not None
-    with pytest.raises(KeyboardInterrupt):
-        slot.run_tenant(drill.runtime, *message)
-    drill.go_on()
-    assert drill.states() == {"handled": 20}
-    assert drill.deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors") == [(1,)]
 
 
 @SOON
@@ -197,18 +202,6 @@ def dies_after_a_claim(drill: Drill) -> None:
     drill.replace_run(tenant)
 
 
-def test_kills_now_and_then_bring_no_record_into_quarantine(drill: Drill) -> None:
-    drill.handle(journal, max_attempts=1, batch_size=1)
-    for number in NUMBERS:
-        drill.save("acme", number)
-        for _ in range(3):
-            dies(drill)
-            drill.go_on(until=lambda: bool(drill.deployment.redis.llen("taskbridge.next")))
-        drill.go_on()
-    assert drill.quarantine() == []
-    assert drill.states() == {"handled": 20}
-
-
 def test_a_record_that_holds_its_run_for_ever_goes_to_quarantine_and_the_rest_go_on(drill: Drill) -> None:
     """As one that kills its process, or holds the interpreter: the gate hears no more of the run."""
     entered, released, threads = threading.Event(), threading.Event(), list[threading.Thread]()
@@ -247,5 +240,40 @@ def test_a_record_that_holds_its_run_for_ever_goes_to_quarantine_and_the_rest_go
     assert drill.states() == {"handled": 19, "quarantined": 1}
     ((_, number, _, reason, attempts),) = drill.quarantine()
     assert (number, attempts) == (BAD, 5)
-    assert reason.startswith("the run before this one did not end")
+    assert reason.startswith("the previous run did not end")
     assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in NUMBERS if number != BAD]
+
+
+def test_a_handler_that_ignores_the_loss_of_its_heartbeat_cannot_advance(drill: Drill) -> None:
+    def overslept(batch: Batch) -> None:
+        if len(drill.calls) == 1:
+            # The deadline passes unnoticed, and another worker takes the tenant over and does all of it.
+            drill.gate.us += 6_000_000
+            drill.gate.expire("invoices", [batch.tenant])
+            assert drill.run_one()
+            assert drill.states() == {"handled": 2}
+        journal(batch)
+
+    drill.handle(overslept)
+    drill.save("acme", "a", "b")
+    drill.go_on()
+    assert drill.calls == [("acme", ["a", "b"]), ("acme", ["a", "b"])]
+    assert drill.deployment.deliveries() == [("acme", "a"), ("acme", "b")]
+    assert drill.standing() == []
+
+
+def test_a_replaced_run_that_fails_says_nothing_against_a_record(drill: Drill) -> None:
+    def overslept(batch: Batch) -> None:
+        if len(drill.calls) == 1:
+            drill.gate.us += 6_000_000
+            drill.gate.expire("invoices", [batch.tenant])
+            assert drill.run_one()
+            raise ValueError("too late to matter")
+        journal(batch)
+
+    drill.handle(overslept, max_attempts=1)
+    drill.save("acme", "a")
+    drill.go_on()
+    assert drill.deployment.deliveries() == [("acme", "a")]
+    assert drill.quarantine() == []
+    assert drill.deployment.rows("SELECT failures, suspects FROM taskbridge.sync_cursors") == [(0, 0)]

@@ -75,19 +75,6 @@ def test_nothing_of_a_batch_that_fails_is_written_also_what_was_committed(drill:
     assert [len(numbers) for _, numbers in drill.calls] == [1, 1]
 
 
-def test_a_run_that_was_replaced_writes_nothing(drill: Drill) -> None:
-    def handler(batch: Batch) -> None:
-        batch.session.add(Total(number=f"call {len(drill.calls)}"))
-        if len(drill.calls) == 1:
-            drill.replace_run("acme")
-            assert drill.run_one()
-
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
-    assert totals(drill) == ["call 2"]
-
-
 @pytest.mark.parametrize("how", ["rollback", "savepoint"])
 def test_a_part_that_is_rolled_back_leaves_the_rest(drill: Drill, how: str) -> None:
     def handler(batch: Batch) -> None:

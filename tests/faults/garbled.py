@@ -8,6 +8,10 @@ from typing import Any
 from billiard.process import current_process
 
 from taskbridge import Batch, pipeline
+from taskbridge.integration import failed_worker
+
+# A test need not wait for half a minute.
+vars(failed_worker)["ENDS_WITHIN"] = 2.0
 
 
 @pipeline("invoices")

@@ -21,7 +21,7 @@ from taskbridge.store import record_invoice
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ENDS_WITHIN, WORKER_STARTS_WITHIN, Deployment, Worker
 from tests.transactions.black_hole import BlackHole
-from tests.waiting import TIME_FACTOR, wait_until
+from tests.waiting import wait_until
 from verification.torture.servers import RedisHere
 
 pytestmark = pytest.mark.e2e
@@ -33,11 +33,6 @@ def answers(deployment: Deployment) -> bool:
     return bool(deployment.app.control.inspect(timeout=1.0).ping())
 
 
-def state_of(deployment: Deployment, tenant: str) -> State:
-    (status,) = deployment.gate.look("invoices", [tenant])
-    return status.state
-
-
 @pytest.mark.parametrize(
     "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "solo"))]
 )
@@ -47,10 +42,8 @@ def test_a_worker_replaces_connections_that_were_lost_silently(deployment: Deplo
         deployment.save("before", "1")
         wait_until(lambda: len(deployment.deliveries()) == 1, "delivered")
         hole.lose_connections()
-        lost = time.monotonic()
         deployment.save("after", "1")
         wait_until(lambda: len(deployment.deliveries()) == 2, "work resumes", 3 * RESUMES_WITHIN)
-        assert time.monotonic() - lost < RESUMES_WITHIN * TIME_FACTOR
         wait_until(lambda: answers(deployment), "it answers", RESUMES_WITHIN)
         assert worker.text().count("lost without notice") == 1, worker.text()
         deployment.wait_until_idle()
@@ -186,18 +179,6 @@ def test_a_worker_outlives_a_redis_that_refuses_commands(
     assert len(set(apart.deliveries())) == len(apart.deliveries()) == expected
 
 
-@pytest.mark.slow
-def test_a_worker_follows_the_address_to_a_replica_that_took_over(apart: Deployment, server: RedisHere) -> None:
-    with apart.worker() as worker:
-        apart.save("before", "1")
-        wait_until(lambda: len(apart.deliveries()) == 1, "delivered")
-        end = server.switch_over(address_follows=1.5)
-        record_invoice(apart.engine, "after", "1", {})
-        wait_until(lambda: len(apart.deliveries()) == 2, "work resumes", RESUMES_WITHIN)
-        wait_until(lambda: "takes commands again" in worker.text(), "it says so", RESUMES_WITHIN)
-        end()
-
-
 @pytest.mark.parametrize("refusing", [pytest.param(too_few_replicas, marks=pytest.mark.slow), disk_lost])
 def test_a_worker_starts_and_stops_while_redis_refuses_commands(
     apart: Deployment, server: RedisHere, refusing: Callable[[RedisHere], Any]
@@ -212,11 +193,10 @@ def test_a_worker_starts_and_stops_while_redis_refuses_commands(
         assert worker.process.poll() is None, worker.text()
     try:
         wait_until(lambda: len(apart.deliveries()) == 1, "delivered", RESUMES_WITHIN + WORKER_STARTS_WITHIN)
+        told = worker.text().count("the broker refuses commands")
         with too_few_replicas(server):
-            time.sleep(1.5)
-            began = time.monotonic()
+            wait_until(lambda: worker.text().count("the broker refuses commands") > told, "it is refused again")
             worker.process.terminate()
             worker.process.wait(ENDS_WITHIN)
-            assert time.monotonic() - began < RESUMES_WITHIN * TIME_FACTOR
     finally:
         worker.stop()

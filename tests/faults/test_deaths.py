@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from celery.platforms import EX_FAILURE
 
 from taskbridge import LatencyNeutral
 from taskbridge.gate import Keys, State
@@ -58,7 +59,7 @@ def test_a_coroutine_that_exits_ends_no_worker(deployment: Deployment, pool: str
     assert quarantined(deployment) == {"2": "SystemExit: 3", "3": "CancelledError: "}
     assert sorted(deployment.deliveries()) == [("acme", "1"), ("acme", "4")]
     assert "WorkerLostError" not in log
-    assert "ends no worker: raise an Exception" in log
+    assert "does not end a worker: raise an Exception" in log
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_a_record_that_ends_its_process_goes_to_quarantine_and_the_rest_go_on(
         wait_until(lambda: quarantined(deployment).keys() == {*whats}, "in quarantine", 150)
         wait_until(lambda: delivered(deployment) == sorted(f"after {what}" for what in whats), "the others go on")
     for reason in quarantined(deployment).values():
-        assert reason.startswith("the run before this one did not end: its process died")
+        assert reason.startswith("the previous run did not end: its process died")
 
 
 def wait_until_a_run_is_on(deployment: Deployment) -> None:
@@ -136,3 +137,38 @@ def test_a_worker_that_is_told_to_stop_hands_its_batch_over_and_that_costs_no_at
     assert status.state is State.QUEUED
     assert failed_runs(deployment) == [0]
     assert deployment.redis.hget(Keys().runner("invoices", "acme"), "died") is None
+
+
+NUMBERS = [f"{number:03}" for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "solo"))]
+)
+@pytest.mark.parametrize("deployment", [{"run_budget": 60.0}], indirect=True)
+def test_a_warm_shutdown_ends_the_batch_in_hand_and_hands_the_tenant_over(deployment: Deployment, pool: str) -> None:
+    # given a run that has time for all of its tenant's batches
+    deployment.save("acme", *NUMBERS, notify=False)
+    with deployment.worker("--pool", pool, handler_seconds=0.5, batch_size=2) as stopping:
+        deployment.notify_event.delay("acme")
+        wait_until(lambda: len(deployment.delivered("acme")) == 2, "in the middle of its second batch")
+        # when the worker is told to stop
+        stopping.stop()
+    # then each batch in hand took effect, and the next run is published. (Until Celery's loop has stopped, which takes
+    # two seconds in some pools, the worker may still take the continuation and do a batch of it.)
+    batches = len(deployment.delivered("acme"))
+    assert 2 <= batches < len(NUMBERS) / 2
+    assert len(deployment.deliveries()) == 2 * batches
+    (status,) = deployment.gate.look("invoices", ["acme"])
+    assert status.state is State.QUEUED
+    with deployment.worker(batch_size=20):
+        deployment.wait_until_idle()
+    assert sorted(deployment.deliveries()) == [("acme", number) for number in NUMBERS]
+
+
+def test_a_worker_that_cannot_read_its_processes_answers_ends_by_itself(deployment: Deployment) -> None:
+    with deployment.worker("-c", "1", TASKBRIDGE_PIPELINES="tests.faults.garbled") as failing:
+        deployment.save("acme", "1")
+        wait_until(lambda: "Unrecoverable error" in failing.text(), "its main process fails")
+        wait_until(lambda: failing.process.poll() is not None, "it ends")
+        assert failing.process.poll() == EX_FAILURE

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from taskbridge.declaring.pipeline import DECLARED
 from taskbridge.embedded import Servers
+from taskbridge.process.runtime import runtime_of
 from taskbridge.store import connect, migrate
 from taskbridge.testing.servers import open_directory
 from tests.deployment import Deployment
@@ -211,13 +213,33 @@ def test_a_worker_that_is_killed_with_a_message_in_hand_loses_none(deployment: D
         wait_until(lambda: len(stored(deployment)) == 2, "given again", 40)
 
 
-@pytest.mark.slow
-def test_events_by_name_that_nobody_can_take_do_not_stop_a_worker(deployment: Deployment) -> None:
-    with deployment.worker() as worker:
-        with Celery(broker=deployment.settings.redis_url, set_as_current=False) as foreign:
-            for arguments in (["acme", "nobody"], ["a\0b"], []):
-                foreign.send_task("taskbridge.notify_event", arguments, queue="taskbridge.first")
-        wait_until(lambda: worker.text().count("raised unexpected") == 3, "each failed once")
-        deployment.save("acme", "1")
-        wait_until(lambda: ("acme", "1") in deployment.deliveries(), "delivered")
-        assert worker.text().count("raised unexpected") == 3
+@pytest.mark.parametrize(
+    ("state", "becomes_unmatched"), [("54001", True), ("22000", True), ("57014", False), ("42501", False)]
+)
+def test_what_one_message_is_refused_for_says_nothing_about_the_others(
+    deployment: Deployment, state: str, becomes_unmatched: bool
+) -> None:
+    DECLARED.load(["tests.pipelines_with_criteria"])
+    runtime, app = runtime_of(deployment.app), deployment.app
+    runtime.pipelines = DECLARED
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            f"IF NEW.document ? 'bad' THEN RAISE EXCEPTION 'refused' USING ERRCODE = '{state}'; END IF; "
+            "RETURN NEW; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE TRIGGER refuse BEFORE INSERT ON taskbridge.records FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+    task = app.tasks["taskbridge.record_event"]
+    payloads: list[dict[str, Any]] = [{"good": 0}, {"bad": 1}, {"good": 2}]
+    failed = [
+        task.apply(("alerts-of-services", payload, f"message-{number}")).failed()
+        for number, payload in enumerate(payloads)
+    ]
+    assert failed == [False, not becomes_unmatched, False]
+    ((good, quarantined),) = deployment.rows(
+        "SELECT count(*) FILTER (WHERE document ? 'good'), count(*) FILTER (WHERE document ? 'unstorable') "
+        "FROM taskbridge.records"
+    )
+    assert (good, quarantined) == (2, int(becomes_unmatched))

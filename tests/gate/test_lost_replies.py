@@ -189,13 +189,6 @@ def test_a_run_whose_broker_is_elsewhere_is_published_by_who_started_it(
     assert gate.notify("invoices", "acme", EAGER) is Answer.ABSORBED, "another event"
 
 
-def test_an_event_whose_tenant_stands_twice_in_a_call_starts_one_run(gate: Gate, tokens: list[str]) -> None:
-    answers = gate.notify_many([("invoices", "acme", EAGER), ("invoices", "acme", EAGER)])
-
-    assert answers == [Answer.STARTED, Answer.ABSORBED]
-    assert (len(tokens), gate.look("invoices", ["acme"])[0].events) == (1, 2)
-
-
 @pytest.mark.parametrize(
     ("end", "expected"),
     [

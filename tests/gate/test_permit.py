@@ -8,19 +8,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import pytest
-import redis
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, RateLimit
-from taskbridge.gate import Answer, Begun, Keys, Outcome
-from tests.gate.crowd import PIPELINE, SPACING, Crowd
+from taskbridge.gate import Answer, Begun, Outcome
+from tests.gate.crowd import PIPELINE, Crowd
 
 HOUR = 3_600_000
-
-
-@pytest.fixture
-def crowd(redis_client: redis.Redis, keys: Keys) -> Crowd:
-    return Crowd(redis_client, keys)
 
 
 @dataclass
@@ -68,10 +62,6 @@ class Asking:
         return sum(map(len, self.times.values()))
 
 
-# Seconds, in which 1,000 and more records go.
-LONG = {"7/s": 200, "1000/s": 10, "50/m": 2_400, "3/m": 20_000, "12345/h": 900}
-
-
 def test_tenants_that_come_late_lose_nothing_while_the_burst_covers_it(crowd: Crowd) -> None:
     asking = Asking(crowd, RateLimit("100/s"), None)
 
@@ -80,7 +70,7 @@ def test_tenants_that_come_late_lose_nothing_while_the_burst_covers_it(crowd: Cr
     assert 12_000 * 0.99 <= asking.total() <= 12_000 * 1.01 + 100
 
 
-@pytest.mark.parametrize(("rate", "burst"), [("7/s", None), ("100/s", 5), ("1000/s", None), ("50/m", 3)])
+@pytest.mark.parametrize(("rate", "burst"), [("100/s", 5), ("50/m", 3)])
 def test_in_no_stretch_of_time_go_more_than_the_rate_and_the_burst_allow(
     crowd: Crowd, rate: str, burst: int | None
 ) -> None:
@@ -104,8 +94,6 @@ def test_in_no_stretch_of_time_go_more_than_the_rate_and_the_burst_allow(
         (RateLimit("100/s"), 100),
         (RateLimit("100/s", 3), 3),
         (RateLimit("7/m"), 1),
-        (RateLimit("7/s", 49), 49),
-        (RateLimit("3/s"), 3),
     ],
     ids=str,
 )
@@ -119,14 +107,6 @@ def test_after_a_quiet_time_the_burst_goes_at_once_and_no_more(crowd: Crowd, lim
         crowd.passes(HOUR)
         assert Asking(crowd, limit, None).ask("a") == (limit.within(200), 0), "what was paid for"
         crowd.passes(HOUR)
-
-
-def test_fewer_than_the_burst_are_as_many_as_are_wanted(crowd: Crowd) -> None:
-    crowd.start("a")
-    asking = Asking(crowd, RateLimit("10/s"), None, wanted=4)
-
-    assert [asking.ask("a") for _ in range(2)] == [(4, 0), (4, 0)]
-    assert asking.ask("a") == (2, 0)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -175,7 +155,7 @@ def test_waits_of_those_who_ask_at_once_are_one_after_the_other(crowd: Crowd) ->
     assert answers == [(1, 0), (0, 250), (0, 500), (0, 750), (0, 1_000), (0, 1_250)]
 
 
-@pytest.mark.parametrize("rate", ["7/s", "333/s", "7/m", "1000000/s"])
+@pytest.mark.parametrize("rate", ["333/s", "7/m"])
 def test_a_wait_is_over_when_it_says_and_less_than_a_millisecond_too_long(crowd: Crowd, rate: str) -> None:
     limit = RateLimit(rate)
     crowd.start("a")
@@ -210,15 +190,6 @@ def test_what_is_paid_for_is_given_once_whatever_comes_between(crowd: Crowd) -> 
     assert asking.ask("a")[0] == 0
 
 
-def test_fewer_are_wanted_than_were_paid_for(crowd: Crowd) -> None:
-    crowd.start("a")
-    limit = RateLimit("50/s", 1)
-    assert Asking(crowd, limit, None).ask("a") == (1, 0)
-    assert Asking(crowd, limit, None).ask("a")[0] == 0
-
-    assert Asking(crowd, limit, None, wanted=3).ask("a") == (3, 0)
-
-
 def test_what_is_paid_for_is_never_more_than_is_wanted(crowd: Crowd) -> None:
     crowd.start("a")
     limit = RateLimit("1000/s", 1)
@@ -240,23 +211,6 @@ def test_a_run_that_was_replaced_may_deliver_nothing_and_pays_nothing(crowd: Cro
     assert crowd.lifetime(crowd.keys.runner(PIPELINE, "idle")) == -2
 
 
-def test_without_a_limit_all_may_go(crowd: Crowd) -> None:
-    crowd.start("a")
-
-    assert crowd.gate.permit(RunKey(PIPELINE, "a", crowd.tokens["a"]), 500, 1, Limits(), Limits()) == (500, 0)
-
-
-def test_tenants_and_pipelines_have_limits_of_their_own(crowd: Crowd) -> None:
-    crowd.start("a", "b")
-    each = Asking(crowd, None, RateLimit("3/s"))
-    assert [each.ask("a"), each.ask("b")] == [(3, 0), (3, 0)]
-
-    whole = Asking(crowd, RateLimit("5/s"), None)
-    assert whole.ask("a") == (5, 0)
-    crowd.gate.notify("alerts", "a", SPACING)
-    assert crowd.gate.permit(RunKey("alerts", "a", crowd.tokens["a"]), 9, 1, Limits(whole.whole), Limits()) == (5, 0)
-
-
 @pytest.mark.parametrize("unit", ["", " calls"], ids=["records", "calls"])
 def test_the_clocks_of_limits_go_by_themselves(crowd: Crowd, unit: str) -> None:
     crowd.start("a")
@@ -272,34 +226,21 @@ def test_the_clocks_of_limits_go_by_themselves(crowd: Crowd, unit: str) -> None:
     assert 120_000 < left[1] <= 121_001
 
 
-@pytest.mark.parametrize(("rate", "seconds"), [("10 calls/s", 100), ("3 calls/m", 3_600), ("500 calls/s", 20)])
-@pytest.mark.parametrize("tenants", [1, pytest.param(25, marks=pytest.mark.slow)])
-def test_as_many_calls_go_as_the_rate_says_whatever_their_size(
-    crowd: Crowd, rate: str, seconds: int, tenants: int
-) -> None:
+@pytest.mark.parametrize(("rate", "seconds"), [("10 calls/s", 100), ("500 calls/s", 4)])
+def test_as_many_calls_go_as_the_rate_says_whatever_their_size(crowd: Crowd, rate: str, seconds: int) -> None:
     limit = RateLimit(rate)
     asking = Asking(crowd, limit, None, wanted=70)
 
-    asking.work([f"tenant {at}" for at in range(tenants)], seconds)
+    asking.work(["tenant"], seconds)
 
     expected = seconds * 1_000_000 / limit.interval_us
-    assert expected * 0.99 - tenants <= len(asking.served) <= expected * 1.01 + limit.most
+    assert expected * 0.99 - 1 <= len(asking.served) <= expected * 1.01 + limit.most
     assert asking.total() == 70 * len(asking.served), "a call may have all the records that it wants"
     calls = sorted({moment for times in asking.times.values() for moment in times})
     at_once = limit.most + 1
     for length in (1, 10, 100):
         for first, last in zip(calls, calls[length:], strict=False):
             assert length + 1 <= at_once + (last - first + 2) * 1_000 / limit.interval_us
-
-
-def test_who_waits_for_a_call_is_served_in_the_order_of_asking(crowd: Crowd) -> None:
-    tenants = [f"tenant {at}" for at in range(6)]
-    crowd.start(*tenants)
-    asking = Asking(crowd, RateLimit("4 calls/s"), None, wanted=9)
-
-    answers = [asking.ask(tenant) for tenant in tenants]
-
-    assert answers == [(9, 0), (0, 250), (0, 500), (0, 750), (0, 1_000), (0, 1_250)]
 
 
 def test_limits_of_records_and_of_calls_hold_both(crowd: Crowd) -> None:

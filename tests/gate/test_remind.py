@@ -10,21 +10,14 @@ import pytest
 import redis
 from celery import Celery
 
-from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Reminder, State
 from taskbridge.gate.gate import AT_ONCE
 from taskbridge.gate.message import lua_message
 from tests.gate.crowd import PIPELINE, TIMING, Crowd
-from tests.runs import begin
 
 BURSTS = Spacing(delay=200, lease=1_200)
 TICKS = Spacing(delay=200, lease=1_200, empty_tick=200)
-
-
-@pytest.fixture
-def crowd(redis_client: redis.Redis, keys: Keys) -> Crowd:
-    return Crowd(redis_client, keys)
 
 
 def remind(crowd: Crowd, *tenants: str, by_reconciler: bool = False) -> list[Answer]:
@@ -71,20 +64,6 @@ def test_who_had_an_event_does_not_wait_behind_those_that_were_found(crowd: Crow
     assert crowd.gate.expire(PIPELINE, ["a"]) == [Answer.PUBLISHED]
 
 
-@pytest.mark.parametrize("by_reconciler", [False, True])
-def test_who_is_due_is_started_by_the_ticker_also_where_a_round_finds_it_first(crowd: Crowd, by_reconciler: bool) -> None:
-    """Turns are given one at a time. Where thousands come due at once, a round finds many before the ticker does."""
-    assert remind(crowd, "other") == [Answer.STARTED], "as many as reminders may publish"
-    due = Reminder("a", 1_000, crowd.gate.us // 1000)
-    assert crowd.gate.remind(PIPELINE, [due]) == [Answer.DELAYED]
-    crowd.passes(1_000)
-
-    assert crowd.gate.remind(PIPELINE, [due], by_reconciler=by_reconciler) == [Answer.DELAYED]
-    assert not crowd.status("a").waits_for_turn
-    assert crowd.gate.tick(PIPELINE, 10).tenants == ["a"]
-    assert crowd.gate.expire(PIPELINE, ["a"]) == [Answer.PUBLISHED]
-
-
 def test_a_run_that_is_reminded_while_it_works_is_followed_by_another(crowd: Crowd) -> None:
     crowd.start("a")
 
@@ -128,21 +107,6 @@ def test_a_queued_and_a_held_tenant_are_left_alone(crowd: Crowd) -> None:
     assert [crowd.status(tenant) for tenant in ("queued", "held")] == before
 
 
-def test_an_operator_who_starts_a_lingering_tenant_gets_a_run(crowd: Crowd) -> None:
-    crowd.notify("a", spacing=BURSTS)
-    run(crowd, "a")
-
-    assert crowd.expire("a", early=True) == [Answer.PUBLISHED]
-
-
-def test_a_held_tenant_is_not_ended_by_its_deadline(crowd: Crowd) -> None:
-    crowd.notify("a", spacing=BURSTS)
-    crowd.begin("a")
-    crowd.fail("a")
-
-    assert crowd.deadline_passes("a") is Answer.PUBLISHED
-
-
 def test_empty_ticks_run_until_the_lease_ends(crowd: Crowd) -> None:
     crowd.notify("a", spacing=TICKS)
     answers = []
@@ -154,17 +118,6 @@ def test_empty_ticks_run_until_the_lease_ends(crowd: Crowd) -> None:
         assert answers[-1] is Answer.PUBLISHED
     assert 4 <= len(answers) <= 7, "one for each tick of 200 ms of the lease of 1.2 s"
     assert answers[-1] is Answer.ENDED
-
-
-def test_a_deadline_at_which_a_runner_ends_publishes_nothing(crowd: Crowd) -> None:
-    crowd.notify("a", "b", spacing=BURSTS)
-    for tenant in ("a", "b"):
-        run(crowd, tenant)
-    crowd.notify("b", spacing=BURSTS)
-    crowd.passes(5_000)
-
-    assert crowd.gate.expire(PIPELINE, ["a", "b"]) == [Answer.ENDED, Answer.PUBLISHED]
-    assert crowd.status("a").state is State.IDLE
 
 
 def test_a_forgotten_last_run_delays_all_the_same(crowd: Crowd) -> None:
@@ -238,30 +191,6 @@ def test_an_event_stands_behind_few_tenants_that_were_found(redis_client: redis.
     assert [tenant for name, _, tenant in waiting if name == PIPELINE] == tenants[2:]
 
 
-@BROKERS
-def test_who_is_found_starts_at_once_where_those_before_have_begun(
-    redis_client: redis.Redis, keys: Keys, broker: str
-) -> None:
-    gate, queued = gate_of(redis_client, keys, broker)
-    gate.remind(PIPELINE, [Reminder(f"t{at:03}", 200) for at in range(50)])
-    token = gate.look(PIPELINE, ["t000"])[0].token
-    assert token is not None
-
-    assert isinstance(begin(gate, RunKey(PIPELINE, "t000", token)), Begun)
-
-    assert gate.remind(PIPELINE, [Reminder("lone", 200)]) == [Answer.STARTED]
-    assert queued() == ["t000", "lone"]
-
-
-def test_a_run_that_is_published_again_is_still_one_of_those_who_were_found(crowd: Crowd) -> None:
-    """Its message may only be late: else more and more would be queued where each run takes long."""
-    assert remind(crowd, "a", "b") == [Answer.STARTED, Answer.POSTPONED]
-    assert crowd.deadline_passes("a") is Answer.REPUBLISHED
-    crowd.passes(TIMING.republish + 500)
-
-    assert remind(crowd, "c") == [Answer.POSTPONED]
-
-
 def test_a_message_that_got_lost_is_in_the_way_of_nobody(crowd: Crowd) -> None:
     remind(crowd, "a")
     crowd.client.delete(crowd.keys.runner(PIPELINE, "a"))
@@ -283,15 +212,6 @@ def test_two_tenants_of_one_call_share_neither_a_message_nor_a_moment(redis_clie
     assert tokens == sorted({str(token) for token in tokens})
 
 
-def test_who_is_found_waits_for_its_turn_and_once(crowd: Crowd) -> None:
-    assert remind(crowd, "a", by_reconciler=True) == [Answer.POSTPONED]
-    assert remind(crowd, "a", by_reconciler=True) == [Answer.ABSORBED]
-    assert remind(crowd, "a") == [Answer.ABSORBED]
-    crowd.gate.publish_waiting(crowd.gate.fair_queue(10))
-    assert run(crowd, "a") is Answer.FINISHED
-    assert crowd.gate.fair_queue(10) == []
-
-
 def test_the_first_event_of_a_tenant_that_was_found_does_not_wait_for_its_turn(crowd: Crowd) -> None:
     remind(crowd, "b", "a", by_reconciler=True)
     assert crowd.published == []
@@ -301,12 +221,3 @@ def test_the_first_event_of_a_tenant_that_was_found_does_not_wait_for_its_turn(c
     assert run(crowd, "a") is Answer.LINGERING
     crowd.gate.publish_waiting(crowd.gate.fair_queue(10))
     assert crowd.published == [(Queue.FIRST, "a"), (Queue.NEXT, "b")], "its turn is void"
-
-
-def test_who_has_more_to_do_waits_for_its_turn_also_where_an_event_comes(crowd: Crowd) -> None:
-    remind(crowd, "a", "b", by_reconciler=True)
-    crowd.gate.publish_waiting(crowd.gate.fair_queue(1))
-    crowd.begin("a")
-    assert crowd.settle("a", Outcome.MORE, BURSTS) is Answer.POSTPONED
-
-    assert crowd.gate.notify(PIPELINE, "a", BURSTS) is Answer.ABSORBED

@@ -13,7 +13,6 @@ from taskbridge.gate import Answer, Begun, Keys, Outcome, Queue, State
 from tests.gate.crowd import PIPELINE, TIMING, Crowd
 
 LEASE = Spacing(delay=0, lease=1_200)
-TICK = Spacing(delay=200)
 
 
 @pytest.fixture
@@ -31,23 +30,6 @@ def test_as_many_runs_are_on_as_the_pipeline_may_have_and_the_others_wait(crowd:
     status = crowd.status("c")
     assert (status.state, status.held, status.runs) == (State.WAITING, True, 0)
     assert crowd.due("c") == 1 + TIMING.republish, "for the case that nobody calls it"
-
-
-def test_without_a_cap_nobody_counts(redis_client: redis.Redis, keys: Keys) -> None:
-    crowd = Crowd(redis_client, keys)
-
-    crowd.start(*"abcdef")
-
-    assert (crowd.slots(), crowd.wait_queue()) == (set(), [])
-    assert crowd.settle("a", Outcome.MORE) is Answer.CONTINUED
-
-
-def test_an_event_of_a_tenant_in_the_wait_queue_does_not_start_it(crowd: Crowd) -> None:
-    crowd.start("a", "b")
-    crowd.put_in_queue("c")
-
-    assert crowd.gate.notify(PIPELINE, "c", LEASE) is Answer.ABSORBED
-    assert crowd.status("c").events == 2
 
 
 @pytest.mark.parametrize(
@@ -82,18 +64,6 @@ def test_a_run_that_ends_calls_the_head_of_the_wait_queue_and_keeps_its_slot_for
     assert crowd.wait_queue() == ["d", "newcomer", "a"] if answer is Answer.POSTPONED else ["d", "newcomer"]
 
 
-def test_two_runs_that_end_call_two_tenants(crowd: Crowd) -> None:
-    crowd.start("a", "b")
-    crowd.put_in_queue("c", "d")
-
-    crowd.settle("a")
-    crowd.settle("b")
-
-    assert crowd.slots() == {"c", "d"}
-    assert isinstance(crowd.begin("d"), Begun)
-    assert isinstance(crowd.begin("c"), Begun)
-
-
 def test_first_events_stand_before_continuations_and_each_in_the_order_in_which_they_came(crowd: Crowd) -> None:
     crowd.start("a", "b")
     crowd.put_in_queue("first", "second")
@@ -105,35 +75,6 @@ def test_first_events_stand_before_continuations_and_each_in_the_order_in_which_
     crowd.put_in_queue("0 third")
 
     assert crowd.wait_queue() == ["0 third", "a", "b"]
-
-
-def test_a_tenant_keeps_its_turn_when_it_comes_in_vain(crowd: Crowd) -> None:
-    crowd.start("a", "b")
-    crowd.put_in_queue("c", "d")
-    crowd.gate.beat(RunKey(PIPELINE, "a", crowd.tokens["a"]))
-
-    assert crowd.expire("c", early=True) == [Answer.PUBLISHED], "an operator cannot wait"
-    assert crowd.begin("c") is Answer.POSTPONED
-    assert crowd.wait_queue() == ["c", "d"]
-
-
-def test_a_run_with_more_to_do_goes_on_where_nobody_waits(crowd: Crowd) -> None:
-    crowd.start("a", "b")
-
-    assert crowd.settle("a", Outcome.MORE) is Answer.CONTINUED
-    assert isinstance(crowd.begin("a"), Begun)
-
-
-@pytest.mark.parametrize(("spacing", "answer"), [(Spacing(delay=0), Answer.POSTPONED), (TICK, Answer.LINGERING)])
-def test_a_run_with_new_events_goes_behind_the_line_unless_its_spacing_holds_it_anyway(
-    crowd: Crowd, spacing: Spacing, answer: Answer
-) -> None:
-    crowd.start("a", "b")
-    crowd.notify("a", spacing=spacing)
-    crowd.put_in_queue("c")
-
-    assert crowd.settle("a", Outcome.DONE, spacing) is answer
-    assert crowd.wait_queue() == (["a"] if answer is Answer.POSTPONED else [])
 
 
 def test_who_is_not_called_comes_by_itself_and_then_waits_as_long_again(crowd: Crowd) -> None:
@@ -191,18 +132,6 @@ def test_the_successor_of_a_run_that_died_takes_its_slot_where_nobody_else_did(c
     assert crowd.status("c").state is State.QUEUED
 
 
-def test_a_run_that_beats_keeps_its_slot(crowd: Crowd) -> None:
-    crowd.start("a", "b")
-    for _ in range(5):
-        crowd.passes(TIMING.runner_ttl - 100)
-        for tenant in "ab":
-            assert crowd.gate.beat(RunKey(PIPELINE, tenant, crowd.tokens[tenant]))
-
-    crowd.put_in_queue("c")
-
-    assert crowd.slots() == {"a", "b"}
-
-
 def test_a_frozen_run_whose_slot_was_taken_has_none_to_give_away(crowd: Crowd) -> None:
     crowd.start("a", "b")
     crowd.passes(TIMING.runner_ttl + 1)
@@ -216,19 +145,6 @@ def test_a_frozen_run_whose_slot_was_taken_has_none_to_give_away(crowd: Crowd) -
     assert (crowd.slots(), crowd.wait_queue()) == ({"b", "c"}, ["d"])
 
 
-def test_a_called_tenant_whose_message_is_on_its_way_anyway_begins_once(crowd: Crowd) -> None:
-    crowd.start("a", "b")
-    crowd.put_in_queue("c")
-    crowd.expire("c", early=True)
-    token = crowd.tokens["c"]
-
-    crowd.settle("a")
-
-    assert crowd.tokens["c"] == token, "the same run, published again"
-    assert isinstance(crowd.begin("c"), Begun)
-    assert crowd.begin("c") is Answer.REFUSED
-
-
 def test_a_called_tenant_whose_message_gets_lost_comes_back_by_its_deadline(crowd: Crowd) -> None:
     crowd.start("a", "b")
     crowd.put_in_queue("c")
@@ -237,47 +153,6 @@ def test_a_called_tenant_whose_message_gets_lost_comes_back_by_its_deadline(crow
     assert crowd.due("c") == 1 + TIMING.republish
     assert crowd.deadline_passes("c") is Answer.REPUBLISHED
     assert isinstance(crowd.begin("c"), Begun)
-
-
-def test_a_tenant_in_the_wait_queue_that_lost_its_deadline_is_passed_over(crowd: Crowd) -> None:
-    crowd.start("a", "b")
-    crowd.put_in_queue("c", "d")
-    crowd.client.zrem(crowd.keys.due(PIPELINE), "c")
-
-    crowd.settle("a")
-
-    assert crowd.wait_queue() == []
-    assert crowd.slots() == {"b", "d"}
-    assert crowd.status("d").state is State.QUEUED
-
-
-def test_a_tenant_in_the_wait_queue_that_lost_its_runner_holds_the_others_up_until_their_own_deadlines(
-    crowd: Crowd,
-) -> None:
-    crowd.start("a", "b")
-    crowd.put_in_queue("c", "d")
-    crowd.client.delete(crowd.keys.runner(PIPELINE, "c"))
-
-    crowd.settle("a")
-
-    assert (crowd.status("c").state, crowd.due("c")) == (State.IDLE, None)
-    assert crowd.deadline_passes("d") is Answer.PUBLISHED
-    assert crowd.begin("d") is Answer.POSTPONED, "the slot is still kept"
-    crowd.deadline_passes("d")
-    assert isinstance(crowd.begin("d"), Begun)
-
-
-def test_a_tenant_that_lost_its_runner_in_the_wait_queue_and_runs_again_does_not_wait_for_itself(crowd: Crowd) -> None:
-    crowd.start("a", "b")
-    crowd.put_in_queue("c")
-    crowd.client.delete(crowd.keys.runner(PIPELINE, "c"))
-    crowd.passes(TIMING.runner_ttl + 1)
-    crowd.start("c")
-    assert crowd.wait_queue() == ["c"], "nobody knows that this is the same tenant"
-
-    assert crowd.settle("c") is Answer.FINISHED
-
-    assert (crowd.wait_queue(), crowd.due("c"), "c" in crowd.slots()) == ([], None, False)
 
 
 @pytest.mark.parametrize("lost", ["wait_queue", "running"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from celery import Celery, shared_task, signals
+from celery import Celery, signals
 from celery.concurrency import gevent
 from celery.concurrency.base import BasePool
 from celery.concurrency.solo import TaskPool
@@ -23,6 +23,7 @@ from tests.deployment import Deployment
 
 SETTINGS = Settings(redis_url="redis://127.0.0.1:1/0")
 OURS = [queue.value for queue in Queue]
+FIRST, NEXT = OURS
 
 
 def app_with(**conf: Any) -> Celery:
@@ -81,14 +82,6 @@ def test_chosen_queues_are_served_alone(install: Any) -> None:
     assert served(app) == ["emails"]
 
 
-def test_queues_may_be_declared_after_it() -> None:
-    app = app_with()
-    assert app.conf.broker_url
-    taskbridge.install(app, SETTINGS)
-    app.conf.task_default_queue = "late"
-    assert served(app) == ["late", *OURS]
-
-
 @either_way
 @pytest.mark.parametrize(
     "routes",
@@ -113,19 +106,6 @@ def test_it_sends_to_the_queues_of_the_prefix_that_is_in_force(monkeypatch: pyte
         assert app.amqp.router.route({}, "taskbridge.notify_event")["queue"].name == f"taskbridge.{prefix}.first"
         assert app.amqp.router.route({}, "host.task")["queue"].name == "mine"
     assert len(app.conf.task_routes) == 3
-
-
-def test_a_shared_task_that_is_declared_after_its_settings_changed_is_a_task_of_the_app() -> None:
-    app = app_with()
-    taskbridge.install(app)
-    app.finalize()
-    reset_apps()
-
-    @shared_task(name="host.late")
-    def late() -> None:
-        """Nothing."""
-
-    assert late.name in app.tasks
 
 
 @either_way
@@ -200,49 +180,42 @@ def in_order(deployment: Deployment, sent: Mapping[str, int]) -> list[str]:
     return taken
 
 
-def test_each_queue_of_the_app_has_its_turn_and_ours_have_one_together(deployment: Deployment) -> None:
-    first, following = OURS
-    taken = in_order(deployment, {"zoo": 2, following: 2, first: 2, "app": 2})
-    assert taken == [first, "app", "zoo", first, "app", "zoo", following, following]
-
-
-def test_a_storm_of_first_events_lets_a_continuation_through_now_and_then(deployment: Deployment) -> None:
-    first, following = OURS
-    taken = in_order(deployment, {following: 3, first: 8})
-    assert taken == [first] * 3 + [following] + [first] * 3 + [following] + [first] * 2 + [following]
-
-
-def test_a_first_event_comes_before_all_continuations_that_wait(deployment: Deployment) -> None:
-    first, following = OURS
-    assert in_order(deployment, {following: 9, first: 1})[0] == first
+@pytest.mark.parametrize(
+    ("sent", "taken"),
+    [
+        # each queue of the app has its turn, and ours have one together
+        ({"zoo": 2, NEXT: 2, FIRST: 2, "app": 2}, [FIRST, "app", "zoo", FIRST, "app", "zoo", NEXT, NEXT]),
+        # a storm of first events lets a continuation through now and then
+        ({NEXT: 3, FIRST: 8}, [FIRST] * 3 + [NEXT] + [FIRST] * 3 + [NEXT] + [FIRST] * 2 + [NEXT]),
+        # a first event comes before all continuations that wait
+        ({NEXT: 3, FIRST: 1}, [FIRST, NEXT, NEXT, NEXT]),
+    ],
+)
+def test_the_order_in_which_queues_are_served(deployment: Deployment, sent: dict[str, int], taken: list[str]) -> None:
+    assert in_order(deployment, sent) == taken
 
 
 class OfAnApp(BasePool):
     """A pool of an app's own."""
 
 
-@pytest.mark.parametrize("pool", ["prefork", "processes", "solo", "threads", "an.app:Pool", TaskPool, OfAnApp, None])
-def test_pools_with_threads_of_their_own_serve_our_queues(pool: Any) -> None:
-    check_pool(pool)
-
-
 class Greener(gevent.TaskPool):
     """One that an app made of Celery's."""
 
 
-@pytest.mark.parametrize(
-    ("pool", "name"),
-    [
+def test_a_pool_that_would_stop_the_heartbeats_is_refused_with_what_to_start_instead() -> None:
+    served: tuple[Any, ...] = ("prefork", "processes", "solo", "threads", "an.app:Pool", TaskPool, OfAnApp, None)
+    for pool in served:
+        check_pool(pool)
+    refused: tuple[tuple[Any, str], ...] = (
         ("gevent", "gevent"),
         ("eventlet", "eventlet"),
         ("celery.concurrency.gevent:TaskPool", "gevent"),
-        (gevent.TaskPool, "gevent"),
         (Greener, "gevent"),
-    ],
-)
-def test_a_pool_that_would_stop_the_heartbeats_is_refused_with_what_to_start_instead(pool: Any, name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"the pool {name} cannot serve.*: start it with -P prefork"):
-        check_pool(pool)
+    )
+    for pool, name in refused:
+        with pytest.raises(ConfigurationError, match=f"the pool {name} cannot serve.*: start it with -P prefork"):
+            check_pool(pool)
 
 
 def test_a_worker_in_which_something_else_fails_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,15 +238,6 @@ def test_a_worker_in_which_something_else_fails_does_not_start(capsys: pytest.Ca
     said = capsys.readouterr().err
     assert "RuntimeError: no pool" in said
     assert said.endswith("taskbridge: this worker cannot start, as is said above\n")
-
-
-def test_an_app_whose_broker_changed_has_a_pool_of_the_new_one() -> None:
-    app: Any = app_with(broker_url="redis://127.0.0.1:1/0")
-    taskbridge.install(app, SETTINGS)
-    assert app.pool.connection.port == 1
-    app.conf.broker_url = app.conf.broker_write_url = "redis://127.0.0.1:2/0"
-    reset_apps()
-    assert app.pool.connection.port == 2
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ What is in it
     Records are committed, and events come: before a record's commit, after it, or never. The gate moves by the
     project's own table (`choose`). Run messages travel in any order. A run begins, then sweeps: it claims the cursor,
     reads a batch of one record, delivers it, advances; after that it sweeps again or settles. Passes of the poller read
-    what T does not see, remind the tenant, store T; passes of the reconciler read what B does not see, remind, store B. A heartbeat
-    is not in it: all that it does is to keep a deadline from firing.
+    what T does not see, remind the tenant, store T; passes of the reconciler read what B does not see, remind, store B.
+    A heartbeat is not in it: all that it does is to keep a deadline from firing.
 
 What time is
     There is none. A deadline may fire whenever it exists, and a condition that depends on a clock or on how long ago
-    something was (`SPACING_OVER`, `LEASE_ALIVE`, the end of a lease in `QUIET`) may hold or not. So a run or a round
+    something was (`SPACING_OVER`, `LEASE_ALIVE`, the end of a lease in `QUIET`) may hold or not. So a run or a pass
     that stands still while the others go on is a frozen one, and nothing more has to be said about freezing.
 
 What snapshots are
@@ -158,7 +158,7 @@ class Kind(Enum):
 
     WORK = "at once"
     CLOCK = "when there is no work: what waits for time to pass"
-    TRAFFIC = "never: new work, a lease that does not end, or a round that would change nothing"
+    TRAFFIC = "never: new work, a lease that does not end, or a pass that would change nothing"
     FAULT = "never: faults are over"
 
 
@@ -233,7 +233,7 @@ class Run(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A pass under way, of the reconciler or of the poller: what it read, what it will store, and what is left to do."""
+    """A pass of the reconciler or of the poller: what it read, what it will store, and what is left to do."""
 
     reconciles: bool
     before: int
@@ -627,7 +627,23 @@ def _with_run(world: World, run: Run) -> World:
 
 def _with(world: World, messages: tuple[int, ...], runs: tuple[Run, ...]) -> World:
     """Return `world` with these; written out because `_replace` takes three times as long, a million times."""
-    records, committed, events, polled, reconciled, gate, _, cursor, _, passes, faults, workers, lookers, stepped, copy = world
+    (
+        records,
+        committed,
+        events,
+        polled,
+        reconciled,
+        gate,
+        _,
+        cursor,
+        _,
+        passes,
+        faults,
+        workers,
+        lookers,
+        stepped,
+        copy,
+    ) = world
     return World(
         records,
         committed,
@@ -740,7 +756,9 @@ def _reconciler_reads(world: World, guards: Guards) -> Iterator[Step]:
         return
     helps = all(after != world for _, after in _remind(world, guards, reconciles=True))
     yield Step(
-        text, Kind.CLOCK if helps else Kind.TRAFFIC, _with_pass(world, Pass(True, world.reconciled, snapshot, bool(wanted)))
+        text,
+        Kind.CLOCK if helps else Kind.TRAFFIC,
+        _with_pass(world, Pass(True, world.reconciled, snapshot, bool(wanted))),
     )
 
 
@@ -782,7 +800,7 @@ def _operators(world: World, guards: Guards) -> Iterator[Step]:
     if world.faults.reset and cursor.handled:
         anew = _spent(world, "reset")._replace(cursor=Cursor(owner=cursor.owner, paused=cursor.paused))
         if guards.reset_forgets_snapshots:
-            anew = anew._replace(polled=0, base=0)
+            anew = anew._replace(polled=0, reconciled=0)
         yield Step("the cursor begins anew", Kind.FAULT, anew)
 
 

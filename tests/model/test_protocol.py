@@ -115,7 +115,7 @@ def test_a_lost_deadline_leaves_the_hash_of_a_tenant_that_has_nothing_pending_un
 
 
 def test_an_event_in_the_middle_of_a_sweep_that_the_next_run_resumes_is_not_forgotten() -> None:
-    finding = search(3, Faults(), Guards(changes=False, bases=False, needs_events=True), workers=1)
+    finding = search(3, Faults(), Guards(polls=False, reconciles=False, needs_events=True), workers=1)
 
     report(finding)
     assert not finding.wrong, str(finding)
@@ -167,12 +167,12 @@ LOSSES: list[tuple[str, dict[str, bool], int, Faults, dict[str, Any]]] = [
     ("remind_counts_running", {"reconciles": False}, 1, Faults(), ONE),
     ("remind_adopts", {}, 1, Faults(deadline_lost=1, handler_fails=1), ONE | {"is_end": is_handled, "events": 0}),
     ("remind_ends_pause", {}, 1, Faults(paused=1), ONE),
-    ("changes", {"reconciles": False}, 1, Faults(), ONE),
+    ("polls", {"reconciles": False}, 1, Faults(), ONE),
     ("poller_reminds_first", {"reconciles": False}, 1, Faults(pass_dies=1), ONE),
     ("poller_takes_snapshot_first", {"reconciles": False}, 2, Faults(), ONE),
     ("poller_stores_a_snapshot", {"reconciles": False}, 2, Faults(), ONE | {"events": 0}),
-    ("bases", {}, 1, Faults(redis_lost=1), ONE),
-    ("bases", {}, 1, Faults(redis_rewinds=1), ONE | {"tolerated": OLDER, "events": 0}),
+    ("reconciles", {}, 1, Faults(redis_lost=1), ONE),
+    ("reconciles", {}, 1, Faults(redis_rewinds=1), ONE | {"tolerated": OLDER, "events": 0}),
     ("stores_where_it_read", {"reconciles": False}, 1, Faults(reset=1), ONE | {"events": 0}),
     ("reconciler_takes_snapshot_first", {"polls": False}, 2, Faults(), ONE | {"events": 0}),
     ("reconciler_leaves_out_pending", {}, 1, Faults(redis_lost=1), ONE | {"events": 0}),
@@ -208,7 +208,7 @@ def test_every_guard_is_taken_out_once() -> None:
 
 
 def test_the_shortest_trace_is_told_step_by_step() -> None:
-    finding = search(1, Faults(), Guards(advance_checks_owner=False, changes=False))
+    finding = search(1, Faults(), Guards(advance_checks_owner=False, polls=False))
 
     told = [line[: line.index("gate")].strip() for line in finding.trace]
 

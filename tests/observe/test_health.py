@@ -13,7 +13,7 @@ from taskbridge.gate import Answer, Gate
 from taskbridge.observe import health, status
 from taskbridge.observe.context import Context
 from taskbridge.process.runtime import runtime_of
-from taskbridge.store import Tenants, record
+from taskbridge.store import record
 from tests.deployment import Deployment
 from tests.observe.conftest import PIPELINES
 from tests.store.adopting import run
@@ -121,17 +121,6 @@ def test_a_run_message_that_waits_for_long_is_named_though_its_deadline_moves(
     assert ("frozen" in found.remedy) == (ended != "now()")
     run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 h' WHERE pipeline = 'orders'")
     assert "in the queue" not in str(health.health(context).findings), "one cause, one finding"
-
-
-def test_a_run_message_that_waits_for_long_is_found_behind_many_deadlines(
-    deployment: Deployment, context: Context
-) -> None:
-    run(deployment.engine, LOOKED)
-    for tenant in ("late", *(f"new {number}" for number in range(150))):
-        runtime_of(deployment.app).gate.notify("orders", tenant, PIPELINES["orders"].policy.spacing)
-    waits_for_long(deployment, "late")
-    (found,) = health.health(context).findings
-    assert (found.tenant, "in the queue for 9" in found.sentence) == ("late", True), found
 
 
 def test_an_open_circuit_is_red_while_somebody_waits_for_it(deployment: Deployment, context: Context) -> None:
@@ -280,48 +269,6 @@ def test_records_that_nobody_may_have_found_are_not_denied(deployment: Deploymen
     assert not health.health(context).unseen
     runtime_of(deployment.app).pauses.pause("orders", "acme")
     assert health.health(context).unseen, "a tenant that is paused has no runner"
-
-
-def test_what_is_handled_is_not_guessed_where_much_is_pending(deployment: Deployment) -> None:
-    for number in range(7):
-        record(deployment.engine, "orders", "acme", str(number), {})
-    there = Tenants(deployment.engine, "orders")
-    ((few, many),) = zip(*(there.counts("orders", ["acme"], most) for most in (8, 7)), strict=True)
-    assert (few["pending"], few["handled"]) == (7, 0)
-    assert (many["pending"], many["handled"]) == (7, None)
-
-
-def test_tenants_come_in_the_order_that_was_asked_for(deployment: Deployment, context: Context) -> None:
-    run(deployment.engine, FAILING)
-    record(deployment.engine, "orders", "waits", "1", {})
-    runtime_of(deployment.app).pauses.pause("orders", "t3")
-    names = [one.tenant for one in status.tenants(context, "orders")]
-    assert names == ["t1", "t2", "t3", "t4", "t5", "t6", "waits"]
-    assert [one.tenant for one in status.tenants(context, "orders", after="t5")] == ["t6", "waits"]
-    assert [one.tenant for one in status.tenants(context, "orders", failing=True, limit=3)] == ["t1", "t2", "t4"]
-    assert [one.tenant for one in status.tenants(context, "orders", sort="failures", limit=2)] == ["t2", "t5"]
-    assert [one.tenant for one in status.tenants(context, "orders", sort="failures", failing=True)] == [
-        "t2",
-        "t5",
-        "t1",
-        "t4",
-    ]
-    (oldest,) = status.tenants(context, "orders", sort="oldest", limit=1)
-    assert (oldest.tenant, oldest.pending, oldest.state) == ("waits", 1, "not seen yet")
-    assert {one.tenant: one.state for one in status.tenants(context, "orders")}["t3"] == "paused"
-
-
-def test_health_shows_who_is_active(deployment: Deployment, context: Context) -> None:
-    for number in range(3):
-        deployment.gate.notify("orders", f"tenant {number}", LatencyNeutral().spacing)
-    runtime_of(deployment.app).pauses.pause("calls")
-    found = health.health(context)
-    assert found.queued == 3
-    lines = {one.pipeline: one for one in found.pipelines}
-    assert (lines["orders"].runners, len(lines["orders"].active)) == (3, 3)
-    assert {one.state for one in lines["orders"].active} == {"queued"}
-    assert lines["orders"].active[0].lease_seconds > 0
-    assert (lines["calls"].paused, lines["orders"].paused) == (True, False)
 
 
 def test_queued_messages_are_counted_if_the_app_s_broker_is_the_same_redis(deployment: Deployment) -> None:

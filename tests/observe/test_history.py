@@ -111,14 +111,6 @@ def test_bursts_and_days_say_what_was_saved(deployment: Deployment, context: Con
     assert history.over_time(context, "orders", hours=1, until=points[0].at) == []
 
 
-def test_the_second_row_of_a_run_ends_no_burst(deployment: Deployment, context: Context) -> None:
-    fill(deployment.engine)
-    before = history.bursts(context, "orders", "zinc")
-    run(deployment.engine, "UPDATE taskbridge.runs SET burst_run = 0 WHERE burst_run = 2")
-    assert history.bursts(context, "orders", "zinc") == before
-    assert [one.runs for one in before] == [3, 3]
-
-
 def test_a_delay_beyond_the_last_bound_is_not_told_as_one_within_it(deployment: Deployment, context: Context) -> None:
     run(deployment.engine, RUNS.replace("THEN 20 END", "THEN CASE t.tenant WHEN 'bolt' THEN 90000 ELSE 20 END END"))
     for _ in range(2):

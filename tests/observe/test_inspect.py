@@ -118,18 +118,6 @@ def test_what_holds_a_tenant_is_named(deployment: Deployment, context: Context) 
         said(until(context, "orders", "quiet", Cause.PAUSED), r"^its whole pipeline is paused, \d+s ago$")
 
 
-def test_a_tenant_that_waits_for_its_tick_or_lingers_is_told_so(deployment: Deployment, context: Context) -> None:
-    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
-        record(deployment.engine, "slow", "acme", "1", {})
-        notify(deployment, "slow", "acme")
-        said(until(context, "slow", "acme", Cause.LINGERING), r"^all is handled; its runner waits .* ends, in ")
-        record(deployment.engine, "slow", "acme", "2", {})
-        notify(deployment, "slow", "acme")
-        tick = until(context, "slow", "acme", Cause.TICK)
-        said(tick, r"^its next run comes in \d+s: ")
-        assert tick.due_at is not None
-
-
 def test_a_tenant_that_fails_while_it_is_looked_at_has_failed(
     deployment: Deployment, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,15 +158,3 @@ def test_a_frozen_worker_is_told_from_a_slow_handler(deployment: Deployment, con
         finally:
             worker.signal_all(signal.SIGCONT)
             worker.kill()
-
-
-def test_without_a_worker_the_answer_says_so(deployment: Deployment, context: Context) -> None:
-    record(deployment.engine, "orders", "found", "1", {})
-    notify(deployment, "orders", "queued")
-    said(
-        inspect.tenant(context, "orders", "found"),
-        r"^1 record is pending.* no worker has ever looked for records of orders",
-    )
-    queued = inspect.tenant(context, "orders", "queued")
-    said(queued, r"^its run message has been in the queue for \d+s, and no worker has ever looked for records")
-    assert (queued.cause, queued.burst_events) == (Cause.NO_WORKER, 1)

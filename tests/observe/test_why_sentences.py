@@ -10,9 +10,8 @@ import pytest
 
 from taskbridge.declaring.policy import RateLimit
 from taskbridge.gate import Hold, RunnerStatus, State
-from taskbridge.gate.inspector import CircuitStatus, Place, UsedUp
+from taskbridge.gate.inspector import CircuitStatus, Ranks, UsedUp
 from taskbridge.observe.inspect import Seen, why
-from taskbridge.observe.status import state_of
 from taskbridge.observe.types import Cause
 from taskbridge.store import Pause
 
@@ -23,7 +22,7 @@ CLOSED: Final = CircuitStatus(False, None, 0, 0, None, None, 0)
 OPEN: Final = CircuitStatus(True, NOW_MS + 4_000, 2, 1, NOW_MS - 60_000, None, 2)
 WHOLE_LATER: Final = UsedUp(RateLimit("10 calls/s"), False, NOW_MS + 9_000)
 OWN_NOW: Final = UsedUp(RateLimit("60/m"), True, NOW_MS + 2_990)
-NOWHERE: Final = Place(None, 0, None, 0)
+NOWHERE: Final = Ranks(None, 0, None, 0)
 COUNTS: Final[dict[str, Any]] = {
     "known": True,
     "pending": 0,
@@ -55,7 +54,7 @@ def runner(state: State, due_in_ms: int | None = None, **values: Any) -> RunnerS
 def seen(who: RunnerStatus, **values: Any) -> Seen:
     """All that a sentence is made from; what is not named is quiet."""
     defaults: dict[str, Any] = {
-        "place": NOWHERE,
+        "ranks": NOWHERE,
         "circuit": CLOSED,
         "pause": None,
         "seconds_since_poll": 0.1,
@@ -106,7 +105,7 @@ CASES: Final[dict[str, tuple[Seen, Cause]]] = {
     "no heartbeat, and it is replaced soon": (seen(runner(State.RUNNING, TTL_MS - 4_001, worker="a@x")), Cause.FROZEN),
     "no heartbeat, and nobody replaces it": (seen(runner(State.RUNNING, -1_001)), Cause.FROZEN),
     "no heartbeat, and nobody looks": (seen(runner(State.RUNNING, -20_000), seconds_since_poll=20.0), Cause.FROZEN),
-    "its turn": (seen(waiting(Hold.TURN), place=Place(None, 0, 3, 7)), Cause.TURN),
+    "its turn": (seen(waiting(Hold.TURN), ranks=Ranks(None, 0, 3, 7)), Cause.TURN),
     "its rate limit": (seen(waiting(Hold.RATE)), Cause.RATE),
     "its own rate limit, though others have charged that of the pipeline since": (
         seen(waiting(Hold.RATE), used_up=[WHOLE_LATER, OWN_NOW]),
@@ -118,12 +117,12 @@ CASES: Final[dict[str, tuple[Seen, Cause]]] = {
     ),
     "its rate limit is over, and no worker acts on it": (seen(waiting(Hold.RATE, -2_000)), Cause.QUEUED),
     "the circuit": (
-        seen(waiting(Hold.WAIT_QUEUE), circuit=OPEN, place=Place(1, 2, None, 0), counts=FAILED),
+        seen(waiting(Hold.WAIT_QUEUE), circuit=OPEN, ranks=Ranks(1, 2, None, 0), counts=FAILED),
         Cause.CIRCUIT,
     ),
     "the whole pipeline was asked to wait": (
         seen(
-            waiting(Hold.WAIT_QUEUE), circuit=CLOSED._replace(rests_until_ms=NOW_MS + 9_000), place=Place(2, 2, None, 0)
+            waiting(Hold.WAIT_QUEUE), circuit=CLOSED._replace(rests_until_ms=NOW_MS + 9_000), ranks=Ranks(2, 2, None, 0)
         ),
         Cause.ASKED_TO_WAIT,
     ),
@@ -131,7 +130,7 @@ CASES: Final[dict[str, tuple[Seen, Cause]]] = {
         seen(
             waiting(Hold.WAIT_QUEUE),
             circuit=CLOSED._replace(rests_until_ms=NOW_MS - 1),
-            place=Place(2, 2, None, 0),
+            ranks=Ranks(2, 2, None, 0),
             most_runs=4,
         ),
         Cause.WAIT_QUEUE,
@@ -140,7 +139,7 @@ CASES: Final[dict[str, tuple[Seen, Cause]]] = {
         seen(
             waiting(Hold.WAIT_QUEUE),
             circuit=CLOSED._replace(rests_until_ms=NOW_MS - 1, width=1),
-            place=Place(2, 2, None, 0),
+            ranks=Ranks(2, 2, None, 0),
             most_runs=4,
         ),
         Cause.WAIT_QUEUE,
@@ -165,29 +164,3 @@ def test_each_cause_is_told_from_the_others(given: Seen, cause: Cause) -> None:
 
 def test_each_cause_has_a_row() -> None:
     assert {cause for _, cause in CASES.values()} == set(Cause)
-
-
-@pytest.mark.parametrize(
-    ("who", "options", "text"),
-    [
-        (IDLE, {}, "idle"),
-        (IDLE, {"pending": True}, "not seen yet"),
-        (IDLE, {"pending": True, "paused": True}, "paused"),
-        (waiting(Hold.TURN), {}, "turn"),
-        (waiting(Hold.WAIT_QUEUE), {}, "wait queue"),
-        (waiting(Hold.RATE), {}, "rate limit"),
-        (waiting(Hold.RETRY), {}, "back-off"),
-        (waiting(Hold.ASKED), {}, "asked to wait"),
-        (waiting(Hold.RATE, -1_000), {}, "rate limit"),
-        (waiting(Hold.RATE, -1_001), {}, "waiting"),
-        (waiting(Hold.RETRY, -1_001), {}, "waiting"),
-        (waiting(Hold.ASKED, -1_001), {}, "waiting"),
-        (waiting(Hold.WAIT_QUEUE, -1_001), {}, "wait queue"),
-        (waiting(Hold.TURN, -1_001), {}, "turn"),
-        (waiting(), {"pending": True}, "waiting"),
-        (runner(State.RUNNING, TTL_MS), {"paused": True, "pending": True}, "running"),
-        (runner(State.RUNNING, TTL_MS - 4_001), {}, "no heartbeat"),
-    ],
-)
-def test_a_state_is_told_in_a_few_words(who: RunnerStatus, options: dict[str, bool], text: str) -> None:
-    assert state_of(who, NOW_MS, TTL_MS, **{"paused": False} | options) == text

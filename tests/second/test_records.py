@@ -20,15 +20,10 @@ from taskbridge.producer.notify import notify, notify_many, send
 from taskbridge.producer.recording import match_again, record_event
 from taskbridge.store import read_unmatched
 from taskbridge.store.cursor import Cursors
-from taskbridge.worker.poller import Poller, reconcile, last_runs_restored, poll_changes
+from taskbridge.worker.poller import Poller, last_runs_restored, poll_changes, reconcile
 from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, PIPELINE, POLICY, WARNING, World
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def world(deployment: Deployment) -> World:
-    return World(deployment)
 
 
 def declare(world: World, name: str, *criteria: Criterion) -> None:
@@ -42,21 +37,6 @@ def at_the_servers_time(world: World) -> None:
     """Set the clock to that of the servers, by which keys end and Postgres dates runs."""
     seconds, microseconds = world.runtime.redis.time()
     world.gate.start_at(int(seconds) * 1_000_000 + int(microseconds))
-
-
-def test_equal_tenants_of_two_pipelines_never_mix(world: World) -> None:
-    declare(world, "audits", ERROR)
-    ours = world.record("ERROR", "A")
-    theirs = record_event(world.app, "audits", {"level": "ERROR", "service": "A"})
-    assert theirs.answer is Answer.STARTED, "another pipeline's runner is another"
-    world.run_all()
-    assert sorted(ids for _, _, ids in world.batches) == sorted([[ours.message_id], [theirs.message_id]])
-
-
-def test_one_message_id_in_two_pipelines_is_two_messages(world: World) -> None:
-    declare(world, "audits", ERROR)
-    assert world.record("ERROR", "A", "m-1").new
-    assert record_event(world.app, "audits", {"level": "ERROR", "service": "A"}, "m-1").new
 
 
 def test_an_event_without_data_is_due_by_the_smallest_delay_of_what_waits(world: World) -> None:
@@ -299,7 +279,3 @@ def test_invoices_are_not_recorded_as_messages(world: World, deployment: Deploym
     world.inline.handle(handler)
     with pytest.raises(InvalidInput, match="'invoices' has no criteria"):
         record_event(deployment.app, "invoices", {})
-
-
-def test_the_policy_spaces_by_the_longest_delay_it_knows() -> None:
-    assert POLICY.spacing.last_ttl == 15 * MINUTE * 1000

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Answer
 from taskbridge.worker.poller import reconcile, poll_changes
-from tests.deployment import Deployment
 from tests.second.world import ERROR, MINUTE, WARNING, World
 
 DELAYS = {"ERROR": ERROR.delay_ms, "WARNING": WARNING.delay_ms}
@@ -111,7 +109,7 @@ class Check:
 
 
 @settings(
-    max_examples=30,
+    max_examples=20,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -145,8 +143,3 @@ def fresh(world: World) -> None:
     world.runtime.redis.flushdb()
     with world.runtime.engine.begin() as connection:
         connection.exec_driver_sql("TRUNCATE taskbridge.records, taskbridge.messages, taskbridge.sync_cursors")
-
-
-@pytest.fixture
-def world(deployment: Deployment) -> World:
-    return World(deployment)

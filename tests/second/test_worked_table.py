@@ -6,13 +6,10 @@ it says that they do.
 
 from __future__ import annotations
 
-import pytest
-
 from taskbridge.common.run_key import RunKey
 from taskbridge.gate import Answer, Begun
 from taskbridge.producer.notify import notify
 from taskbridge.store import count_unmatched, read_unmatched
-from tests.deployment import Deployment
 from tests.runs import begin
 from tests.second.world import ERROR, MINUTE, PIPELINE, World
 
@@ -29,11 +26,6 @@ def shown(ms: int | None) -> str:
         return ""
     minutes = ms // (MINUTE * 1000)
     return f"{13 + minutes // 60}:{minutes % 60:02}"
-
-
-@pytest.fixture
-def world(deployment: Deployment) -> World:
-    return World(deployment)
 
 
 def test_the_table(world: World) -> None:

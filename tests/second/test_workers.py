@@ -13,7 +13,7 @@ from taskbridge.process.runtime import runtime_of
 from taskbridge.producer.recording import Recorded, record_event
 from taskbridge.store import count_unmatched
 from tests.deployment import Deployment
-from tests.waiting import TIME_FACTOR, wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -65,33 +65,6 @@ def test_at_once_then_not_before_the_delay_since_the_last_run(alerts: Deployment
         record(alerts, "ERROR", "A")
         third = [began for began, tenant, _ in delivered(alerts, 6) if tenant == "A"][2]
         assert DELAYS["ERROR"] - TOLERANCE <= third - of_a[1] < DELAYS["WARNING"]
-
-
-@pytest.mark.slow
-def test_all_of_redis_is_lost_while_records_wait(alerts: Deployment) -> None:
-    with alerts.worker():
-        record(alerts, "WARNING", "A")
-        delivered(alerts, 1)
-        record(alerts, "WARNING", "A")
-        alerts.redis.flushdb()
-        # The deadlines and the last run are rebuilt from Postgres, so the spacing is kept as well.
-        runs = delivered(alerts, 2)
-        apart = runs[1].began - runs[0].began
-        assert DELAYS["WARNING"] - TOLERANCE <= apart < DELAYS["WARNING"] + 3 * TIME_FACTOR
-
-
-@pytest.mark.slow
-def test_the_only_worker_is_killed_while_records_wait(alerts: Deployment) -> None:
-    with alerts.worker() as worker:
-        record(alerts, "WARNING", "A")
-        delivered(alerts, 1)
-        record(alerts, "WARNING", "A")
-        record(alerts, "ERROR", "A")
-        worker.kill()
-    with alerts.worker():
-        runs = delivered(alerts, 3)
-        assert len(runs) == 2
-        assert runs[1].began - runs[0].began >= DELAYS["ERROR"] - TOLERANCE
 
 
 def test_a_message_by_name_from_another_program_is_recorded_once(alerts: Deployment) -> None:

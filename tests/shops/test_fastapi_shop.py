@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import make_url
 
 from taskbridge.testing.servers import open_directory
-from tests.shops.kills import ROOT, Shop, survive
+from verification.shops import ROOT, Shop, survive
 
 FOLDER = ROOT / "examples/fastapi_shop"
 MOST_LINES = 15

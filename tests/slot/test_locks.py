@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,11 +10,8 @@ import pytest
 from psycopg.errors import QueryCanceled
 
 from taskbridge.declaring.batch import Batch
-from taskbridge.declaring.pipeline import Pipeline, Pipelines
-from taskbridge.producer.notify import notify
-from taskbridge.store import Claim, Cursors, NoAnswer, Unread, record
-from taskbridge.worker import group
-from tests.inline import AT_ONCE, Inline
+from taskbridge.store import Claim, Cursors, NoAnswer, Unread
+from tests.inline import Inline
 from tests.slot.doing import (
     IMPATIENT,
     TENANTS,
@@ -120,16 +116,6 @@ def test_a_document_that_takes_too_long_keeps_no_other_run_waiting(
     assert tried == ["a"]
 
 
-@pytest.mark.parametrize("deployment", [IMPATIENT], indirect=True)
-def test_a_claim_that_takes_too_long_is_no_fault_of_those_that_began_with_it(inline: Inline) -> None:
-    called = note_calls(inline)
-    slow_first_claims(inline, "CASE new.tenant WHEN 'c' THEN 30 ELSE 0 END")
-    save(inline)
-    assert failed(run_together(inline)) == ["c"]
-    assert called == ["a", "b", "d"]
-    assert handled(inline) == {"a": 1, "b": 1, "d": 1}
-
-
 def slow_first_claims(inline: Inline, seconds: str) -> None:
     """Let the first claim of each tenant take so long; `seconds` is an expression over new.tenant."""
     with inline.deployment.engine.begin() as connection:
@@ -140,56 +126,6 @@ def slow_first_claims(inline: Inline, seconds: str) -> None:
         connection.exec_driver_sql(
             "CREATE TRIGGER slow BEFORE INSERT ON taskbridge.sync_cursors FOR EACH ROW EXECUTE FUNCTION slow()"
         )
-
-
-@pytest.fixture
-def claiming(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that each slot has taken to claim together."""
-    taken: list[float] = []
-    claim = vars(group)["_claimed_pages"]
-
-    def timed(*arguments: Any) -> Any:
-        began = time.monotonic()
-        try:
-            return claim(*arguments)
-        finally:
-            taken.append(time.monotonic() - began)
-
-    monkeypatch.setattr(group, "_claimed_pages", timed)
-    return taken
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("deployment", [{"statement_timeout": 2.0, "run_budget": 0.2}], indirect=True)
-def test_slow_claims_beside_a_locked_cursor_are_not_waited_for_one_by_one(
-    inline: Inline, locks: Locks, claiming: list[float]
-) -> None:
-    inline.handle(nothing)
-    save(inline, "a")
-    run_together(inline)
-    slow_first_claims(inline, "CASE new.tenant WHEN 'a' THEN 0 ELSE 3 END")
-    save(inline, "abcdefghijklmnop", number="2")
-    locks.take("a")
-    run_together(inline, 0.05)
-    assert claiming[-1] < 4, "0.5 s each would be 7.5 s"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("deployment", [{"run_budget": 0.2}], indirect=True)
-def test_slow_claims_over_several_sources_do_not_add_up(inline: Inline, claiming: list[float]) -> None:
-    names, pipelines, called = [f"source{at}" for at in range(12)], Pipelines(), list[str]()
-    for name in names:
-        pipelines.declare(Pipeline(name, lambda batch: called.append(batch.pipeline), AT_ONCE, 500))
-    inline.runtime.pipelines = pipelines
-    slow_first_claims(inline, "CASE new.tenant WHEN 'c' THEN 3 ELSE 0 END")
-    for name in names:
-        for tenant in "bc":
-            record(inline.deployment.engine, name, tenant, "1", {})
-            notify(inline.deployment.app, tenant, name)
-    run_together(inline, 0.05)
-    assert claiming[-1] < 4, "0.5 s each would be 4 s for the first 8"
-    assert called[:2] == names[:2]
-    assert len(queued(inline)) > 8, "the others are for other slots"
 
 
 @pytest.mark.parametrize("deployment", [{"statement_timeout": 1.0}], indirect=True)
@@ -248,3 +184,13 @@ def test_who_is_given_back_does_not_wait_for_a_cursor_that_got_locked(
     never.set()
     assert errors.result() == [None] * 4
     assert handled(inline)["b"] == 1
+
+
+@pytest.mark.parametrize("deployment", [IMPATIENT], indirect=True)
+def test_a_claim_that_takes_too_long_is_no_fault_of_those_that_began_with_it(inline: Inline) -> None:
+    called = note_calls(inline)
+    slow_first_claims(inline, "CASE new.tenant WHEN 'c' THEN 30 ELSE 0 END")
+    save(inline)
+    assert failed(run_together(inline)) == ["c"]
+    assert called == ["a", "b", "d"]
+    assert handled(inline) == {"a": 1, "b": 1, "d": 1}

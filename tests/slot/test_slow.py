@@ -60,26 +60,6 @@ def test_a_slow_handler_is_never_taken_along(inline: Inline, monkeypatch: pytest
     assert queued(inline) == TENANTS[1:], "each in its place"
 
 
-def test_a_handler_that_was_slow_to_fail_is_not_taken_along(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
-    def handle(_: Batch) -> None:
-        time.sleep(0.1)
-        raise TimeoutError
-
-    quick(inline)
-    inline.handle(handle)
-    save(inline)
-    first = taken(inline, 1)[0]
-    monkeypatch.setattr(slot, "SLICE", 0.1)
-    with pytest.raises(RunFailed, match="TimeoutError"):
-        slot.work(inline.runtime, *first)
-    monkeypatch.setattr(slot, "SLICE", 0.09)
-    slot.work(inline.runtime, "invoices", "lone", "token")
-    assert queued(inline) == TENANTS[1:]
-    inline.handle(nothing)
-    slot.run_together(inline.runtime, taken(inline, 1))
-    assert (inline.runtime.paces["invoices"].small_call or 1) < 0.09
-
-
 def test_only_so_many_are_taken_as_are_done_within_the_slice(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
     together = do_no_run(monkeypatch)
     monkeypatch.setattr(slot, "SLICE", 2.5)
@@ -157,19 +137,19 @@ def test_who_failed_and_waits_behind_a_handler_that_hangs_waits_for_its_back_off
 def test_a_run_that_ended_before_its_claim_does_not_wait_for_a_handler(
     inline: Inline, monkeypatch: pytest.MonkeyPatch, threads: ThreadPoolExecutor, never: threading.Event
 ) -> None:
-    know = inline.runtime.know
+    register = inline.runtime.register
     known: list[Pipeline] = []
 
     def fail_once(pipeline: Pipeline) -> None:
         known.append(pipeline)
         if len(known) == 1:
             raise ConnectionError("Postgres is away")
-        know(pipeline)
+        register(pipeline)
 
     def hang(_: Batch) -> None:
         never.wait()
 
-    monkeypatch.setattr(inline.runtime, "know", fail_once)
+    monkeypatch.setattr(inline.runtime, "register", fail_once)
     inline.handle(hang)
     save(inline, "ab")
     errors = run_in_a_thread(inline, threads, 0.2)

@@ -11,7 +11,6 @@ from celery import Celery
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.policy import LatencyNeutral, Spacing
 from taskbridge.gate import Answer, Constant, Queue, Reminder
-from taskbridge.store import record_invoice
 from taskbridge.worker import slot
 from tests.deployment import Deployment
 from tests.inline import Inline
@@ -41,13 +40,6 @@ def test_a_message_is_followed_by_the_runs_behind_it(inline: Inline) -> None:
     assert handled(inline) == dict.fromkeys(TENANTS, 1)
     assert not inline.runtime.gate.active("invoices")
     assert queued(inline) == []
-
-
-def test_a_handler_that_nobody_knows_is_not_taken_along(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(inline)
-    do_no_run(monkeypatch)
-    work(inline)
-    assert queued(inline) == TENANTS[1:]
 
 
 def test_a_worker_that_stops_leaves_the_rest_to_another(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,19 +118,6 @@ def test_runs_of_a_pipeline_that_this_worker_does_not_declare_go_round_nowhere(i
     assert deployment.redis.zcount(inline.runtime.keys.due("gone"), "-inf", soon) == 40
 
 
-def test_a_turn_of_a_pipeline_that_this_worker_does_not_declare_comes_free_at_once(inline: Inline) -> None:
-    gate = inline.runtime.gate
-    gate.remind("gone", [Reminder(f"tenant-{at}", 0) for at in range(3)], by_reconciler=True)
-    gate.remind("invoices", [Reminder("a", 0)], by_reconciler=True)
-    gate.publish_waiting(gate.fair_queue(1))
-    called = note_calls(inline)
-    record_invoice(inline.deployment.engine, "a", "1", {})
-    quick(inline)
-    work(inline)
-    assert gate.fair_queue(9) == []
-    assert called == ["a"]
-
-
 def test_a_run_that_was_declined_is_published_again_by_who_declares_its_pipeline(inline: Inline) -> None:
     gate = inline.runtime.gate
     gate.notify("gone", "acme", SPACING)
@@ -194,20 +173,3 @@ def test_a_slot_that_serves_first_events_alone_gives_no_turns(inline: Inline, mo
 
     assert together == [["a"]]
     assert inline.runtime.gate.fair_queue(9) == ["invoices:b"]
-
-
-def test_a_slot_gives_no_turn_behind_a_message_that_it_cannot_take(
-    inline: Inline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Celery(broker=inline.deployment.settings.redis_url, set_as_current=False) as foreign:
-        foreign.send_task("someone.elses", queue=Queue.NEXT.value)
-    save(inline, ["a", "b"])
-    inline.handle(nothing)
-    quick(inline)
-    wait_for_their_turn(inline, "invoices", "c")
-    together = do_no_run(monkeypatch)
-
-    work(inline)
-
-    assert together == [["a"], ["b"]]
-    assert inline.runtime.gate.fair_queue(9) == ["invoices:c"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.errors import RunFailed
 from taskbridge.gate import State
 from taskbridge.process.pace import Pace
-from taskbridge.store import Claim, CursorLost, record_invoice
+from taskbridge.store import record_invoice
 from taskbridge.worker import group, slot
 from tests.inline import Inline
 from tests.slot.doing import (
@@ -77,15 +76,6 @@ def test_one_that_fails_stops_none_and_each_error_is_told_with_its_tenant(
     assert str(told.exc_info[1]) == "no c"
 
 
-def test_one_that_was_done_elsewhere_is_passed_over(inline: Inline) -> None:
-    called = note_calls(inline)
-    save(inline, "ab")
-    runs = taken(inline)
-    slot.run_tenant(inline.runtime, *runs[0])
-    slot.run_together(inline.runtime, runs)
-    assert called == ["a", "b"]
-
-
 def test_one_whose_companions_were_done_elsewhere_takes_a_whole_batch(inline: Inline) -> None:
     sizes: list[int] = []
     inline.handle(lambda batch: sizes.append(len(batch)))
@@ -96,7 +86,8 @@ def test_one_whose_companions_were_done_elsewhere_takes_a_whole_batch(inline: In
     for number in range(30):
         record_invoice(inline.deployment.engine, "a", f"more {number}", {})
     pace = inline.runtime.paces["invoices"] = Pace()
-    pace.note(10, 0.1)
+    for records in (1, 1, 20, 20):
+        pace.note(records, 0.001 * records)
     sizes.clear()
     slot.run_together(inline.runtime, runs)
     assert sizes == [31]
@@ -114,24 +105,6 @@ def test_one_whose_cursor_was_lost_meanwhile_costs_the_others_nothing(inline: In
     assert handled(inline) == {"a": 1, "b": 0, "c": 1, "d": 1}
 
 
-def test_a_claim_that_fails_costs_the_others_nothing(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
-    inline.handle(nothing)
-    save(inline)
-    cursors = inline.runtime.cursors_of("invoices")
-    claim = type(cursors).claim
-
-    def failing(self: Any, one: Claim) -> Any:
-        if one.key.tenant == "b":
-            raise CursorLost
-        return claim(self, one)
-
-    monkeypatch.setattr(type(cursors), "claim", failing)
-    # As where the exchange breaks: each is then claimed alone.
-    monkeypatch.setattr(type(cursors), "_claim_at_once", lambda *_: [None] * 4)
-    run_together(inline)
-    assert {tenant for tenant, records in handled(inline).items() if records} == {"a", "c", "d"}
-
-
 def test_runs_of_two_pipelines_over_two_sources_begin_together(inline: Inline) -> None:
     called: list[tuple[str, str, str]] = []
     two_pipelines(inline, lambda batch: called.append((batch.pipeline, batch.tenant, batch[0].external_id)))
@@ -144,18 +117,3 @@ def test_runs_of_two_pipelines_over_two_sources_begin_together(inline: Inline) -
     cursors = inline.deployment.rows("SELECT pipeline, tenant, records FROM taskbridge.sync_cursors")
     assert sorted(tuple(row) for row in cursors) == [(name, tenant, 1) for name, tenant, _ in expected]
     assert inline.runtime.gate.active("invoices") == inline.runtime.gate.active("orders") == []
-
-
-def test_runs_that_end_before_they_claim_are_settled(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
-    inline.handle(nothing)
-    save(inline, "ab")
-
-    def away(_: Any) -> None:
-        raise ConnectionError("Postgres is away")
-
-    monkeypatch.setattr(inline.runtime, "know", away)
-    first, second = run_together(inline)
-    assert isinstance(first, ConnectionError)
-    assert isinstance(second, ConnectionError)
-    found = inline.runtime.gate.look("invoices", ["a", "b"])
-    assert [(status.state, status.held) for status in found] == [(State.WAITING, True)] * 2

@@ -14,18 +14,15 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg._queries import MAX_CACHED_STATEMENT_LENGTH
 from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DataError, ProgrammingError
 
-from taskbridge.common.names import DEFAULT_SCHEMA
 from taskbridge.common.run_key import RunKey
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
 from taskbridge.store import (
     Adopted,
     Claim,
     Cursors,
-    Records,
     Unread,
     adopt,
     adopt_within,
@@ -37,15 +34,12 @@ from taskbridge.store import (
     check_adoptions,
     choose_from_now_on,
     connect,
-    register_pipeline,
     record,
     record_many,
-    removal_statements,
     trigger_faults,
     unadopt,
     unadopt_within,
 )
-from taskbridge.store.queries import compact, query
 from taskbridge.store.transaction import OtherReader
 from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, needs_postgres, rows, run
 from tests.waiting import wait_until
@@ -92,13 +86,15 @@ def test_a_table_that_somebody_holds_keeps_a_worker_no_longer_than_half_a_second
 def test_a_record_has_the_row_as_it_is(engine: Engine) -> None:
     run(
         engine,
-        "CREATE TABLE orders (id bigint PRIMARY KEY, customer text, total numeric, parts numeric[], n bigint, "
+        "CREATE DOMAIN money2 AS numeric",
+        "CREATE TABLE orders (id bigint PRIMARY KEY, customer text, total numeric, parts numeric[], price money2, "
+        "prices money2[], n bigint, "
         "at timestamptz, document jsonb, double numeric GENERATED ALWAYS AS (total * 2) STORED)",
     )
     adopted(engine)
     run(
         engine,
-        "INSERT INTO orders VALUES (1, 'acme', 1234567890123456789.10, '{0.10,2}', 9007199254740993, "
+        "INSERT INTO orders VALUES (1, 'acme', 1234567890123456789.10, '{0.10,2}', 0.10, '{0.10}', 9007199254740993, "
         "'2026-01-02 03:04:05.678+00', '{\"a\": [1.50]}')",
         "ALTER TABLE orders ADD COLUMN late text DEFAULT 'x'",
     )
@@ -111,6 +107,8 @@ def test_a_record_has_the_row_as_it_is(engine: Engine) -> None:
         "customer": "acme",
         "total": "1234567890123456789.10",
         "parts": ["0.10", "2"],
+        "price": "0.10",
+        "prices": ["0.10"],
         "n": 9007199254740993,
         "document": {"a": [1.5]},
         "double": "2469135780246913578.20",
@@ -122,6 +120,8 @@ def test_a_record_has_the_row_as_it_is(engine: Engine) -> None:
 def test_updates_deletes_and_upserts_are_seen(engine: Engine, reader: Reader) -> None:
     run(engine, "UPDATE orders SET total = total + 1 WHERE id IN (1, 3)")
     assert reader.seen() == {"acme": ["1"], "bolt": ["3"]}
+    run(engine, "UPDATE orders SET note = note, total = total", "DELETE FROM orders WHERE id = 99")
+    assert reader.seen() == {}, "nothing has changed"
     run(engine, "DELETE FROM orders WHERE id = 1")
     (gone,) = reader.records("acme")
     assert (gone.external_id, gone.deleted, dict(gone.document)) == ("1", True, {})
@@ -138,16 +138,6 @@ def test_updates_deletes_and_upserts_are_seen(engine: Engine, reader: Reader) ->
         "WHEN NOT MATCHED THEN INSERT VALUES (v.id, 'bolt', 9, 'm')",
     )
     assert reader.seen() == {"acme": ["-2"], "bolt": ["9"]}
-
-
-def test_a_revision_and_the_row_go_together(engine: Engine, reader: Reader) -> None:
-    revisions = []
-    for note in ("x", "y"):
-        run(engine, f"UPDATE orders SET note = '{note}' WHERE id = 1")  # noqa: S608 - our constant
-        (one,) = reader.records("acme")
-        revisions.append(one.revision)
-        assert one.document["note"] == note
-    assert revisions[0] < revisions[1]
 
 
 def test_copy_and_truncate_are_seen(engine: Engine, reader: Reader) -> None:
@@ -167,11 +157,6 @@ def test_a_row_that_moves_is_seen_by_both_tenants(engine: Engine, reader: Reader
     assert reader.seen() == {"acme": ["-2", "4"]}
     run(engine, "UPDATE orders SET id = 40 WHERE id = 4")
     assert reader.seen() == {"acme": ["-4", "40"]}
-
-
-def test_an_update_that_changes_nothing_makes_no_record(engine: Engine, reader: Reader) -> None:
-    run(engine, "UPDATE orders SET note = note, total = total", "DELETE FROM orders WHERE id = 99")
-    assert reader.seen() == {}
 
 
 def test_what_is_rolled_back_is_no_record_and_a_savepoint_that_stays_is(engine: Engine, reader: Reader) -> None:
@@ -201,11 +186,8 @@ def test_many_changes_of_one_transaction_are_one_record(engine: Engine, reader: 
     assert rows(engine, "SELECT key FROM taskbridge.records WHERE deleted") == []
 
 
-@pytest.mark.parametrize("partitioned", [False, True])
-def test_a_session_that_replays_rows_is_seen(engine: Engine, partitioned: bool) -> None:
-    run(engine, ORDERS if not partitioned else f"{ORDERS} PARTITION BY RANGE (id)")
-    if partitioned:
-        run(engine, "CREATE TABLE p PARTITION OF orders DEFAULT")
+def test_a_session_that_replays_rows_of_partitions_is_seen(engine: Engine) -> None:
+    run(engine, f"{ORDERS} PARTITION BY RANGE (id)", "CREATE TABLE p PARTITION OF orders DEFAULT")
     adopted(engine)
     with engine.begin() as connection:
         connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
@@ -254,40 +236,6 @@ def test_a_partition_that_came_later_is_emptied_in_sight_after_another_adoption(
     assert reader.seen() == {"acme": ["-1"]}
 
 
-KEYS = {
-    "uuid": ("uuid", "'5c1f2d1e-0a52-4a3c-9c6c-1f1d7f0a0001'", "5c1f2d1e-0a52-4a3c-9c6c-1f1d7f0a0001"),
-    "numeric": ("numeric", "1.50", "1.50"),
-    "char": ("char(5)", "'ab'", "ab"),
-    "date": ("date", "'2026-02-01'", "2026-02-01"),
-    "timestamptz": ("timestamptz", "'2026-02-01 10:00:00.5+02'", "2026-02-01T08:00:00.500000Z"),
-    "infinity": ("timestamp", "'infinity'", "infinity"),
-    "enum": ("mood", "'so so'", "so so"),
-    "domain": ("code", "'x-1'", "x-1"),
-    "boolean": ("boolean", "true", "true"),
-}
-
-
-@pytest.mark.parametrize(("kind", "value", "text"), KEYS.values(), ids=KEYS)
-def test_a_key_is_found_again_whatever_the_session_writes_it_like(
-    engine: Engine, kind: str, value: str, text: str
-) -> None:
-    run(
-        engine,
-        "CREATE TYPE mood AS ENUM ('so so')",
-        "CREATE DOMAIN code AS varchar(9)",
-        f"CREATE TABLE orders (k {kind} PRIMARY KEY, customer int NOT NULL, at {kind})",
-    )
-    adopted(engine, "orders", "customer", "k")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("SET LOCAL datestyle = 'German'; SET LOCAL timezone = 'Asia/Tokyo'")
-        connection.exec_driver_sql(f"INSERT INTO orders VALUES ({value}, 7, {value})")  # noqa: S608
-    reader = Reader(engine)
-    (one,) = reader.records("7")
-    assert (one.external_id, one.deleted, one.document["customer"]) == (text, False, 7)
-    run(engine, "DELETE FROM orders")
-    assert reader.keys("7") == [f"-{text}"]
-
-
 def test_two_texts_of_one_value_are_two_records(engine: Engine) -> None:
     run(engine, "CREATE TABLE orders (id numeric PRIMARY KEY, customer int)")
     adopted(engine)
@@ -296,17 +244,6 @@ def test_two_texts_of_one_value_are_two_records(engine: Engine) -> None:
     assert reader.keys("7") == ["1.50"]
     run(engine, "UPDATE orders SET id = 1.5")
     assert reader.keys("7") == ["-1.50", "1.5"]
-
-
-def test_a_composite_key_is_a_json_array_of_texts(engine: Engine) -> None:
-    run(engine, "CREATE TABLE lines (o uuid, line int, customer text, PRIMARY KEY (o, line))")
-    adopted(engine, "lines", "customer", "o", "line")
-    one = "5c1f2d1e-0a52-4a3c-9c6c-1f1d7f0a0001"
-    run(engine, f"INSERT INTO lines VALUES ('{one}', 1, 'acme'), ('{one}', 2, 'acme')")  # noqa: S608 - our constant
-    reader = Reader(engine, "lines")
-    assert reader.keys("acme") == [f'["{one}", "1"]', f'["{one}", "2"]']
-    run(engine, "DELETE FROM lines WHERE line = 1")
-    assert reader.keys("acme") == [f'-["{one}", "1"]']
 
 
 def test_names_that_need_quotes_and_other_schemas_will_do(engine: Engine) -> None:
@@ -384,14 +321,6 @@ def test_no_other_writer_can_hide_changes_as_a_batch_does(engine: Engine, reader
         connection.exec_driver_sql("UPDATE orders SET note = 'hidden' WHERE id = 1")
         connection.exec_driver_sql("DELETE FROM orders WHERE id = 2")
     assert reader.seen() == {"acme": ["-2", "1"]}
-
-
-def test_another_pipeline_of_the_source_sees_what_a_handler_writes_back(engine: Engine, reader: Reader) -> None:
-    run(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders'), ('audit', 'orders')")
-    audit = Reader(engine, pipeline="audit")
-    audit.seen()
-    write_in_a_batch(reader, "UPDATE orders SET note = 'sent' WHERE id = 1")
-    assert audit.seen() == {"acme": ["1"]}
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
@@ -497,8 +426,9 @@ def test_a_table_that_is_renamed_is_read_all_the_same(engine: Engine, reader: Re
     assert reader.seen(["bolt"]) == {"bolt": ["-3"]}
 
 
-@pytest.mark.parametrize("unadopted", [False, True])
-@pytest.mark.parametrize(("old", "new"), [("customer", "client"), ("id", "number"), ("total", "sum")])
+@pytest.mark.parametrize(
+    ("old", "new", "unadopted"), [("customer", "client", False), ("id", "number", True), ("total", "sum", False)]
+)
 def test_a_column_is_renamed_together_with_another_adoption(
     engine: Engine, reader: Reader, old: str, new: str, unadopted: bool
 ) -> None:
@@ -579,7 +509,7 @@ def test_columns_that_swap_their_names_stop_the_source_and_delete_nothing(
             migration.exec_driver_sql(f"ALTER TABLE orders RENAME other TO {column}")
         # then no write fails, nothing is delivered, and it is said why
         shop.exec_driver_sql("UPDATE orders SET note = 'e' WHERE note = 'd'")
-        with pytest.raises(Unread, match=f"stands still: of public.orders, {column} is another column"):
+        with pytest.raises(Unread, match=f"is stopped: of public.orders, {column} is another column"):
             reader.seen()
         assert any("is another column" in one.what for one in check_adoptions(engine)["orders"])
     if column == "id" and partitioned:
@@ -629,14 +559,6 @@ def test_large_rows_come_with_their_batch(engine: Engine, reader: Reader) -> Non
     assert [(one.deleted, len(one.document)) for one in loaded if one] == [(False, 4), (True, 0)]
 
 
-@pytest.mark.usefixtures("reader")
-def test_a_record_without_a_document_is_refused_where_no_table_was_adopted(engine: Engine) -> None:
-    bare = "INSERT INTO taskbridge.records (source, tenant, key) VALUES ('{}', 'acme', 'x')"
-    with pytest.raises(DataError, match="no JSON object"):
-        run(engine, bare.format("others"))
-    run(engine, bare.format("orders"))
-
-
 def test_a_record_that_somebody_writes_into_the_source_brings_a_deleted_row_back(
     engine: Engine, reader: Reader
 ) -> None:
@@ -659,7 +581,7 @@ def test_a_record_that_somebody_writes_into_the_source_brings_a_deleted_row_back
 MISSED = ("UPDATE orders SET note = 'missed' WHERE id = 2", "DELETE FROM orders WHERE id = 3")
 
 
-@pytest.mark.parametrize("size", [1, 2, 100])
+@pytest.mark.parametrize("size", [1, 100])
 def test_a_change_between_two_adoptions_is_never_sent(engine: Engine, size: int) -> None:
     run(engine, ORDERS, FOUR)
     found, reader = adopted(engine), Reader(engine)
@@ -676,50 +598,6 @@ def test_a_change_between_two_adoptions_is_never_sent(engine: Engine, size: int)
     assert reader.seen() == {"acme": ["1", "2", "5"], "bolt": ["-3"]}
     assert len(backfilled(engine, found)) == 1
     assert reader.seen() == {}
-
-
-def test_only_what_was_done_before_the_first_page_was_done_before(engine: Engine) -> None:
-    run(engine, ORDERS, FOUR)
-    found = adopted(engine)
-    pages = backfill(engine, found, 2)
-    assert next(pages) == (2, False, False, False)
-    assert backfilled(engine, found)[-1] == 4
-    assert [*pages] == [(4, True, False, False)]
-    assert [*backfill(engine, found)] == [(4, True, False, True)]
-
-
-def test_what_a_trigger_that_was_off_has_missed_can_be_sent(engine: Engine, reader: Reader) -> None:
-    found = adoption(engine, "orders", "customer", ["id"])
-    assert backfilled(engine, found) == [0], "it was empty when it was adopted"
-    run(engine, "ALTER TABLE orders DISABLE TRIGGER ALL", *MISSED)
-    assert backfilled(engine, found) == [0]
-    assert reader.seen() == {}
-    adopt(engine, found)
-    begin_again(engine, "orders")
-    assert backfilled(engine, found, 1, 2) == [2]
-    assert backfilled(engine, found)[-1] == 3
-    assert reader.seen() == {"acme": ["1", "2"], "bolt": ["-3"]}
-
-
-@pytest.mark.usefixtures("reader")
-def test_that_changes_were_missed_is_known_until_the_table_is_adopted_again(engine: Engine) -> None:
-    found = adopted(engine, watched=["note"])
-    backfilled(engine, found)
-    run(
-        engine,
-        "ALTER TABLE orders RENAME customer TO c2",
-        "UPDATE orders SET note = 'missed'",
-        "ALTER TABLE orders RENAME c2 TO customer",
-    )
-    for _ in range(2):
-        (fault,) = check_adoptions(engine)["orders"]
-        assert "changes were not recorded" in fault.what
-        assert Records(engine, "orders").discard(None) == []
-    adopted(engine, watched=["note"])
-    (due,) = check_adoptions(engine)["orders"]
-    assert due.what == "changes may have been missed, and no backfill has begun since"
-    unadopt(engine, "orders")
-    assert rows(engine, "SELECT FROM taskbridge.records WHERE tenant = '' AND discarded_at IS NULL") == []
 
 
 @pytest.mark.parametrize("again", ["adopted", "begun"])
@@ -787,7 +665,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
     "a marker": (
         ('CREATE TABLE orders (id int PRIMARY KEY, "a$taskbridge$b" text)',),
         {"tenant": "a$taskbridge$b"},
-        r"holds \$taskbridge\$, which marks a part of the function: rename the column",
+        r"contains \$taskbridge\$, which delimits a part of the function: rename the column",
     ),
     "a type": (("CREATE TABLE orders (id int PRIMARY KEY, customer jsonb)",), {}, "customer is of type jsonb"),
     "a name": (
@@ -804,16 +682,25 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("made", "options", "reason"), REFUSED.values(), ids=REFUSED)
-def test_a_table_that_cannot_be_a_source_is_refused_with_the_reason(
-    engine: Engine, made: tuple[str, ...], options: dict[str, Any], reason: str
-) -> None:
-    if VIRTUAL in made:
+@pytest.mark.parametrize("virtual", [False, True])
+def test_a_table_that_cannot_be_a_source_is_refused_with_the_reason(engine: Engine, virtual: bool) -> None:
+    if virtual:
         needs_postgres(engine, 18, "virtual columns")
-    run(engine, *made)
-    wanted = {"table": "orders", "tenant": "customer", "keys": ["id"], **options}
-    with pytest.raises((InvalidInput, InvalidName), match=reason):
-        adoption(engine, **wanted)
+    for made, options, reason in REFUSED.values():
+        if (VIRTUAL in made) is not virtual:
+            continue
+        run(engine, *made)
+        wanted = {"table": "orders", "tenant": "customer", "keys": ["id"], **options}
+        with pytest.raises((InvalidInput, InvalidName), match=reason):
+            adoption(engine, **wanted)
+        engine.dispose()
+        run(
+            engine,
+            "DROP FOREIGN DATA WRAPPER IF EXISTS elsewhere CASCADE",
+            "DROP SCHEMA public CASCADE",
+            "CREATE SCHEMA public",
+            "DELETE FROM taskbridge.records",
+        )
 
 
 def test_rows_that_a_subscription_brings_are_seen_one_by_one(engine: Engine) -> None:
@@ -835,22 +722,6 @@ def test_rows_that_a_subscription_brings_are_seen_one_by_one(engine: Engine) -> 
     finally:
         # Else the database could not be dropped.
         run(engine, "ALTER SUBSCRIPTION feed SET (slot_name = NONE)", "DROP SUBSCRIPTION feed")
-
-
-def test_a_table_that_cannot_be_a_source_any_more_is_told_with_the_remedy(engine: Engine) -> None:
-    run(engine, f"{ORDERS.replace(' PRIMARY KEY', '')} PARTITION BY RANGE (id)", "CREATE UNIQUE INDEX ON orders (id)")
-    run(engine, "ALTER TABLE orders ALTER id SET NOT NULL")
-    adopted(engine)
-    run(engine, "DROP INDEX orders_id_idx", *FOREIGN[1:])
-    assert check_adoptions(engine) == {
-        "orders": [
-            (
-                "public.orders has a foreign table as a partition, whose writes no trigger here sees",
-                "detach that, or adopt the table in the database where its rows are",
-                False,
-            )
-        ]
-    }
 
 
 def test_a_source_is_one_table_with_one_tenant_and_key(engine: Engine, reader: Reader) -> None:
@@ -884,7 +755,7 @@ def test_who_writes_the_table_needs_no_right_of_ours_and_who_adopts_needs_both(e
     with pytest.raises(InvalidInput, match="cannot be read by this role: grant it SELECT"):
         adoption(own, "orders", "customer", ["id"])
     run(engine, f"GRANT ALL ON orders TO {name}")
-    with pytest.raises(InvalidInput, match="has the rights of both owners"):
+    with pytest.raises(InvalidInput, match="the rights of both owners"):
         adoption(own, "orders", "customer", ["id"])
     run(engine, f"GRANT SELECT ON taskbridge.adopted, taskbridge.records TO {name}")
     assert adoption_statements(adoption(own, "orders", "customer", ["id"], needs_rights=False))
@@ -893,24 +764,6 @@ def test_who_writes_the_table_needs_no_right_of_ours_and_who_adopts_needs_both(e
     with pytest.raises(ProgrammingError, match="permission denied"):
         run(own, "UPDATE taskbridge.records SET deleted = true")
     assert Reader(engine).seen() == {"acme": ["-1", "-2"], "bolt": ["-3"]}
-
-
-def test_row_level_security_is_refused_and_hides_nothing_later(engine: Engine, role: Any) -> None:
-    name, own = role
-    run(engine, ORDERS)
-    adopted(engine)
-    run(engine, FOUR)
-    run(engine, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}")
-    run(engine, f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA taskbridge TO {name}")
-    reader = Reader(own)
-    assert reader.seen(["bolt"]) == {"bolt": ["3"]}
-    run(engine, "ALTER TABLE orders ENABLE ROW LEVEL SECURITY")
-    with pytest.raises(InvalidInput, match="row-level security"):
-        adoption(own, "orders", "customer", ["id"], needs_rights=False)
-    adoption(engine, "orders", "customer", ["id"])  # the owner is not bound by it
-    with pytest.raises(Unread, match="row-level security"):
-        reader.seen()
-    assert Reader(engine).seen() == {"acme": ["1", "2"]}
 
 
 def test_a_role_that_row_level_security_binds_from_now_on_sees_no_row_as_deleted(engine: Engine, role: Any) -> None:
@@ -926,6 +779,8 @@ def test_a_role_that_row_level_security_binds_from_now_on_sees_no_row_as_deleted
     run(engine, f"ALTER ROLE {name} NOBYPASSRLS")
     with pytest.raises(Unread, match="row-level security"):
         reader.seen()
+    with pytest.raises(InvalidInput, match="row-level security"):
+        adoption(own, "orders", "customer", ["id"], needs_rights=False)
     assert Reader(engine).seen() == {"acme": ["1", "2"]}
 
 
@@ -1018,28 +873,6 @@ def test_a_table_is_adopted_and_given_up_in_a_transaction_of_the_caller_s_whose_
     assert rows(engine, "SELECT FROM pg_trigger WHERE tgname LIKE 'taskbridge%'") == []
 
 
-def test_what_is_left_of_many_deleted_rows_is_not_read_while_writers_wait(engine: Engine) -> None:
-    run(
-        engine,
-        f"{ORDERS} WITH (autovacuum_enabled = off)",
-        "INSERT INTO orders SELECT n, 'acme', 1, repeat('x', 1000) FROM generate_series(1, 10000) n",
-        "DELETE FROM orders",
-    )
-    adopted(engine)
-    # Nobody knows that it is empty.
-    assert [due.source for due in backfills_due(engine)] == ["orders"]
-    unadopt(engine, "orders")
-    run(
-        engine,
-        "DELETE FROM taskbridge.adopted",
-        "TRUNCATE orders",
-        "INSERT INTO orders VALUES (1)",
-        "DELETE FROM orders",
-    )
-    adopted(engine)
-    assert list(backfills_due(engine)) == []
-
-
 def test_what_is_printed_can_be_run_by_psql_once_and_again(engine: Engine) -> None:
     run(engine, ORDERS)
     wanted = adoption(engine, "orders", "customer", ["id"])
@@ -1076,19 +909,6 @@ def test_triggers_go_while_somebody_has_locked_the_records(engine: Engine) -> No
         locking.exec_driver_sql("LOCK TABLE taskbridge.records")
         assert unadopt(engine, "orders", timeout=3).table == "public.orders"
         assert rows(engine, "SELECT FROM pg_trigger WHERE tgname LIKE 'taskbridge%'") == []
-
-
-def test_what_is_printed_to_give_a_table_up_can_be_run_once_and_again(engine: Engine, reader: Reader) -> None:
-    statements = removal_statements(engine, "orders")
-    for _ in range(2):
-        run(engine, *statements)
-    run(engine, "UPDATE orders SET note = 'x'")
-    assert reader.seen() == {}
-    adopted(engine)
-    run(engine, *removal_statements(engine, "orders"))
-    assert check_adoptions(engine) == {}
-    with pytest.raises(InvalidInput, match="there are: orders"):
-        removal_statements(engine, "sales")
 
 
 def test_a_row_that_json_cannot_hold_costs_no_other(engine: Engine, reader: Reader) -> None:
@@ -1136,19 +956,6 @@ def test_a_backfill_that_is_cut_twice_records_each_row_once(engine: Engine, keys
     assert rows(engine, "SELECT count(*) FROM taskbridge.records WHERE tenant = ''") == [(1,)]
 
 
-def test_a_backfill_of_partitions_takes_all_of_them(engine: Engine) -> None:
-    run(
-        engine,
-        "CREATE TABLE orders (id int, customer int, PRIMARY KEY (customer, id)) PARTITION BY HASH (customer)",
-        *(f"CREATE TABLE o{at} PARTITION OF orders FOR VALUES WITH (MODULUS 3, REMAINDER {at})" for at in range(3)),
-        "INSERT INTO orders SELECT n, n % 5 FROM generate_series(1, 20) n",
-    )
-    found = adopted(engine)
-    assert backfilled(engine, found)[-1] == 20
-    reader = Reader(engine)
-    assert sum(len(reader.keys(str(tenant))) for tenant in range(5)) == 20
-
-
 TROUBLES = {
     "dropped": ("DROP TRIGGER taskbridge_orders_update ON orders", "has no trigger taskbridge_orders_update"),
     "disabled": (
@@ -1168,37 +975,16 @@ TROUBLES = {
 }
 
 
-@pytest.mark.parametrize(("statement", "text"), TROUBLES.values(), ids=TROUBLES)
-def test_what_was_changed_under_an_adopted_table_is_found(engine: Engine, statement: str, text: str) -> None:
-    run(engine, ORDERS)
-    adopted(engine)
-    assert check_adoptions(engine) == {"orders": []}
-    run(engine, statement)
-    (wrong,) = check_adoptions(engine).values()
-    assert any(text in fault.what for fault in wrong)
-    assert all(fault.remedy and not fault.is_recorded for fault in wrong)
-
-
-def test_rights_that_were_lost_are_found(engine: Engine, role: Any) -> None:
-    name, own = role
-    run(engine, ORDERS)
-    adopted(engine)
-    run(engine, f"GRANT SELECT ON taskbridge.adopted, orders TO {name}")
-    assert check_adoptions(own) == {"orders": []}
-    run(engine, f"REVOKE SELECT ON orders FROM {name}")  # noqa: S608 - no query
-    assert check_adoptions(own)["orders"][0][0] == "this role has no right to read public.orders"
-    run(engine, f"GRANT SELECT ON orders TO {name}", "ALTER TABLE orders ENABLE ROW LEVEL SECURITY")
-    assert "row-level security" in check_adoptions(own)["orders"][0][0]
-    assert check_adoptions(engine) == {"orders": []}
-
-
-def test_what_has_changed_is_mended_by_adopting_again(engine: Engine) -> None:
-    run(engine, ORDERS)
-    adopted(engine)
-    run(engine, "ALTER TABLE orders ALTER id TYPE text", "ALTER TABLE orders DISABLE TRIGGER USER")
-    assert not any(fault.is_recorded for fault in check_adoptions(engine)["orders"])
-    adopted(engine)
-    assert [fault.is_recorded for fault in check_adoptions(engine)["orders"]] == [True]
+def test_what_was_changed_under_an_adopted_table_is_found(engine: Engine) -> None:
+    for at, (statement, text) in enumerate(TROUBLES.values()):
+        table = f"orders{at}"
+        run(engine, ORDERS.replace("orders", table))
+        adopted(engine, table)
+        assert check_adoptions(engine)[table] == []
+        run(engine, statement.replace("orders", table))
+        wrong = check_adoptions(engine)[table]
+        assert any(text.replace("orders", table) in fault.what for fault in wrong), (statement, wrong)
+        assert all(fault.remedy and not fault.is_recorded for fault in wrong)
 
 
 @pytest.mark.parametrize(
@@ -1227,7 +1013,7 @@ def test_that_changes_may_have_been_missed_is_told_until_somebody_sends_the_rows
         adopted(engine, watched=["note"])
         found = adopted(engine)
         (told,) = check_adoptions(engine)["orders"]
-        assert told.what == "changes may have been missed, and no backfill has begun since"
+        assert told.what == "changes may have been missed, and no backfill has been started since"
         if chosen:
             choose_from_now_on(engine, found)
         else:
@@ -1237,22 +1023,7 @@ def test_that_changes_may_have_been_missed_is_told_until_somebody_sends_the_rows
     assert reader.seen() == {}
 
 
-def test_that_changes_of_one_partition_may_have_been_missed_is_told_after_it_is_adopted_again(engine: Engine) -> None:
-    run(engine, f"{ORDERS} PARTITION BY RANGE (id)", "CREATE TABLE one PARTITION OF orders FOR VALUES FROM (1) TO (5)")
-    run(engine, "CREATE TABLE two PARTITION OF orders DEFAULT PARTITION BY RANGE (id)")
-    run(engine, "CREATE TABLE three PARTITION OF two DEFAULT")
-    adopted(engine)
-    for table in ("one", "three"):
-        run(engine, f"ALTER TABLE {table} DISABLE TRIGGER ALL")
-        assert any(wrong.remedy.endswith("--again") for wrong in check_adoptions(engine)["orders"])
-        found = adopted(engine)
-        (told,) = check_adoptions(engine)["orders"]
-        assert told.what == "changes may have been missed, and no backfill has begun since"
-        choose_from_now_on(engine, found)
-        assert check_adoptions(engine) == {"orders": []}
-
-
-@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+@pytest.mark.parametrize("level", ["read committed", "serializable"])
 def test_a_trigger_that_is_turned_off_while_a_table_is_adopted_again_is_told(engine: Engine, level: str) -> None:
     run(engine, ORDERS)
     adopted(engine)
@@ -1266,16 +1037,6 @@ def test_a_trigger_that_is_turned_off_while_a_table_is_adopted_again_is_told(eng
         shop.commit()
         again.result(30)
     assert [fault.is_recorded for fault in check_adoptions(engine)["orders"]] == [True]
-
-
-def test_a_partition_that_comes_later_asks_for_no_backfill(engine: Engine) -> None:
-    run(engine, f"{ORDERS} PARTITION BY RANGE (id)")
-    adopted(engine)
-    run(engine, "CREATE TABLE late PARTITION OF orders DEFAULT")
-    (wrong,) = check_adoptions(engine)["orders"]
-    assert wrong.remedy.startswith("run again: ")
-    adopted(engine)
-    assert check_adoptions(engine) == {"orders": []}
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
@@ -1345,72 +1106,52 @@ def test_a_partition_that_was_detached_can_be_emptied(engine: Engine) -> None:
     assert reader.keys("acme") == ["-101"]
 
 
-@pytest.mark.parametrize("partitioned", [False, True])
-@pytest.mark.parametrize("watched", [(), ("note",)])
-@pytest.mark.parametrize(
-    ("kinds", "value", "change", "seen"),
-    [
-        ("int", "7", "bigint", {"7": ["-1", "2", "3"]}),
-        ("int", "7", "text", {"7": ["-1", "2", "3"]}),
-        ("int", "7", "text USING ''", {"7": []}),
-        ("int", "7", "date USING '2026-02-03'", None),
-        ("int", "7", "timestamptz USING '2026-02-03'", None),
-        ("bool", "true", "text USING repeat('x', 300)", {"true": []}),
-        ("timestamptz", "'2026-02-03'", "text USING 'when'", None),
-        ("timestamptz", "'2026-02-03'", "interval USING '1 day'", None),
-        ("date", "'2026-02-03'", "bytea USING '\\x00'", None),
-        ("uuid", "'5c1f2d1e-0a52-4a3c-9c6c-1f1d7f0a0001'", "jsonb USING '{}'", None),
-    ],
-)
+TYPES: list[tuple[str, str, str, dict[str, list[str]] | None]] = [
+    ("int", "7", "bigint", {"7": ["-1", "2", "3"]}),
+    ("int", "7", "text", {"7": ["-1", "2", "3"]}),
+    ("int", "7", "text USING ''", {"7": []}),
+    ("int", "7", "date USING '2026-02-03'", None),
+    ("int", "7", "timestamptz USING '2026-02-03'", None),
+    ("bool", "true", "text USING repeat('x', 300)", {"true": []}),
+    ("timestamptz", "'2026-02-03'", "text USING 'when'", None),
+    ("timestamptz", "'2026-02-03'", "interval USING '1 day'", None),
+    ("date", "'2026-02-03'", "bytea USING '\\x00'", None),
+    ("uuid", "'5c1f2d1e-0a52-4a3c-9c6c-1f1d7f0a0001'", "jsonb USING '{}'", None),
+]
+"""The type of a tenant, a value, another type, and the keys that are read after the change; None: the source stops."""
+
+
+@pytest.mark.parametrize(("watched", "partitioned"), [((), False), (("note",), True)], ids=["plain", "partitioned"])
 def test_no_write_fails_when_a_type_has_changed_in_any_session(
-    engine: Engine, kinds: str, value: str, change: str, seen: Any, watched: tuple[str, ...], partitioned: bool
+    engine: Engine, watched: tuple[str, ...], partitioned: bool
 ) -> None:
-    # given a session that has written before
-    run(
-        engine,
-        f"CREATE TABLE orders (id int PRIMARY KEY, customer {kinds}, note text)"
-        + (" PARTITION BY RANGE (id)" if partitioned else ""),
-    )
-    if partitioned:
-        run(engine, "CREATE TABLE part PARTITION OF orders DEFAULT")
-    adopted(engine, watched=watched)
-    reader = Reader(engine)
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as shop:
-        shop.exec_driver_sql(f"INSERT INTO orders SELECT n, {value}, 'a' FROM generate_series(1, 2) n")  # noqa: S608
-        shop.exec_driver_sql("UPDATE orders SET note = 'b'")
-        for tenant in seen or {}:
-            assert reader.keys(tenant) == ["1", "2"]
-        run(engine, f"ALTER TABLE orders ALTER customer TYPE {change}", "ALTER TABLE orders ALTER note TYPE varchar(9)")
-        # when it goes on, then it can, though what it writes may be no tenant
-        for statement in (
-            "UPDATE orders SET note = 'c' WHERE id = 2",
-            "INSERT INTO orders SELECT 3, customer, 'a' FROM orders LIMIT 1",
-            "DELETE FROM orders WHERE id = 1",
-        ):
-            shop.exec_driver_sql(statement)
-        for tenant in seen or {}:
-            assert reader.keys(tenant) == seen[tenant]
-        if seen is None:
-            with pytest.raises(Unread, match=r"stands still|is of type"):
-                reader.keys("7")
-            assert check_adoptions(engine)["orders"]
-        shop.exec_driver_sql("TRUNCATE orders")
-
-
-def test_what_each_run_sends_is_no_longer_than_what_psycopg_keeps(engine: Engine) -> None:
-    # given a table as a shop has it
-    run(
-        engine,
-        "CREATE TABLE orders (id uuid PRIMARY KEY, customer bigint, total numeric(10, 2), tax numeric(10, 2), "
-        "placed_at timestamptz, note text)",
-    )
-    document = adopted(engine).document
-    longest = "s" * 63
-    sent = [
-        query("claim", longest),
-        query("read_batch", longest),
-        query("read_batch", DEFAULT_SCHEMA, document),
-        compact(query("advance", longest)),
-        compact(query("round", longest)),
-    ]
-    assert [len(one) for one in sent if len(one) > MAX_CACHED_STATEMENT_LENGTH] == []
+    for at, (kind, value, change, seen) in enumerate(TYPES):
+        # given a session that has written before
+        table = f"orders{at}"
+        columns = f"id int PRIMARY KEY, customer {kind}, note text"
+        run(engine, f"CREATE TABLE {table} ({columns}){' PARTITION BY RANGE (id)' * partitioned}")
+        if partitioned:
+            run(engine, f"CREATE TABLE part{at} PARTITION OF {table} DEFAULT")
+        adopted(engine, table, watched=watched)
+        reader = Reader(engine, table, table)
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as shop:
+            shop.exec_driver_sql(f"INSERT INTO {table} SELECT n, {value}, 'a' FROM generate_series(1, 2) n")  # noqa: S608
+            shop.exec_driver_sql(f"UPDATE {table} SET note = 'b'")  # noqa: S608 - our name
+            for tenant in seen or {}:
+                assert reader.keys(tenant) == ["1", "2"]
+            change_type = f"ALTER TABLE {table} ALTER customer TYPE {change}"
+            run(engine, change_type, f"ALTER TABLE {table} ALTER note TYPE varchar(9)")
+            # when it goes on, then it can, though what it writes may be no tenant
+            for statement in (
+                f"UPDATE {table} SET note = 'c' WHERE id = 2",  # noqa: S608 - our name
+                f"INSERT INTO {table} SELECT 3, customer, 'a' FROM {table} LIMIT 1",  # noqa: S608 - our name
+                f"DELETE FROM {table} WHERE id = 1",  # noqa: S608 - our name
+            ):
+                shop.exec_driver_sql(statement)
+            for tenant, keys in (seen or {}).items():
+                assert reader.keys(tenant) == keys, change
+            if seen is None:
+                with pytest.raises(Unread, match=r"stands still|is of type"):
+                    reader.keys("7")
+                assert check_adoptions(engine)[table]
+            shop.exec_driver_sql(f"TRUNCATE {table}")

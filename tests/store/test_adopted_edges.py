@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,14 +14,11 @@ from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.declaring.criteria import Unmatched
 from taskbridge.errors import InvalidInput
 from taskbridge.store import (
     Adopted,
     Claim,
     Cursors,
-    Prune,
-    Records,
     Unread,
     adopt,
     adoption,
@@ -31,8 +27,6 @@ from taskbridge.store import (
     check_adoptions,
     connect,
     migrate,
-    prune,
-    read_unmatched,
     unadopt,
 )
 from taskbridge.store import adopted as store_adopted
@@ -86,17 +80,7 @@ def test_nobody_else_can_put_the_function_on_a_table_of_his_own(engine: Engine, 
     assert rows(engine, "SELECT FROM taskbridge.records") == []
 
 
-def test_who_owns_a_partitioned_table_and_did_not_adopt_it_can_make_partitions(
-    engine: Engine, role: tuple[str, Engine]
-) -> None:
-    _, own = role
-    run(own, "CREATE TABLE shop.orders (id int PRIMARY KEY, customer text) PARTITION BY RANGE (id)")
-    adopted(engine, "shop.orders")
-    run(own, "CREATE TABLE shop.late PARTITION OF shop.orders DEFAULT", "INSERT INTO shop.late VALUES (1, 'acme')")
-    assert Reader(engine).seen() == {"acme": ["1"]}
-
-
-@pytest.mark.parametrize("kind", ["text", "int", "bool", "timestamptz", "date", "char(5)"])
+@pytest.mark.parametrize("kind", ["text", "int", "timestamptz"])
 def test_the_owner_of_the_table_does_not_get_the_rights_of_who_adopted_it(
     engine: Engine, role: tuple[str, Engine], kind: str
 ) -> None:
@@ -104,7 +88,7 @@ def test_the_owner_of_the_table_does_not_get_the_rights_of_who_adopted_it(
     run(own, f"CREATE TABLE shop.orders (id int PRIMARY KEY, customer {kind})")
     adopted(engine, "shop.orders")
     run(own, *(one.format(kind, "NULL") for one in TRAP))
-    if kind not in ("text", "char(5)"):
+    if kind != "text":
         run(
             own,
             "CREATE FUNCTION shop.also(shop.trap) RETURNS text LANGUAGE plpgsql AS "
@@ -151,8 +135,7 @@ ALIASES = (
 NAMES = ALIASES.split()
 
 
-@pytest.mark.parametrize("kind", ["int", "pair"])
-@pytest.mark.parametrize("partitioned", [False, True])
+@pytest.mark.parametrize(("kind", "partitioned"), [("int", False), ("pair", True)])
 def test_a_column_may_have_any_name(engine: Engine, kind: str, partitioned: bool) -> None:
     columns = ", ".join(f'"{name}" {kind}' for name in NAMES)
     run(
@@ -195,7 +178,7 @@ def test_tenant_and_key_may_have_any_name(engine: Engine, name: str) -> None:
     assert reader.keys("7") == ["-1", "-2"]
 
 
-@pytest.mark.parametrize("kind", ["text", "varchar(20)", "char(9)", 'text COLLATE "POSIX"', "code"])
+@pytest.mark.parametrize("kind", ["char(9)", 'text COLLATE "POSIX"', "code"])
 def test_a_row_is_found_by_its_index(engine: Engine, kind: str) -> None:
     run(
         engine,
@@ -272,35 +255,6 @@ def test_an_empty_sweep_of_a_domain_that_allows_no_null_does_not_fail(engine: En
     assert [page.rows for page in backfill(engine, found, 1)] == [1, 2, 2, 2, 2, 2]
 
 
-def test_two_threads_that_meet_at_the_first_adoption_read_the_rows(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(engine, ORDERS)
-    cursors = Cursors(engine, "orders")
-    cursors.claim(Claim(RunKey("orders", "none", TOKEN), 10, events=1, runs=1))
-    adopted(engine)
-    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (2, 'bolt', 2, 'b')")
-    reading, first = cursors._reading, threading.Event()
-    found = {}
-
-    def read(tenant: str) -> None:
-        page = cursors.claim(Claim(RunKey("orders", tenant, TOKEN), 10, events=1, runs=1))
-        found[tenant] = [one.document.get("note") for one in page.records]
-
-    def read_between(*what: Any) -> str:
-        text = reading(*what)
-        if not first.is_set():
-            first.set()
-            other = threading.Thread(target=read, args=("bolt",))
-            other.start()
-            other.join(30)
-        return text
-
-    monkeypatch.setattr(cursors, "_reading", read_between)
-    read("acme")
-    assert found == {"acme": ["a"], "bolt": ["b"]}
-
-
 def test_dates_before_christ_are_others(engine: Engine) -> None:
     run(engine, "CREATE TABLE orders (id date PRIMARY KEY, at timestamptz NOT NULL UNIQUE, customer int)")
     found, reader = adopted(engine), Reader(engine)
@@ -319,20 +273,6 @@ def test_dates_before_christ_are_others(engine: Engine) -> None:
         "0044-03-15T10:00:00.000000Z",
         "0044-03-15T10:00:00.000000Z BC",
     ]
-
-
-def test_numerics_of_domains_and_arrays_lose_no_digits(engine: Engine) -> None:
-    run(
-        engine,
-        "CREATE DOMAIN money2 AS numeric",
-        "CREATE DOMAIN many AS money2[]",
-        "CREATE TABLE orders (id int PRIMARY KEY, customer text, a money2, b money2[], c many, d numeric[])",
-    )
-    adopted(engine)
-    number = "12345678901234567890.1234567891"
-    run(engine, f"INSERT INTO orders VALUES (1, 'acme', {number}, '{{{number}}}', '{{{number}}}', '{{{number}}}')")  # noqa: S608
-    (one,) = Reader(engine).records("acme")
-    assert [one.document[name] for name in "abcd"] == [number, [number], [number], [number]]
 
 
 def test_labels_that_are_no_tenant_and_keys_that_are_null_break_no_insert(engine: Engine) -> None:
@@ -377,21 +317,6 @@ def test_a_transaction_that_began_before_the_adoption_can_write(engine: Engine) 
     assert Reader(engine).seen() == {"acme": ["1"]}
 
 
-def test_a_table_that_takes_the_place_of_one_that_was_dropped_can_be_adopted(engine: Engine) -> None:
-    run(engine, ORDERS)
-    adopted(engine)
-    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (2, 'acme', 2, 'b')", "DROP TABLE orders", ORDERS)
-    reader = Reader(engine)
-    with pytest.raises(Unread, match="was dropped: adopt the one that took its place"):
-        reader.seen()
-    run(engine, "INSERT INTO orders VALUES (2, 'acme', 2, 'again')")
-    assert backfilled_by(engine, adopted(engine)) == 1
-    assert reader.seen() == {"acme": ["-1", "2"]}
-    run(engine, "INSERT INTO orders VALUES (3, 'acme', 3, 'c')")
-    unadopt(engine, "orders")
-    assert reader.seen() == {"acme": ["3"]}
-
-
 def test_what_is_pending_of_a_table_that_was_given_up_and_dropped_is_gone(engine: Engine) -> None:
     run(engine, ORDERS)
     adopted(engine)
@@ -422,7 +347,7 @@ def test_a_table_that_was_swapped_by_renaming_is_found_and_can_be_adopted(engine
     adopted(engine)
     # The former table's rows have no record of their end.
     ((wrong, _, is_recorded),) = check_adoptions(engine)["orders"]
-    assert (wrong, is_recorded) == ("changes may have been missed, and no backfill has begun since", True)
+    assert (wrong, is_recorded) == ("changes may have been missed, and no backfill has been started since", True)
     run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')", "INSERT INTO former VALUES (2, 'acme', 2, 'b')")
     assert Reader(engine).seen() == {"acme": ["1"]}
 
@@ -435,11 +360,14 @@ SWAPS = {
 }
 
 
-@pytest.mark.parametrize("swap", SWAPS.values(), ids=SWAPS)
-@pytest.mark.parametrize("within", ["read_batch", "documents", "one_document", None])
+@pytest.mark.parametrize(
+    ("how", "within"),
+    [("schema", "read_batch"), ("table", "documents"), ("moved", "one_document"), *((swap, None) for swap in SWAPS)],
+)
 def test_another_table_of_the_name_is_never_read_for_the_adopted_one(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, swap: tuple[str, ...], within: str | None
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, how: str, within: str | None
 ) -> None:
+    swap = SWAPS[how]
     run(engine, "CREATE SCHEMA shop", OF_SHOP)
     adopted(engine, "shop.orders")
     large = "(SELECT string_agg(md5(n::text || at), '') FROM generate_series(1, 400) at)"
@@ -527,23 +455,6 @@ def test_a_backfill_begins_anew_where_its_order_has_changed(engine: Engine, chan
     assert len(Reader(engine).keys("7")) == 100
 
 
-def test_prune_waits_for_no_writer_of_records(engine: Engine) -> None:
-    run(engine, ORDERS)
-    adopted(engine)
-    run(engine, "INSERT INTO orders SELECT n, 'acme', n, 'a' FROM generate_series(1, 6) n")
-    assert len(Reader(engine).keys("acme")) == 6
-    run(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders')")
-    what = Prune(timedelta(0), {"orders": "orders"})
-    with engine.connect() as shop, ThreadPoolExecutor(1) as pool:
-        shop.exec_driver_sql("UPDATE orders SET note = 'b' WHERE id = 4")
-        steps = pool.submit(lambda: list(prune(engine, what)))
-        # Who waited for the writer would be in its way here.
-        assert sum(step.deleted for step in steps.result(20)) == 5
-        shop.exec_driver_sql("UPDATE orders SET note = 'b' WHERE id = 2")
-        shop.commit()
-    assert Reader(engine).seen() == {"acme": ["2", "4"]}
-
-
 def test_two_that_adopt_at_once_take_turns(engine: Engine) -> None:
     run(engine, ORDERS)
     wanted = adoption(engine, "orders", "customer", ["id"])
@@ -557,16 +468,6 @@ def test_two_that_adopt_at_once_take_turns(engine: Engine) -> None:
         with ThreadPoolExecutor(3) as pool:
             assert any(one.result(60) for one in [pool.submit(take) for _ in range(3)])
         unadopt(engine, "orders")
-
-
-def test_the_reason_of_an_unmatched_row_stays_when_criteria_are_asked_again(engine: Engine) -> None:
-    run(engine, ORDERS)
-    adopted(engine)
-    run(engine, "INSERT INTO orders VALUES (1, '', 1, 'a')")
-    records = Records(engine, "orders")
-    (before,) = read_unmatched(engine, "orders")
-    assert list(records.match_again(lambda _: Unmatched("no criterion applies"))) == []
-    assert list(read_unmatched(engine, "orders")) == [before]
 
 
 LOST = {
@@ -647,3 +548,32 @@ def test_the_next_owner_of_a_partitioned_table_is_found_to_make_no_partitions_un
     run(own, late.format("shop.orders"), late.format("shop.low").replace("late", "later"))
     run(own, "INSERT INTO shop.orders VALUES (1, 'acme'), (1000, 'acme')")
     assert Reader(engine).seen() == {"acme": ["1", "1000"]}
+
+
+def test_two_threads_that_meet_at_the_first_adoption_read_the_rows(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(engine, ORDERS)
+    cursors = Cursors(engine, "orders")
+    cursors.claim(Claim(RunKey("orders", "none", TOKEN), 10, events=1, runs=1))
+    adopted(engine)
+    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (2, 'bolt', 2, 'b')")
+    reading, first = cursors._reading, threading.Event()
+    found = {}
+
+    def read(tenant: str) -> None:
+        page = cursors.claim(Claim(RunKey("orders", tenant, TOKEN), 10, events=1, runs=1))
+        found[tenant] = [one.document.get("note") for one in page.records]
+
+    def read_between(*what: Any) -> str:
+        text = reading(*what)
+        if not first.is_set():
+            first.set()
+            other = threading.Thread(target=read, args=("bolt",))
+            other.start()
+            other.join(30)
+        return text
+
+    monkeypatch.setattr(cursors, "_reading", read_between)
+    read("acme")
+    assert found == {"acme": ["a"], "bolt": ["b"]}

@@ -115,7 +115,7 @@ def test_nothing_is_delivered_as_deleted_after_a_column_s_digits_have_changed(
     if text is None:
         assert [one.deleted for one in reader.records("acme")] == [False]
         return
-    with pytest.raises(Unread, match="stands still") as failure:
+    with pytest.raises(Unread, match="is stopped") as failure:
         reader.records("acme")
     assert text in str(failure.value)
     found = adoption(engine, "orders", "customer", ["id"], other_keys=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise
 
 import pytest
 from sqlalchemy import Engine
@@ -58,13 +57,6 @@ def test_a_document_larger_than_a_batch_may_be_comes_with_the_small_ones_before_
     write(engine, "a", os.urandom(3_000_000).hex(), "b", os.urandom(3_000_000).hex(), "c")
     pages = sweep(Cursors(engine, batch_bytes=1))
     assert [numbers(page) for page in pages] == [["000", "001"], ["002", "003"], ["004"]]
-
-
-def test_a_full_batch_of_large_documents_is_not_the_last(engine: Engine) -> None:
-    write(engine, *("y" * LARGE for _ in range(6)))
-    pages = sweep(Cursors(engine), 2)
-    assert [numbers(page) for page in pages if page.records] == [["000", "001"], ["002", "003"], ["004", "005"]]
-    assert all(earlier.position < later.position for earlier, later in pairwise(pages[:3]))
 
 
 def test_a_large_document_that_changes_while_it_is_fetched_comes_as_it_is_then(

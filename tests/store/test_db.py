@@ -18,7 +18,6 @@ from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError
 from taskbridge.store import NoAnswer, check_version, connect, record_invoice, undeclared_readers
 from taskbridge.store.db import checked_out, parameters_of, scalar
-from taskbridge.store.queries import queries
 
 PID = "SELECT pg_backend_pid()"
 WHOLE = {"user": "user", "password": "password", "host": "host", "port": "5432", "dbname": "database"}
@@ -136,10 +135,6 @@ def test_after_an_error_the_next_look_begins_anew(bounded: Engine, engine: Engin
     with checked_out(bounded) as session:
         assert scalar(session, PID) != pid
         assert scalar(session, "SELECT count(*) FROM taskbridge.records") == 1
-
-
-def test_an_engine_looks_into_its_own_schema(postgres_url: str) -> None:
-    assert '"other".records' in queries(connect(postgres_url, "other"))("count_unmatched")
 
 
 FORKS = """

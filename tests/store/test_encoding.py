@@ -38,7 +38,7 @@ def test_what_the_encoding_lacks_is_refused_with_a_sentence(latin1: str, servers
     made = producer(settings)
     record(engine, "invoices", "Müller", "1", {"é": "à"})
     for tenant, document in (("\u65e5\u672c", {}), ("acme", {"name": "\u65e5\u672c"})):
-        with pytest.raises(InvalidInput, match=r"a character that the database cannot hold in its encoding: .*UTF8"):
+        with pytest.raises(InvalidInput, match=r"a character that the database cannot store in its encoding: .*UTF8"):
             made.record(tenant, "1", document, source="invoices")
         with pytest.raises(InvalidInput, match="in its encoding"):
             record_many(engine, "invoices", [(tenant, "1", document)])

@@ -22,15 +22,15 @@ from taskbridge.store import (
     adoption,
     backfill,
     begin_again,
-    register_pipeline,
     prune,
     rebase,
+    register_pipeline,
 )
 from tests.quarantined import put_in_quarantine
 from tests.store.adopting import ORDERS, Reader, adopted, rows, run
 from tests.waiting import wait_until
 
-LONGEST = 2.0
+LONGEST = 4.0
 """Seconds that a user's statement may take here: it waits 0.05 s for ours, and a machine of the CI may be very slow."""
 UPDATE = "UPDATE orders SET note = note || '.' WHERE id = %s"
 
@@ -202,22 +202,6 @@ def test_a_prune_keeps_nobody_waiting_for_what_it_waits_for(
     assert Reader(engine).keys("acme") == ["1"]
 
 
-@pytest.mark.parametrize("what", ["retry", "discard"])
-def test_a_decision_on_quarantine_is_in_no_run_s_way(
-    engine: Engine, user: User, pool: ThreadPoolExecutor, what: str
-) -> None:
-    there = quarantined(engine)
-    records, _ = there.find("orders")
-    leave = "DELETE FROM taskbridge.quarantine WHERE external_id = %s"
-    # As a batch does whose handler writes a table of the user's.
-    user.does(leave, records[1].external_id)
-    decided = pool.submit(getattr(there, what), "orders", records)
-    time.sleep(0.2)
-    user.does(leave, records[0].external_id)
-    user.connection.rollback()
-    assert len(decided.result(10)) == 2
-
-
 def test_a_rebase_keeps_nobody_waiting_while_it_waits(engine: Engine, user: User, pool: ThreadPoolExecutor) -> None:
     orders(engine, 1)
     run(engine, "UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
@@ -231,7 +215,7 @@ def test_a_rebase_keeps_nobody_waiting_while_it_waits(engine: Engine, user: User
             user.does(UPDATE, 101)
         user.connection.rollback()
         time.sleep(0.02)
-    with pytest.raises(Unavailable, match="somebody writes"):
+    with pytest.raises(Unavailable, match="another transaction is writing"):
         rebased.result(20)
     rebased = pool.submit(rebase, engine, 10.0)
     time.sleep(0.2)

@@ -21,7 +21,7 @@ from taskbridge.integration.checks import examine
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producer.producer import Bridge
 from taskbridge.settings import Settings
-from taskbridge.store import Claim, Cursors, Kind, Changes, check_version, connect
+from taskbridge.store import Changes, Claim, Cursors, Kind, check_version, connect
 from tests.store.pooler import ExhaustedPooler
 from tests.transactions.conftest import producer
 from tests.waiting import wait_until
@@ -95,7 +95,7 @@ def test_nobody_notices_that_idle_sessions_were_ended(
             "SQLAlchemy": read_with_sqlalchemy,
             "a handler's transaction": read_in_a_transaction,
             "a run": lambda: cursors.evidence(KEY),
-            "a round": lambda: changes.read_page(Kind.POLLER, "invoices", "invoices", 200),
+            "a pass": lambda: changes.read_page(Kind.POLLER, "invoices", "invoices", 200),
             "a look": lambda: check_version(engine),
         }
         for call in calls.values():
@@ -115,7 +115,7 @@ def test_a_pooler_without_a_free_session_is_reported_in_time(postgres_url: str, 
             with translated_errors():
                 check_version(looking.database)
 
-        reported = r"let this process in, and gave it no session.*: .*default_pool_size"
+        reported = r"accepted the connection but has no free session.*: .*default_pool_size"
         for call in (lambda: made.record("acme", "1", {}, source="invoices"), look):
             began = time.monotonic()
             with pytest.raises(Unavailable, match=reported):

@@ -14,17 +14,17 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.store import (
+    Changes,
     Claim,
     CursorLost,
     Cursors,
     Kind,
     Move,
     Quarantined,
-    Changes,
     advance_together,
     connect,
-    register_pipeline,
     record_invoice,
+    register_pipeline,
 )
 from taskbridge.store.db import checked_out, in_one_message
 from tests.waiting import taking_at_most
@@ -102,16 +102,6 @@ def test_to_keep_what_a_round_has_seen_is_one_message(engine: Engine, tmp_path: 
         assert connection.exec_driver_sql(asked).scalar() == found.seen
 
 
-def test_the_server_ends_what_takes_too_long_in_a_message(engine: Engine) -> None:
-    changes = Changes(engine, seconds=0.5)
-    changes.read_page(Kind.POLLER, "invoices", "invoices", 200)
-    found = changes.read_page(Kind.POLLER, "invoices", "invoices", 200)
-    with engine.begin() as connection:
-        sleep_at_updates(connection, "changes", "true")
-    with pytest.raises(QueryCanceled):
-        changes.store_page(Kind.POLLER, "invoices", found)
-
-
 def sleep_at_updates(connection: Connection, table: str, condition: str) -> None:
     """Let each update of a row take half a minute if it meets the condition."""
     connection.exec_driver_sql(
@@ -136,16 +126,6 @@ def test_an_advance_that_takes_too_long_says_nothing_of_those_before_it(engine: 
     assert [found[0], found[1], found[3], found[4]] == [False, None, None, None]
     assert isinstance(found[2], QueryCanceled)
     assert handled(engine) == ["a"]
-
-
-def test_an_advance_that_takes_too_long_is_no_fault_of_those_before_it(engine: Engine, bounded: Engine) -> None:
-    """The statement of all was ended, so nothing of it is committed, and each can be advanced alone."""
-    advances = moves(engine, TENANTS)
-    with engine.begin() as connection:
-        sleep_at_updates(connection, "sync_cursors", "new.tenant = 'c'")
-    found = advance_together(bounded, advances)
-    assert [type(one).__name__ for one in found] == ["bool", "bool", "QueryCanceled", "NoneType", "NoneType"]
-    assert handled(engine) == ["a", "b"]
 
 
 def test_an_advance_changes_quarantine_in_the_same_message_or_not_at_all(engine: Engine, tmp_path: Path) -> None:
@@ -175,15 +155,6 @@ def test_an_advance_changes_quarantine_in_the_same_message_or_not_at_all(engine:
         transaction.advance(page, to_quarantine=bad)
     assert sent == ["Query"]
     assert owned_by(TOKEN) == [("2", "bad")]
-
-
-def test_one_whose_cursor_is_anothers_moves_nothing_and_the_others_move(engine: Engine) -> None:
-    advances = moves(engine, TENANTS)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE taskbridge.sync_cursors SET owner = repeat('9', 29) WHERE tenant = 'c'")
-    found = advance_together(engine, advances)
-    assert [type(one).__name__ for one in found] == ["bool", "bool", "CursorLost", "bool", "bool"]
-    assert handled(engine) == ["a", "b", "d", "e"]
 
 
 def test_the_encoding_that_a_database_has_for_its_sessions_is_not_ours(engine: Engine) -> None:

@@ -14,10 +14,10 @@ from sqlalchemy.exc import DataError
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match, Unmatched
-from taskbridge.store import Claim, Cursors, Kind, Prune, Records, Changes, register_pipeline, prune, record
+from taskbridge.store import Changes, Claim, Cursors, Kind, Prune, Records, prune, record, register_pipeline
 from taskbridge.store.queries import query
 from tests.store.adopting import adopted, run
-from tests.store.test_tail import handle, nodes
+from tests.store.test_poller import handle, nodes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "partition.md"
 INTO_A_PARTITION = """

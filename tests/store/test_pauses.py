@@ -8,8 +8,7 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.declaring.criteria import Match
-from taskbridge.store import Claim, Cursors, Page, Pauses, Quarantine, Records, Tenants, register_pipeline, record_invoice
+from taskbridge.store import Claim, Cursors, Page, Pauses, Quarantine, Tenants, register_pipeline, record_invoice
 from tests.quarantined import put_in_quarantine, states
 
 TOKEN = "0000000000000001-aaaaaaaaaaaa"
@@ -124,18 +123,3 @@ def test_what_is_tried_again_counts_and_what_is_quarantined_does_not(engine: Eng
     assert left(engine, snapshot) == {"acme": 1}
     quarantine.discard("invoices", quarantine.find("invoices")[0])
     assert left(engine, snapshot) == {}
-
-
-def test_records_with_criteria_are_counted_in_their_own_pipeline(engine: Engine, pauses: Pauses) -> None:
-    for pipeline in ("alerts", "other"):
-        for number in "12":
-            Records(engine, pipeline).write(number, "{}", Match("acme", 1000, "c"))
-    snapshot = pauses.snapshot()
-    assert left(engine, snapshot, "alerts") == {"acme": 2}
-    assert handle(Cursors(engine, "alerts"), pipeline="alerts") == ["1", "2"]
-    assert left(engine, snapshot, "alerts") == {}
-    assert left(engine, snapshot, "other") == {"acme": 2}
-    put_in_quarantine(engine, "acme", "1", pipeline="alerts")
-    quarantine = Quarantine(engine, "alerts")
-    quarantine.retry("alerts", quarantine.find("alerts")[0])
-    assert left(engine, snapshot, "alerts") == {"acme": 1}

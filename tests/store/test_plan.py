@@ -11,16 +11,16 @@ from sqlalchemy import Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.store import Claim, Cursors
-from taskbridge.store.queries import queries, query
-from taskbridge.store.stats import limited
+from taskbridge.store.queries import query
 
 ROWS, TENANTS = 60_000, 600
 KEY = {"pipeline": "invoices", "source": "invoices", "tenant": "tenant-7", "token": "t", "small": 2_000}
 
 
-@pytest.fixture
-def seeded(engine: Engine) -> Engine:
+@pytest.fixture(scope="module")
+def seeded(shared: Engine) -> Engine:
     """60,000 handled invoices of 600 tenants, of which 20 are pending for one."""
+    engine = shared
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, tenant, key, document) "
@@ -84,14 +84,12 @@ def test_a_sweep_does_not_read_what_was_handled(seeded: Engine) -> None:
     assert not any(node["Node Type"] == "Sort" and node["Actual Rows"] for node in nodes(top)), "the index gives it"
 
 
-@pytest.mark.parametrize("tenants", [3_000, 20_000])
-def test_a_sweep_reads_by_its_index_where_nothing_is_known_of_the_table(engine: Engine, tenants: int) -> None:
+def test_a_sweep_reads_by_its_index_where_nothing_is_known_of_the_table(engine: Engine) -> None:
     """As in a storm of first events, with the plan that a session keeps and before Postgres has looked at the table."""
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, tenant, key, document) "
-            "SELECT 'invoices', 'tenant-' || n, '1', '{}' FROM generate_series(1, %(tenants)s) n",
-            {"tenants": tenants},
+            "SELECT 'invoices', 'tenant-' || n, '1', '{}' FROM generate_series(1, 20000) n"
         )
     cursors = Cursors(engine)
     for number in range(1, 21):
@@ -111,38 +109,43 @@ def test_a_sweep_reads_by_its_index_where_nothing_is_known_of_the_table(engine: 
 
 def test_an_open_transaction_lets_no_sweep_read_what_was_handled_since(seeded: Engine) -> None:
     """A range from the oldest transaction that was on would read all that the tenant got since it began."""
+    one = "tenant-9"
+
+    def insert(name: str, count: int) -> None:
+        with seeded.begin() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO taskbridge.records (source, tenant, key, document) "
+                "SELECT 'invoices', %s, %s || ' ' || n, '{}' FROM generate_series(1, %s) n",
+                (one, name, count),
+            )
+
     with seeded.connect() as opened:
         opened.exec_driver_sql("SELECT pg_current_xact_id()")
+        insert("since", 20_000)
         with seeded.begin() as connection:
             connection.exec_driver_sql(
-                "INSERT INTO taskbridge.records (source, tenant, key, document) "
-                "SELECT 'invoices', 'tenant-7', 'since ' || n, '{}' FROM generate_series(1, 20000) n"
+                "UPDATE taskbridge.sync_cursors SET snapshot = pg_current_snapshot() WHERE tenant = %s", (one,)
             )
-        with seeded.begin() as connection:
-            connection.exec_driver_sql("UPDATE taskbridge.sync_cursors SET snapshot = pg_current_snapshot()")
-        with seeded.begin() as connection:
-            connection.exec_driver_sql(
-                "INSERT INTO taskbridge.records (source, tenant, key, document) "
-                "SELECT 'invoices', 'tenant-7', 'newest ' || n, '{}' FROM generate_series(1, 20) n"
-            )
+        insert("newest", 20)
         for top in (
-            plan(seeded, "read_batch", limit=500, bisecting=True),
-            plan(seeded, "waiting_records", tenant="tenant-7", smallest=0, size=None),
-            plan(seeded, "waiting_delays", tenants=["tenant-7"], smallest=0, size=None),
-            plan(seeded, "backlog", tenants=["tenant-7"], size=1000),
-            plan(seeded, "tenant_counts", tenants=["tenant-7"], size=1),
+            plan(seeded, "read_batch", tenant=one, limit=500, bisecting=True),
+            plan(seeded, "waiting_records", tenant=one, smallest=0, size=None),
+            plan(seeded, "waiting_delays", tenants=[one], smallest=0, size=None),
+            plan(seeded, "backlog", tenants=[one], size=1000),
+            plan(seeded, "tenant_counts", tenants=[one], size=1),
         ):
             assert max(scan["Actual Rows"] for scan in scans(top)) <= 20
             assert pages(top) < 60
     # and the last page of a sweep reads nothing of what came after its target
+    insert("after", 1_000)
     with seeded.begin() as connection:
         connection.exec_driver_sql(
             "UPDATE taskbridge.sync_cursors SET snapshot = '1:1:', at_id = r.id, at_xid = r.xid, "
             "target = format('%%s:%%s:', r.xid, (r.xid::text::bigint + 1)::text)::pg_snapshot "
-            "FROM (SELECT xid, max(id) AS id FROM taskbridge.records WHERE key LIKE 'new %%' GROUP BY xid) r "
-            "WHERE tenant = 'tenant-7'"
+            "FROM (SELECT xid, max(id) AS id FROM taskbridge.records WHERE key LIKE 'newest %%' GROUP BY xid) r "
+            "WHERE tenant = 'tenant-9'"
         )
-    top = plan(seeded, "read_batch", limit=500, bisecting=True)
+    top = plan(seeded, "read_batch", tenant=one, limit=500, bisecting=True)
     assert max(scan["Actual Rows"] for scan in scans(top)) == 0
     assert pages(top) < 25
 
@@ -223,26 +226,3 @@ def test_claim_and_advance_touch_one_row(seeded: Engine, name: str, values: dict
         idle = {"idle_timeout": values.pop("idle_timeout")}
         values = {key: [value] for key, value in {**KEY, **values}.items()} | idle
     assert not any(node["Node Type"] == "Seq Scan" for node in nodes(plan(seeded, name, **values)))
-
-
-@pytest.mark.parametrize("name", ["plan_by_index", "claim"])
-def test_where_the_planner_has_little_choice_no_plan_is_compiled(engine: Engine, name: str) -> None:
-    """Before Postgres 18 such a plan seems so dear that `jit`, which is on by default, takes a second for each run."""
-    claim = {"burst": "", "burst_runs": 1, "burst_events": 1, "session": "a run"}
-    with engine.connect() as connection:
-        connection.exec_driver_sql("SET jit = on")
-        connection.exec_driver_sql(query(name), {**KEY, **claim})
-        assert connection.exec_driver_sql("SHOW jit").scalar_one() == "off"
-
-
-def test_a_question_about_the_last_seconds_is_planned_for_its_time(engine: Engine) -> None:
-    # psycopg prepares a statement at its sixth call, and Postgres may plan it for any values at the sixth after that.
-    for _ in range(15):
-        with limited(engine) as driver:
-            driver.execute(queries(engine)("past_lately"), {"pipelines": ["invoices"], "seconds": 30.0})
-    with limited(engine) as driver:
-        (found,) = driver.execute(
-            "SELECT custom_plans, generic_plans FROM pg_prepared_statements WHERE statement LIKE '%%ended_at%%'"
-        ).fetchall()
-
-    assert found == (10, 0)

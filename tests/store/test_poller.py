@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.store import Claim, Cursors, ChangesPage, Kind, Changes, connect, register_pipeline, record
+from taskbridge.store import Claim, Cursors, ChangesPage, Kind, Changes, register_pipeline, record
 from taskbridge.store.queries import query
 
 PIPELINE, SOURCE = "orders", "orders"
@@ -45,7 +45,7 @@ def news(changes: Changes) -> list[str]:
     return round_of(changes, Kind.POLLER)
 
 
-def base(changes: Changes) -> list[str]:
+def reconciled(changes: Changes) -> list[str]:
     """A pass of the reconciler, after one of the poller: whom it would remind."""
     news(changes)
     return round_of(changes, Kind.RECONCILER)
@@ -102,30 +102,6 @@ def stored(engine: Engine) -> str:
         )
 
 
-def test_a_plain_insert_is_found_once(engine: Engine, changes: Changes) -> None:
-    assert news(changes) == []
-    insert(engine, "acme", "1")
-
-    assert news(changes) == ["acme"]
-    assert news(changes) == []
-
-
-def test_a_look_on_a_session_that_broke_in_the_pool_is_made_again_at_once(
-    engine: Engine, changes: Changes, postgres_url: str
-) -> None:
-    insert(engine, "acme", "1")
-    other = connect(postgres_url)
-    with other.connect() as connection:
-        ended = connection.exec_driver_sql(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid() AND usename = current_user"
-        )
-        assert ended.scalars().all()
-    other.dispose()
-
-    assert news(changes) == ["acme"]
-
-
 def test_a_commit_that_comes_late_is_found_and_a_rollback_is_not(
     engine: Engine, changes: Changes, other: Connection
 ) -> None:
@@ -143,25 +119,6 @@ def test_a_commit_that_comes_late_is_found_and_a_rollback_is_not(
     assert news(changes) == ["early"]
 
 
-def test_a_row_of_a_savepoint_is_found_at_the_commit(changes: Changes, other: Connection) -> None:
-    with other.begin_nested():
-        insert(other, "nested", "1")
-    assert news(changes) == []
-    other.commit()
-
-    assert news(changes) == ["nested"]
-
-
-def test_a_copied_transaction_id_is_news_all_the_same(engine: Engine, changes: Changes) -> None:
-    news(changes)
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO taskbridge.records (source, tenant, key, document, xid) VALUES ('orders', 'a', '1', '{}', '3')"
-        )
-
-    assert news(changes) == ["a"]
-
-
 def test_what_a_run_has_handled_or_looks_at_is_no_news(engine: Engine, changes: Changes, cursors: Cursors) -> None:
     insert(engine, "handled", "1")
     insert(engine, "looked at", "1")
@@ -169,7 +126,7 @@ def test_what_a_run_has_handled_or_looks_at_is_no_news(engine: Engine, changes: 
     handle(cursors, "looked at", batches=0)
 
     assert news(changes) == []
-    assert base(changes) == ["looked at"], "whoever looks may die with Redis"
+    assert reconciled(changes) == ["looked at"], "whoever looks may die with Redis"
 
     insert(engine, "looked at", "2")
     assert news(changes) == ["looked at"]
@@ -183,7 +140,7 @@ def test_records_of_other_sources_and_without_a_tenant_are_nobodys(engine: Engin
         )
 
     assert news(changes) == []
-    assert base(changes) == []
+    assert reconciled(changes) == []
 
 
 def test_a_round_that_was_not_stored_is_made_again(engine: Engine, changes: Changes) -> None:
@@ -225,14 +182,14 @@ def test_the_base_finds_what_the_poller_has_seen_until_it_is_handled(
     insert(engine, "acme", "1")
     news(changes)
 
-    assert base(changes) == ["acme"]
-    assert base(changes) == ["acme"]
+    assert reconciled(changes) == ["acme"]
+    assert reconciled(changes) == ["acme"]
     handle(cursors, "acme", limit=1, batches=0)
-    assert base(changes) == ["acme"]
+    assert reconciled(changes) == ["acme"]
     handle(cursors, "acme")
-    assert base(changes) == []
+    assert reconciled(changes) == []
     insert(engine, "acme", "2")
-    assert base(changes) == ["acme"]
+    assert reconciled(changes) == ["acme"]
 
 
 def test_the_rest_of_a_sweep_stays_in_the_reconciler(engine: Engine, changes: Changes, cursors: Cursors) -> None:
@@ -240,9 +197,9 @@ def test_the_rest_of_a_sweep_stays_in_the_reconciler(engine: Engine, changes: Ch
         insert(engine, "acme", number)
     handle(cursors, "acme", limit=1, batches=1)
 
-    assert base(changes) == ["acme"]
+    assert reconciled(changes) == ["acme"]
     handle(cursors, "acme")
-    assert base(changes) == []
+    assert reconciled(changes) == []
 
 
 def test_a_record_that_is_to_be_tried_again_is_found_by_the_reconciler(
@@ -250,16 +207,16 @@ def test_a_record_that_is_to_be_tried_again_is_found_by_the_reconciler(
 ) -> None:
     insert(engine, "acme", "1")
     handle(cursors, "acme")
-    base(changes)
+    reconciled(changes)
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, retry_at) "
             "SELECT 'orders', 'acme', '1', revision, 'bad', now() FROM taskbridge.records"
         )
 
-    assert base(changes) == ["acme"]
+    assert reconciled(changes) == ["acme"]
     handle(cursors, "acme")
-    assert base(changes) == []
+    assert reconciled(changes) == []
 
 
 def test_a_new_pipeline_begins_where_it_was_told_to(engine: Engine, changes: Changes) -> None:
@@ -268,7 +225,9 @@ def test_a_new_pipeline_begins_where_it_was_told_to(engine: Engine, changes: Cha
     register_pipeline(engine, "everything", SOURCE, "everything")
 
     for begun in ("from now on", "everything"):
-        assert tenants(changes.read_page(Kind.POLLER, begun, SOURCE, 200)) == [], "its poller begins behind what is there"
+        assert tenants(changes.read_page(Kind.POLLER, begun, SOURCE, 200)) == [], (
+            "its poller begins behind what is there"
+        )
     assert tenants(changes.read_page(Kind.RECONCILER, "from now on", SOURCE, 200)) == []
     assert tenants(changes.read_page(Kind.RECONCILER, "everything", SOURCE, 200)) == ["acme"]
     insert(engine, "b", "1")
@@ -279,13 +238,13 @@ def test_a_new_pipeline_begins_where_it_was_told_to(engine: Engine, changes: Cha
 def test_snapshots_of_another_cluster_begin_anew(engine: Engine, changes: Changes) -> None:
     insert(engine, "acme", "1")
     news(changes)
-    base(changes)
+    reconciled(changes)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE taskbridge.tails SET snapshot = '9999999999:9999999999:'")
     insert(engine, "b", "1")
 
     assert news(changes) == []
-    assert base(changes) == ["acme", "b"]
+    assert reconciled(changes) == ["acme", "b"]
     insert(engine, "c", "1")
     assert news(changes) == ["c"]
 
@@ -303,7 +262,7 @@ def test_a_round_takes_no_transaction_id(engine: Engine, changes: Changes) -> No
         changes.read_page(Kind.RECONCILER, PIPELINE, SOURCE, 200)
         return next_id() - before
 
-    # Autovacuum may take some at any time, and a round would take one each time.
+    # Autovacuum may take some at any time, and a pass would take one each time.
     assert min(ids_of_two_rounds() for _ in range(10)) == 0
 
 
@@ -331,21 +290,24 @@ WHAT_HAPPENS = ("insert", "insert", "nested", "commit", "commit", "prepare", "en
 
 
 @pytest.mark.parametrize("page", [1, 3, 5_000])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
+@pytest.mark.parametrize(
+    "seed", [7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (*range(7), *range(8, 12)))]
+)
 def test_in_random_histories_rounds_find_what_a_plain_look_finds(  # noqa: C901 - an arm for each thing
     engine: Engine, changes: Changes, cursors: Cursors, seed: int, page: int
 ) -> None:
     draw = random.Random(seed)  # noqa: S311 - histories, no secrets
     numbers = iter(range(10_000))
     told: set[str] = set()
-    page_of_base: ChangesPage | None = None
-    rounds = Changes(engine, 10.0, page, most_open=draw.choice((0, 1, 4, 10_000)))
+    reconciler_page: ChangesPage | None = None
+    pages = Changes(engine, 10.0, page, most_open=draw.choice((0, 1, 4, 10_000)))
     prepared: list[str] = []
     with ExitStack() as stack:
+        stack.callback(end_all, engine, prepared)
         sessions = [stack.enter_context(engine.connect()) for _ in range(3)]
         for _ in range(120):
             session, tenant = draw.choice(sessions), draw.choice("abcdef")
-            match draw.choice((*WHAT_HAPPENS, "tail", "base")):
+            match draw.choice((*WHAT_HAPPENS, "poll", "reconcile")):
                 case "insert":
                     for _ in range(draw.choice((1, 1, 9))):
                         insert(session, draw.choice((tenant, tenant, draw.choice("abcdef"))), str(next(numbers)))
@@ -364,29 +326,34 @@ def test_in_random_histories_rounds_find_what_a_plain_look_finds(  # noqa: C901 
                 case "run":
                     handle(cursors, tenant, limit=draw.choice((1, 2, 100)), batches=draw.choice((0, 1, 2, 100)))
                     told.discard(tenant)
-                case "tail":
+                case "poll":
                     news = plain(engine, f"{NO_RUN_LOOKED} AND NOT {T_SEES}")
-                    found = set(tenants(part := rounds.read_page(Kind.POLLER, PIPELINE, SOURCE, 200)))
-                    for _ in range(draw.choice((0, 1, 1_000))):  # a round may end after any of its pages
+                    found = set(tenants(part := pages.read_page(Kind.POLLER, PIPELINE, SOURCE, 200)))
+                    for _ in range(draw.choice((0, 1, 1_000))):  # a pass may end after any of its pages
                         if part.until is None or draw.random() < 0.5:
-                            part = rounds.store_page(Kind.POLLER, PIPELINE, part)
+                            part = pages.store_page(Kind.POLLER, PIPELINE, part)
                         if part.until is None:
                             assert sorted(found) == news
                             break
-                        part = rounds.read_page(Kind.POLLER, PIPELINE, SOURCE, 200, previous=part)
+                        part = pages.read_page(Kind.POLLER, PIPELINE, SOURCE, 200, previous=part)
                         found |= set(tenants(part))
                     told |= found
                     assert set(plain(engine, f"{NO_RUN_LOOKED} AND {T_SEES}")) <= told, "T hides nobody"
-                case "base":
+                case "reconcile":
                     if draw.random() < 0.8:
-                        page_of_base = rounds.read_page(Kind.RECONCILER, PIPELINE, SOURCE, 200, previous=page_of_base)
-                    if draw.random() < 0.6 and page_of_base is not None:
-                        page_of_base = rounds.store_page(Kind.RECONCILER, PIPELINE, page_of_base)
-                    if page_of_base is not None and page_of_base.until is None:
-                        page_of_base = None
+                        reconciler_page = pages.read_page(
+                            Kind.RECONCILER, PIPELINE, SOURCE, 200, previous=reconciler_page
+                        )
+                    if draw.random() < 0.6 and reconciler_page is not None:
+                        reconciler_page = pages.store_page(Kind.RECONCILER, PIPELINE, reconciler_page)
+                    if reconciler_page is not None and reconciler_page.until is None:
+                        reconciler_page = None
                     assert plain(engine, T_SEES) == round_of(changes, Kind.RECONCILER, stores=False), "B hides nobody"
-        for name in prepared:
-            end_prepared(engine, name, commits=False)
+
+
+def end_all(engine: Engine, prepared: list[str]) -> None:
+    for name in prepared:
+        end_prepared(engine, name, commits=False)
 
 
 def end_prepared(engine: Engine, name: str, *, commits: bool) -> None:
@@ -398,13 +365,15 @@ def end_prepared(engine: Engine, name: str, *, commits: bool) -> None:
 def test_many_records_of_few_tenants_take_few_pages(
     engine: Engine, changes: Changes, tenants_of_50: int, sizes: list[int]
 ) -> None:
-    base(changes)
+    reconciled(changes)
     pages, found, seen = Changes(engine, 10.0, page=10), None, []
     with engine.begin() as connection:
         for number in range(50):
             insert(connection, f"tenant {number % tenants_of_50}", str(number))
     while found is None or found.until is not None:
-        found = pages.store_page(Kind.POLLER, PIPELINE, pages.read_page(Kind.POLLER, PIPELINE, SOURCE, 200, previous=found))
+        found = pages.store_page(
+            Kind.POLLER, PIPELINE, pages.read_page(Kind.POLLER, PIPELINE, SOURCE, 200, previous=found)
+        )
         seen.append(found.size)
     assert seen == sizes
     assert round_of(changes, Kind.POLLER, stores=False) == []
@@ -414,7 +383,7 @@ def test_many_records_of_few_tenants_take_few_pages(
 def test_a_page_may_end_inside_a_transaction_of_which_nothing_is_stored_before_its_end(
     engine: Engine, changes: Changes, cursors: Cursors, kind: Kind
 ) -> None:
-    base(changes)
+    reconciled(changes)
     pages = Changes(engine, 10.0, page=2)
     with engine.begin() as connection:
         for tenant in "abcde":
@@ -440,7 +409,9 @@ def test_a_page_may_end_inside_a_transaction_of_which_nothing_is_stored_before_i
     assert round_of(changes, Kind.RECONCILER) == ["later"]
 
 
-def test_a_base_snapshot_lists_so_many_transactions_at_the_most(engine: Engine, changes: Changes, cursors: Cursors) -> None:
+def test_a_base_snapshot_lists_so_many_transactions_at_the_most(
+    engine: Engine, changes: Changes, cursors: Cursors
+) -> None:
     news(changes)
     pages = Changes(engine, 10.0, page=2, most_open=3)
     for tenant in "abcdefgh":
@@ -493,12 +464,12 @@ def test_the_delays_of_another_pipeline_are_not_obeyed(engine: Engine, changes: 
 
 # Plans
 
-ROWS, TENANTS = 60_000, 6_000
+ROWS, TENANTS = 30_000, 3_000
 
 
 @pytest.fixture
 def seeded(engine: Engine, changes: Changes) -> Engine:
-    """60,000 handled records of 6,000 tenants, then 40 new ones, and statistics from before all of them."""
+    """30,000 handled records of 3,000 tenants, then 40 new ones, and statistics from before all of them."""
     with engine.begin() as connection:
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, tenant, key, document) "
@@ -512,7 +483,7 @@ def seeded(engine: Engine, changes: Changes) -> Engine:
             {"tenants": TENANTS},
         )
     news(changes)
-    base(changes)
+    reconciled(changes)
     for number in range(40):
         insert(engine, f"tenant-{number}", "new")
     return engine
@@ -525,22 +496,23 @@ def nodes(top: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield from nodes(below)
 
 
-@pytest.mark.parametrize(
-    "analyzed",
-    [pytest.param(False, id="old statistics"), pytest.param(True, id="fresh statistics", marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize("kind", [*Kind])
-def test_a_round_reads_what_is_new_and_nothing_else(seeded: Engine, kind: Kind, analyzed: bool) -> None:
+def test_a_round_reads_what_is_new_and_nothing_else_whether_or_not_there_are_statistics(seeded: Engine) -> None:
+    for kind in Kind:
+        reads_what_is_new(seeded, kind)
     with seeded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        if analyzed:
-            connection.exec_driver_sql("VACUUM ANALYZE taskbridge.records, taskbridge.sync_cursors")
+        connection.exec_driver_sql("VACUUM ANALYZE taskbridge.records, taskbridge.sync_cursors")
+    for kind in Kind:
+        reads_what_is_new(seeded, kind)
+
+
+def reads_what_is_new(seeded: Engine, kind: Kind) -> None:
     with seeded.connect() as connection:
         limits = {"lock_timeout": "1s", "statement_timeout": "9s"}
         connection.exec_driver_sql(query("plan_of_passes"), limits)
         values = {"pipeline": PIPELINE, "kind": kind.value, "source": SOURCE, "smallest": 200, "has_delays": True}
         values |= {"after_xid": "0", "after_id": -1, "size": 5_000, "every": kind is Kind.POLLER, "with_paused": False}
         found = connection.exec_driver_sql(
-            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query('round')}", values
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query('pass_page')}", values
         ).scalar_one()
     top = (found if isinstance(found, list) else json.loads(found))[0]["Plan"]
 

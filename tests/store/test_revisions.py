@@ -82,18 +82,18 @@ def test_rows_of_a_replica_have_this_clusters_ids_and_not_the_publishers(engine:
     assert rows(engine, "SELECT count(*) FROM taskbridge.records WHERE xid = '3'") == [(0,)]
 
 
-@pytest.mark.parametrize("source", ["invoices", ALERTS])
-@pytest.mark.parametrize("also", ["xid = '3'", "xid = '3', revision = 1", "revision = 1", "revision = revision + 0"])
-def test_an_upsert_that_sets_ids_itself_makes_a_new_revision_all_the_same(
-    engine: Engine, source: str, also: str
-) -> None:
-    write(engine, source, "1")
-    (before,) = sweep(engine, source)
-    execute(engine, f"UPDATE taskbridge.records SET document = '{{\"version\": 2}}', {also}")
-    (after,) = sweep(engine, source)
-    assert after.document == {"version": 2}
-    assert after.revision > before.revision
-    assert after.idempotency_key != before.idempotency_key
+def test_an_upsert_that_sets_ids_itself_makes_a_new_revision_all_the_same(engine: Engine) -> None:
+    write(engine, "invoices", "1")
+    (before,) = sweep(engine, "invoices")
+    for version, also in enumerate(
+        ("xid = '3'", "xid = '3', revision = 1", "revision = 1", "revision = revision + 0"), 2
+    ):
+        execute(engine, f"UPDATE taskbridge.records SET document = '{{\"version\": {version}}}', {also}")
+        (after,) = sweep(engine, "invoices")
+        assert after.document == {"version": version}
+        assert after.revision > before.revision
+        assert after.idempotency_key != before.idempotency_key
+        before = after
 
 
 @pytest.mark.parametrize("source", ["invoices", ALERTS])
@@ -106,15 +106,6 @@ def test_what_is_deleted_and_written_anew_has_a_key_that_nobody_remembers(engine
         seen.add(record.idempotency_key)
         execute(engine, DELETE)
     assert len(seen) == 3
-
-
-def test_revisions_grow_over_all_records_and_an_equal_document_takes_none(engine: Engine) -> None:
-    record_invoice(engine, "acme", "1", {})
-    record_invoice(engine, "globex", "1", {})
-    record_invoice(engine, "acme", "1", {})
-    write(engine, ALERTS, "m1")
-    found = rows(engine, "SELECT revision FROM taskbridge.records ORDER BY id")
-    assert found == sorted(set(found))
 
 
 def test_after_a_rebase_no_revision_repeats_that_was_given_after_the_dump(engine: Engine) -> None:

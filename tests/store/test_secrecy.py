@@ -11,8 +11,6 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 import taskbridge
-from taskbridge.common.run_key import RunKey
-from taskbridge.declaring.batch import Record
 from taskbridge.declaring.criteria import Match
 from taskbridge.errors import InvalidInput
 from taskbridge.settings import Settings
@@ -20,7 +18,6 @@ from taskbridge.store import record_invoice
 from taskbridge.store.records import execute, message_statement
 
 MARK = "the-patients-name"
-KEY = RunKey("invoices", "acme", "0000000000000001-aaaaaaaaaaaa")
 BROKEN = {
     "a constraint, whose detail has the row": "ALTER TABLE {table} ADD CONSTRAINT mine CHECK (tenant <> 'acme')",
     "a trigger, whose context has its statement": """
@@ -40,9 +37,8 @@ QUIET = """
 
 @pytest.mark.parametrize("table", ["invoices", "records"])
 @pytest.mark.parametrize("broken", list(BROKEN))
-@pytest.mark.parametrize("own", [True, False], ids=["own transaction", "the caller's"])
-def test_a_statement_that_fails_quotes_no_document(engine: Engine, table: str, broken: str, own: bool) -> None:
-    def write(number: str) -> object:
+def test_a_statement_that_fails_quotes_no_document(engine: Engine, table: str, broken: str) -> None:
+    def write(number: str, *, own: bool) -> object:
         with engine.connect() as connection:
             given = None if own else connection
             if table == "invoices":
@@ -56,11 +52,10 @@ def test_a_statement_that_fails_quotes_no_document(engine: Engine, table: str, b
     if "index" in broken:
         with engine.begin() as connection:
             record_invoice(engine, "globex", "0", {"name": MARK}, connection)
-    with pytest.raises(DBAPIError) as failed:
-        write("1")
-    assert_silent(failed.value)
-    # nor where a worker writes down what the handler met
-    assert MARK not in f"{type(failed.value).__name__}: {failed.value}"
+    for own in (True, False):
+        with pytest.raises(DBAPIError) as failed:
+            write("1", own=own)
+        assert_silent(failed.value)
 
 
 def assert_silent(error: BaseException) -> None:
@@ -77,10 +72,6 @@ def test_a_document_that_is_refused_is_not_quoted(engine: Engine, document: obje
     with pytest.raises(InvalidInput) as refused:
         record_invoice(engine, "acme", "1", document)  # type: ignore[arg-type]
     assert_silent(refused.value)
-
-
-def test_a_record_in_a_traceback_with_locals_shows_no_document() -> None:
-    assert MARK not in repr(Record("invoices", "acme", "1", 1, {"name": MARK}))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -21,7 +20,7 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import HandlerMistake, Unavailable
 from taskbridge.process.time_limit import soft_time_limit
-from taskbridge.store import Claim, Cursors, Kind, Page, Changes, Unread, connect, register_pipeline, record_invoice
+from taskbridge.store import Changes, Claim, Cursors, Kind, Page, Unread, connect, record_invoice, register_pipeline
 from taskbridge.store.db import NoAnswer, session_name, within
 from taskbridge.store.queries import query
 from tests.waiting import wait_until
@@ -81,21 +80,23 @@ def within_the_bound() -> Iterator[None]:
     assert time.monotonic() - started < BOUND
 
 
-def test_a_silent_session_ends_the_claim_and_the_next_one_finds_all(engine: Engine, bounded: Engine) -> None:
-    record_invoice(engine, "acme", "a", {})
-    cursors = Cursors(bounded)
-    with silent(bounded), within_the_bound(), pytest.raises(Unread, match=r"has not answered for 1\.5 s"):
-        claim(cursors)
-    assert advance(cursors, claim(cursors, token=NEW), NEW) == ["a"]
-
-
-def test_a_silent_session_ends_the_read(engine: Engine, bounded: Engine) -> None:
+@pytest.mark.parametrize("what", ["claim", "read", "fail", "evidence"])
+def test_a_silent_session_ends_what_a_run_asks_and_the_next_call_is_answered(
+    engine: Engine, bounded: Engine, what: str
+) -> None:
     record_invoice(engine, "acme", "a", {})
     cursors = Cursors(bounded)
     claim(cursors)
-    with silent(bounded), within_the_bound(), pytest.raises(Unread, match="NoAnswer"):
-        cursors.read(key(), 100)
-    assert [record.external_id for record in cursors.read(key(), 100).records] == ["a"]
+    calls: dict[str, Callable[[], object]] = {
+        "claim": lambda: claim(cursors),
+        "read": lambda: cursors.read(key(), 100),
+        "fail": lambda: cursors.fail(key(), "ValueError"),
+        "evidence": lambda: cursors.evidence(key()),
+    }
+    errors = (Unread, OperationalError, psycopg.OperationalError)
+    with silent(bounded), within_the_bound(), pytest.raises(errors, match=r"has not answered for 1\.5 s|timeout"):
+        calls[what]()
+    calls[what]()
 
 
 @pytest.mark.parametrize("writes", [False, True], ids=["alone", "with what the handler wrote"])
@@ -127,21 +128,6 @@ def test_an_advance_of_which_nothing_is_known_is_decided_by_the_cursor(
     with engine.connect() as connection:
         taken = sorted(connection.exec_driver_sql("SELECT number FROM taken").scalars())
     assert taken == (["a", "b", "c"] if writes or len(seen) == 3 else ["c"])
-
-
-@pytest.mark.parametrize("what", ["fail", "evidence"])
-def test_a_silent_session_ends_what_else_a_run_asks(engine: Engine, bounded: Engine, what: str) -> None:
-    record_invoice(engine, "acme", "a", {})
-    cursors = Cursors(bounded)
-    claim(cursors)
-    calls: dict[str, Callable[[], object]] = {
-        "fail": lambda: cursors.fail(key(), "ValueError"),
-        "evidence": lambda: cursors.evidence(key()),
-    }
-    errors = (OperationalError, psycopg.OperationalError)
-    with silent(bounded), within_the_bound(), pytest.raises(errors, match="timeout"):
-        calls[what]()
-    calls[what]()
 
 
 def test_a_success_that_cannot_be_noted_is_no_failure(engine: Engine, bounded: Engine) -> None:
@@ -204,13 +190,6 @@ def sessions(engine: Engine) -> set[int]:
         return set(connection.exec_driver_sql("SELECT pid FROM pg_stat_activity").scalars())
 
 
-def test_a_lock_on_the_cursor_ends_the_claim(engine: Engine, bounded: Engine) -> None:
-    with engine.begin() as other:
-        other.exec_driver_sql("LOCK TABLE taskbridge.sync_cursors")
-        with within_the_bound(), pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"):
-            claim(Cursors(bounded))
-
-
 def test_a_transaction_that_its_process_forgot_ends_by_itself(engine: Engine, bounded: Engine) -> None:
     cursors = Cursors(bounded, transaction_timeout=1.0)
     claim(cursors)
@@ -259,37 +238,6 @@ def test_a_process_that_froze_in_its_claim_does_not_keep_the_cursor(engine: Engi
     assert advance(Cursors(bounded), page, NEW) == ["a"]
 
 
-def test_who_follows_a_run_that_died_does_not_wait_for_what_it_has_locked(engine: Engine) -> None:
-    """Nor where statements may take any time, as here."""
-    record_invoice(engine, "acme", "1", {})
-    frozen = connect(engine.url.render_as_string(hide_password=False))
-    with frozen.connect() as connection, ThreadPoolExecutor() as threads:
-        values = {
-            "burst": "",
-            "burst_runs": 1,
-            "burst_events": 1,
-            "session": session_name(key()),
-        }
-        connection.exec_driver_sql(query("claim"), {**key()._asdict(), **values})
-        successor = Claim(key(token=NEW), 10, events=1, runs=1, died=True)
-        claiming = threads.submit(Cursors(engine).claim, successor)
-        try:
-            assert [record.external_id for record in claiming.result(BOUND).records] == ["1"]
-        finally:
-            # Else the thread would wait for it for ever.
-            connection.invalidate()
-    frozen.dispose()
-
-
-def test_a_connection_that_the_handler_closed_is_silent_no_longer_than_any_other(bounded: Engine) -> None:
-    cursors = Cursors(bounded, transaction_timeout=3.0)
-    claim(cursors)
-    with cursors.transaction(key()) as transaction, transaction.connect() as connection:
-        connection.exec_driver_sql("SELECT 1")
-    with silent(bounded), within_the_bound(), pytest.raises(Unread, match=r"has not answered for 1\.5 s"):
-        claim(cursors)
-
-
 @pytest.mark.parametrize("used", [False, True])
 def test_a_batch_that_is_over_opens_no_transaction_and_ends_no_session(bounded: Engine, used: bool) -> None:
     cursors = Cursors(bounded)
@@ -316,7 +264,7 @@ def test_the_urls_own_limits_win(engine: Engine) -> None:
     made.dispose()
 
 
-@pytest.mark.parametrize("options", ["-c statement_timeout=20s", "--Statement-Timeout=20s", "-c statement_timeout=0"])
+@pytest.mark.parametrize("options", ["--Statement-Timeout=20s", "-c statement_timeout=0"])
 def test_a_process_waits_as_long_as_the_urls_own_limit_lets_postgres_work(engine: Engine, options: str) -> None:
     url = engine.url.update_query_dict({"options": options})
     made = connect(url.render_as_string(hide_password=False), statement_timeout=0.5)
@@ -348,9 +296,12 @@ def test_dates_and_intervals_are_read_whatever_the_style_of_the_role(engine: Eng
     [
         ("ALTER ROLE {name} CONNECTION LIMIT 0", "no connection left for this role or database.*CONNECTION LIMIT"),
         ("ALTER ROLE {name} NOLOGIN", "does not let this role log in.*ALTER ROLE"),
-        ("ALTER DATABASE {name} ALLOW_CONNECTIONS false", "lets nobody into this database.*ALTER DATABASE"),
+        ("ALTER DATABASE {name} ALLOW_CONNECTIONS false", "accepts no connections to this database.*ALTER DATABASE"),
         ("ALTER DATABASE {name} CONNECTION LIMIT 0", "no connection left for this role or database.*CONNECTION LIMIT"),
-        ("REVOKE CONNECT ON DATABASE {name} FROM public", "cannot be used .*permission denied for database.*: mend"),
+        (
+            "REVOKE CONNECT ON DATABASE {name} FROM public",
+            "cannot be used .*permission denied for database.*: fix that",
+        ),
     ],
 )
 def test_a_login_that_is_refused_is_told_with_what_the_server_says(engine: Engine, statement: str, said: str) -> None:
@@ -372,29 +323,3 @@ def test_a_login_that_is_refused_is_told_with_what_the_server_says(engine: Engin
         finally:
             connection.exec_driver_sql(f"DROP DATABASE IF EXISTS {name}")
             connection.exec_driver_sql(f"DROP ROLE {name}")
-
-
-def test_a_session_that_an_administrator_ends_is_one_that_is_away(engine: Engine) -> None:
-    def end() -> None:
-        # In one transaction each look at the sessions finds what the first one found.
-        with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-            others = "pid <> pg_backend_pid() AND query LIKE '%%pg_sleep(30)%%' AND state = 'active'"
-            found = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND "
-            wait_until(lambda: connection.exec_driver_sql(found + others).all(), "it sleeps")
-
-    with ThreadPoolExecutor(1) as pool:
-        ending = pool.submit(end)
-        away = pytest.raises(Unavailable, match=r"^Postgres (is starting or stopping|cannot be reached)")
-        with away, translated_errors(), engine.connect() as connection:
-            connection.exec_driver_sql("SELECT pg_sleep(30)")
-        ending.result()
-
-
-def test_a_long_look_has_its_own_limit_and_leaves_the_connection_as_it_was(bounded: Engine) -> None:
-    committing = bounded.execution_options(isolation_level="AUTOCOMMIT")
-    with committing.connect() as connection:
-        with within(connection, None):
-            connection.exec_driver_sql("SELECT pg_sleep(1.7)")
-        assert connection.exec_driver_sql("SHOW statement_timeout").scalar_one() == "500ms"
-        with pytest.raises(OperationalError, match="statement timeout"):
-            connection.exec_driver_sql("SELECT pg_sleep(1.7)")

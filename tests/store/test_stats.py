@@ -18,10 +18,10 @@ from taskbridge.store import (
     Cursors,
     Page,
     Quarantined,
-    register_pipeline,
     read_backlogs,
     read_counters,
     record_invoice,
+    register_pipeline,
 )
 from taskbridge.store.stats import MOST_RECORDS
 from tests.quarantined import put_in_quarantine, states
@@ -46,10 +46,6 @@ def advance(
 ) -> None:
     with cursors.transaction(key) as transaction:
         transaction.advance(page, to_quarantine=quarantined, first_event_ms=ms)
-
-
-def test_nothing_is_zero(engine: Engine) -> None:
-    assert look(engine) == (Counters(), Backlog(0, 0, None, 0, 0, None))
 
 
 def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
@@ -87,33 +83,6 @@ def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
     assert look(engine, ["acme"])[1].pending == 1
 
 
-def test_the_age_is_that_of_the_oldest_and_a_change_makes_a_record_young(engine: Engine) -> None:
-    cursors = Cursors(engine)
-    for number in ("1", "2"):
-        record_invoice(engine, "acme", number, {"version": 1})
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE taskbridge.records DISABLE TRIGGER USER")
-        connection.exec_driver_sql(
-            "UPDATE taskbridge.records SET changed_at = now() - CASE key WHEN '1' THEN 1000 ELSE 500 END * "
-            "interval '1 s'"
-        )
-        connection.exec_driver_sql("ALTER TABLE taskbridge.records ENABLE TRIGGER USER")
-    assert 1_000 <= look(engine)[1].oldest_seconds < 1_100
-    advance(cursors, key(1), cursors.claim(Claim(key(1), 1, **NOT_YET)))
-    assert 500 <= look(engine)[1].oldest_seconds < 600
-    advance(cursors, key(1), cursors.read(key(1), 5))
-    record_invoice(engine, "acme", "1", {"version": 2})
-    assert 0 <= look(engine)[1].oldest_seconds < 100
-
-
-def test_more_than_anybody_counts_is_cut_off(engine: Engine) -> None:
-    for number in range(4):
-        record_invoice(engine, "acme", str(number), {})
-        record_invoice(engine, "bolt", str(number), {})
-        put_in_quarantine(engine, "bolt", str(number))
-    assert look(engine, most=2)[1][0:4:3] == (2, 2)
-
-
 def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> None:
     cursors = Cursors(engine)
     for tenant in ("acme", "bolt"):
@@ -139,3 +108,22 @@ def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> 
     # and a success ends the failing
     advance(cursors, key(6, "bolt"), cursors.claim(Claim(key(6, "bolt"), 5, events=1, runs=3, burst=key(3).token)))
     assert look(engine)[1].failing == 0
+
+
+def test_the_age_is_that_of_the_oldest_and_a_change_makes_a_record_young(engine: Engine) -> None:
+    cursors = Cursors(engine)
+    for number in ("1", "2"):
+        record_invoice(engine, "acme", number, {"version": 1})
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE taskbridge.records DISABLE TRIGGER USER")
+        connection.exec_driver_sql(
+            "UPDATE taskbridge.records SET changed_at = now() - CASE key WHEN '1' THEN 1000 ELSE 500 END * "
+            "interval '1 s'"
+        )
+        connection.exec_driver_sql("ALTER TABLE taskbridge.records ENABLE TRIGGER USER")
+    assert 1_000 <= look(engine)[1].oldest_seconds < 1_100
+    advance(cursors, key(1), cursors.claim(Claim(key(1), 1, **NOT_YET)))
+    assert 500 <= look(engine)[1].oldest_seconds < 600
+    advance(cursors, key(1), cursors.read(key(1), 5))
+    record_invoice(engine, "acme", "1", {"version": 2})
+    assert 0 <= look(engine)[1].oldest_seconds < 100

@@ -6,7 +6,7 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
-from taskbridge import gate, store
+from taskbridge import store
 from taskbridge.errors import Unavailable
 from taskbridge.gate import Gate, Keys
 
@@ -26,7 +26,3 @@ def test_a_redis_that_is_too_old_is_refused(
     monkeypatch.setattr("taskbridge.gate.inspector.OLDEST_REDIS", (99, 1))
     with pytest.raises(Unavailable, match=r"Redis [\d.]+ is too old: upgrade it to 99.1 or newer"):
         face.check_version()
-
-
-def test_the_limits_are_those_of_the_documents() -> None:
-    assert (store.OLDEST_POSTGRES, gate.OLDEST_REDIS) == (15, (6, 2))

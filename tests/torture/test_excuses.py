@@ -46,18 +46,8 @@ def test_slots_that_come_free_and_are_given_to_others_are_no_excuse() -> None:
     assert longest_full(looks(0.9, 100.0), calls, 0.9) <= 0.14 + EVERY
 
 
-def test_one_slot_that_comes_free_is_enough() -> None:
-    calls = [*in_each_slot(0.0, 2.0)[1:], call("w1", 0.0, 1.1), call("w1", 1.11, 3.1)]
-
-    assert longest_full(looks(0.5, 3.0), calls, 0.5) == pytest.approx(0.6, abs=2 * EVERY)
-
-
 def test_calls_that_take_longer_than_any_that_is_drawn_are_no_excuse_after_that() -> None:
     assert longest_full(looks(0.0, 60.0), in_each_slot(0.0, 60.0), ANY) == LONGEST_CALL
-
-
-def test_short_calls_are_no_excuse() -> None:
-    assert longest_full(looks(0.0, 0.5), in_each_slot(0.0, 0.6), ANY) == 0.0
 
 
 def test_a_worker_that_becomes_ready_has_free_slots() -> None:

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import redis
-from opentelemetry import trace
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
+from opentelemetry.sdk.trace.sampling import Sampler
 from opentelemetry.trace import SpanKind, StatusCode
 
 from taskbridge.declaring.policy import LatencyNeutral, Spacing
 from taskbridge.errors import Unavailable
 from taskbridge.gate import Answer, Gate, Keys
-from taskbridge.process.runtime import runtime_of
 from taskbridge.producer.notify import notify, notify_many
 from taskbridge.producer.producer import Bridge
 from tests.deployment import Deployment
@@ -77,33 +75,6 @@ def test_an_event_of_a_runner_that_waits_leads_to_its_first_event(
 
 
 @pytest.mark.usefixtures("inline")
-def test_a_burst_that_leads_to_the_one_before(deployment: Deployment, spans: Spans) -> None:
-    for _ in range(2):
-        notify(deployment.app, "acme")
-        notify(deployment.app, "acme")
-        deployment.redis.flushdb()
-
-    started, absorbed, again, absorbed_again = spans.named(NAME)
-    assert [context_of(link) for link in absorbed.links] == [context_of(started)]
-    assert [context_of(link) for link in absorbed_again.links] == [context_of(again)]
-
-
-@pytest.mark.usefixtures("inline")
-def test_an_event_whose_runner_was_started_by_nobody_who_is_traced(deployment: Deployment, spans: Spans) -> None:
-    sampler, spans.switch.how = spans.switch.how, ALWAYS_OFF
-    notify(deployment.app, "acme")
-    runner = deployment.redis.hgetall(runtime_of(deployment.app).keys.runner("invoices", "acme"))
-    spans.switch.how = sampler
-    notify(deployment.app, "acme")
-
-    (absorbed,) = spans.named(NAME)
-    assert "traceparent" not in runner
-    assert not absorbed.links
-    assert absorbed.attributes is not None
-    assert absorbed.attributes["taskbridge.run"] == runner["token"]
-
-
-@pytest.mark.usefixtures("inline")
 def test_many_events_are_one_span(deployment: Deployment, spans: Spans) -> None:
     notify(deployment.app, "acme")
     assert notify_many(deployment.app, ["acme", "bolt", "acme"]) == [Answer.ABSORBED, Answer.STARTED, Answer.ABSORBED]
@@ -114,16 +85,6 @@ def test_many_events_are_one_span(deployment: Deployment, spans: Spans) -> None:
     assert (many.attributes["taskbridge.started"], many.attributes["taskbridge.absorbed"]) == (1, 2)
     assert not {"taskbridge.tenant", "taskbridge.run"} & many.attributes.keys()
     assert [context_of(link) for link in many.links] == [context_of(first)]
-
-
-@pytest.mark.usefixtures("inline")
-def test_more_links_than_a_span_may_have(deployment: Deployment, spans: Spans) -> None:
-    tenants = [f"tenant-{at}" for at in range(130)]
-    for tenant in tenants:
-        notify(deployment.app, tenant)
-    notify_many(deployment.app, tenants)
-
-    assert len(spans.named(NAME)[-1].links) == 128
 
 
 @pytest.mark.usefixtures("inline")
@@ -191,11 +152,3 @@ def test_a_run_that_the_caller_publishes_is_published_once(redis_client: redis.R
     assert [token for *_, token in published] == [first.token, other.token]
     assert (again.token, again.first) == (first.token, traceparent)
     assert (first.first, other.first) == ("", "")
-
-
-def test_the_api_alone_makes_no_spans(deployment: Deployment, inline: Inline, spans: Spans) -> None:
-    assert isinstance(trace.get_tracer("tests"), trace.Tracer)
-    spans.switch.how = ALWAYS_OFF
-    deployment.save("acme", "1")
-    assert inline.run_all() == 1
-    assert not spans.all

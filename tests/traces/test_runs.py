@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.policy import LatencyNeutral
-from taskbridge.store import record, record_invoice, record_many
+from taskbridge.store import record_invoice, record_many
 from taskbridge.worker import slot
 from tests.deployment import Deployment
 from tests.inline import Inline
@@ -151,12 +149,6 @@ def test_a_run_that_failed_says_so_and_quotes_nothing(deployment: Deployment, in
     assert "the-key" not in text
 
 
-def test_a_run_without_records_is_no_span(deployment: Deployment, inline: Inline, spans: Spans) -> None:
-    deployment.notify_event.delay("acme")
-    assert inline.run_all() == 1
-    assert not spans.named(RUN)
-
-
 def test_a_run_that_finds_an_end_and_no_records_is_no_span(
     deployment: Deployment, inline: Inline, spans: Spans
 ) -> None:
@@ -191,48 +183,3 @@ def test_a_run_that_was_taken_along_is_below_no_other(deployment: Deployment, in
     assert all(len(span.links) == 2 for span in runs)
     parents = [span.parent and span.parent.trace_id for span in spans.named(HANDLE)]
     assert sorted(parents, key=str) == sorted((context_of(span)[0] for span in runs), key=str)
-
-
-def test_a_handler_of_a_run_that_is_not_sampled_begins_no_trace(
-    deployment: Deployment, inline: Inline, spans: Spans
-) -> None:
-    seen: list[Any] = []
-
-    def handle(_: Batch) -> None:
-        with spans.tracer.start_as_current_span("posts") as span:
-            seen.append(span.get_span_context().trace_flags.sampled)
-
-    inline.handle(handle)
-    deployment.save("acme", "1")
-    how, spans.switch.how = spans.switch.how, _OfRoots(spans.switch.how)
-    with spans.tracer.start_as_current_span("the worker's own"):
-        assert inline.run_all() == 1
-    spans.switch.how = how
-    assert seen == [False]
-    assert not spans.named("posts")
-
-
-class _OfRoots(Sampler):
-    """Samples what is below something, and of the rest what is no run."""
-
-    def __init__(self, how: Any) -> None:
-        self._how = how
-
-    def should_sample(self, *args: Any, **kwargs: Any) -> Any:
-        how = ALWAYS_OFF if RUN in args else self._how
-        return how.should_sample(*args, **kwargs)
-
-    def get_description(self) -> str:
-        return "of roots"
-
-
-def test_records_of_another_source_have_their_own_spans(deployment: Deployment, inline: Inline, spans: Spans) -> None:
-    inline.handle(lambda _: None, pipeline="orders")
-    with spans.tracer.start_as_current_span("invoice"):
-        record(deployment.engine, "invoices", "acme", "1", {})
-    with spans.tracer.start_as_current_span("order") as order:
-        record(deployment.engine, "orders", "acme", "1", {})
-    deployment.notify_event.delay("acme", "orders")
-    assert inline.run_all() == 1
-    assert context_of(order) in [context_of(link) for link in spans.one("run orders").links]
-    assert len(spans.one("run orders").links) == 2

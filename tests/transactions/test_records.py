@@ -61,7 +61,7 @@ def test_what_is_refused_leaves_the_transaction_usable(held: Held, bridge: Bridg
         held.call(bridge, "record", " a", "1", {}, source="orders")
     with pytest.raises(InvalidName, match="the source 'Or:ders' is not allowed"):
         held.call(bridge, "record", "a", "1", {}, source="Or:ders")
-    with pytest.raises(InvalidInput, match="the document is no JSON"):
+    with pytest.raises(InvalidInput, match="the document is not JSON"):
         held.call(bridge, "record", "a", "1", {"n": object()}, source="orders")
     with pytest.raises(InvalidInput, match="row 2 is no"):
         held.call(bridge, "record_many", [("a", "1", {}), ("a",)], source="orders")
@@ -124,7 +124,7 @@ def test_a_connection_that_tells_nobody_of_its_commit_is_refused_before_it_write
     kind: str, bridge: Bridge, engine: Engine, postgres_url: str, events: Events
 ) -> None:
     with opened(kind, postgres_url) as held:
-        with pytest.raises(InvalidConnection, match=r"does not report its commit.*when you have committed"):
+        with pytest.raises(InvalidConnection, match=r"does not report its commit.*after your commit"):
             held.call(bridge, "record", "a", "1", {}, source="orders", notify="after commit")
         with pytest.raises(InvalidConnection, match="does not report its commit"):
             held.call(bridge, "notify", "a", "orders")
@@ -138,7 +138,7 @@ def test_a_connection_of_django_with_autocommit_off_is_refused_before_it_writes(
 ) -> None:
     with opened("Django", postgres_url) as held, closing(held.connection.copy()) as connection:
         connection.set_autocommit(False)
-        with pytest.raises(InvalidConnection, match=r"has autocommit off.*notify when you have committed"):
+        with pytest.raises(InvalidConnection, match=r"has autocommit off.*notify after your commit"):
             bridge.record("a", "1", {}, source="orders", connection=connection, notify="after commit")
         with pytest.raises(InvalidConnection, match="has autocommit off"):
             bridge.notify("a", "orders", connection=connection)

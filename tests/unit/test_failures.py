@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import psycopg
-import pytest
-import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kombu.exceptions import OperationalError as BrokerError
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from taskbridge.declaring.failures import Bisection, backoff, is_downstream
 
@@ -95,39 +90,18 @@ def from_none(context: BaseException) -> Exception:
     return error
 
 
-class ServerEndedIt(psycopg.OperationalError):
-    sqlstate = "57P01"
-
-
 class Busy(Exception):
     pass
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (ConnectionError("refused"), True),
-        (TimeoutError("late"), True),
-        (redis.ConnectionError("gone"), True),
-        (redis.ResponseError("wrong type"), False),
-        (BrokerError("gone"), True),
-        (OperationalError("SELECT", {}, ServerEndedIt("ended")), True),
-        (DBAPIError("SELECT", {}, psycopg.OperationalError("gone"), connection_invalidated=True), True),
-        (IntegrityError("INSERT", {}, psycopg.errors.UniqueViolation("twice")), False),
-        (ValueError("bad"), False),
-        (caused_by(ConnectionResetError("by peer")), True),
-        (caused_by(caused_by(TimeoutError("late"))), True),
-        (while_handling(ConnectionError("refused")), True),
-        (from_none(ConnectionError("refused")), False),
-        (Busy("429"), False),
-    ],
-)
-def test_whose_fault_an_error_looks_like(error: Exception, *, expected: bool) -> None:
-    assert is_downstream(error) is expected
-
-
-def test_a_pipeline_names_errors_of_its_own() -> None:
-    assert is_downstream(caused_by(Busy("429")), (Busy,))
+def test_a_failure_is_of_the_downstream_if_one_that_it_came_from_is() -> None:
+    """Which errors those are: `test_server_errors.py`."""
+    refused = ConnectionError("refused")
+    for error in (caused_by(refused), caused_by(caused_by(refused)), while_handling(refused)):
+        assert is_downstream(error)
+    for error in (ValueError("bad"), from_none(refused), caused_by(Busy("429"))):
+        assert not is_downstream(error)
+    assert is_downstream(caused_by(Busy("429")), (Busy,)), "a pipeline names errors of its own"
 
 
 def test_causes_that_go_in_a_circle() -> None:

@@ -44,6 +44,7 @@ OF_OPTIONS: dict[str, Callable[[Any], object]] = {
     "batch_size": lambda value: _pipeline(batch_size=value),
     "max_attempts": lambda value: _pipeline(max_attempts=value),
     "max_runs": lambda value: _pipeline(max_runs=value),
+    "latency_budget": lambda value: _pipeline(latency_budget=value),
     "soft_time_limit": lambda value: _pipeline(soft_time_limit=value),
     "lease": lambda value: LatencyNeutral(lease=value, tick=0.001),
     "tick": lambda value: LatencyNeutral(lease=0, tick=value),

@@ -7,9 +7,6 @@ import pickle
 import subprocess
 import sys
 
-from celery.app.utils import find_app
-
-import taskbridge
 from taskbridge import errors
 from taskbridge.producer.producer import Bridge
 
@@ -38,7 +35,3 @@ def test_importing_the_package_reads_no_setting_and_touches_no_server() -> None:
     environment = {"TASKBRIDGE_REDIS_URL": "nonsense", "TASKBRIDGE_RUNNER_TTL": "nonsense"}
     command = [sys.executable, "-c", "import taskbridge; taskbridge.notify_event; taskbridge.app"]
     subprocess.run(command, check=True, env=environment, timeout=30)
-
-
-def test_celery_finds_the_app_of_the_package() -> None:
-    assert find_app("taskbridge") is taskbridge.app

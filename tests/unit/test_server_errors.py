@@ -91,7 +91,7 @@ LOGIN = "Login was refused using authentication mechanism PLAIN. For details see
     [
         (
             psycopg.OperationalError('root certificate file "/root/.postgresql/root.crt" does not exist\nEither ...'),
-            "Postgres has a certificate that cannot be checked",
+            "Postgres has a certificate that cannot be verified",
             "sslrootcert",
         ),
         (
@@ -99,13 +99,17 @@ LOGIN = "Login was refused using authentication mechanism PLAIN. For details see
             "Postgres has no such database or role",
             "create it",
         ),
-        (psycopg.OperationalError(f"{NO_ENTRY}no encryption"), "let this machine in without TLS", "sslmode=require"),
+        (
+            psycopg.OperationalError(f"{NO_ENTRY}no encryption"),
+            "rejects connections from this machine without TLS",
+            "sslmode=require",
+        ),
         (
             psycopg.OperationalError(f"{NO_ENTRY}SSL encryption\n{NO_ENTRY}no encryption"),
-            "Postgres does not let this machine in",
+            "Postgres rejects connections from this machine",
             "add it to pg_hba.conf",
         ),
-        (psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT"), "Postgres takes no writes", "the primary"),
+        (psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT"), "Postgres is read-only", "the primary"),
         (redis.ConnectionError("Connection closed by server."), "Redis closed the connection", "rediss://"),
         (amqp.exceptions.AccessRefused(LOGIN), "the broker refuses the password", "TASKBRIDGE_BROKER_URL"),
         (kombu.exceptions.OperationalError("timed out at port 40312"), "the broker cannot be reached", "start it"),

@@ -31,11 +31,6 @@ def test_settings_come_from_the_environment() -> None:
     )
 
 
-def test_the_broker_is_the_gate_unless_it_is_named() -> None:
-    assert Settings(redis_url="redis://h/1").broker == "redis://h/1"
-    assert Settings(redis_url="redis://h/1", broker_url="redis://h/2").broker == "redis://h/2"
-
-
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
@@ -43,7 +38,7 @@ def test_the_broker_is_the_gate_unless_it_is_named() -> None:
         ("RUNNER_TTL", "0", "TASKBRIDGE_RUNNER_TTL is 0, it must lie between 0.5 and 3600 s"),
         ("RUNNER_TTL", "nan", "must lie between"),
         ("RUN_BUDGET", "-1", "TASKBRIDGE_RUN_BUDGET"),
-        ("METRICS_PORT", "9808/tcp", "TASKBRIDGE_METRICS_PORT is '9808/tcp': give a port's number, or 0 for none"),
+        ("METRICS_PORT", "9808/tcp", "TASKBRIDGE_METRICS_PORT is '9808/tcp': give a port number, or 0 for none"),
         ("METRICS_PORT", "65536", "TASKBRIDGE_METRICS_PORT is 65536, it must lie between 0 and 65535"),
         (
             "POSTGRES_URL",
@@ -57,11 +52,6 @@ def test_a_wrong_setting_is_refused_by_name_and_without_secrets(name: str, value
     with pytest.raises(ConfigurationError, match=text) as refused:
         Settings.read({f"TASKBRIDGE_{name}": value})
     assert "secret" not in str(refused.value)
-
-
-def test_a_prefix_that_could_share_a_key_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"key prefix 'a:b' is not allowed: use .*TASKBRIDGE_KEY_PREFIX"):
-        Settings.read({"TASKBRIDGE_KEY_PREFIX": "a:b"})
 
 
 @pytest.mark.parametrize(

@@ -59,15 +59,6 @@ def _blocks() -> dict[str, str]:
     return found
 
 
-def test_each_block_says_what_it_is_for() -> None:
-    assert len(_blocks()) > 100
-    assert not [name for name, text in _blocks().items() if not re.match(r"-- \w", text)]
-
-
-def test_each_file_says_what_its_blocks_are() -> None:
-    assert not [path.name for path in FILES if not re.match(r"-- (?!name:)\w", path.read_text(encoding="utf-8"))]
-
-
 def test_no_block_is_there_that_nobody_uses() -> None:
     named = {
         _text(one) for path in PACKAGE.rglob("*.py") for one in _literals(ast.parse(path.read_text(encoding="utf-8")))

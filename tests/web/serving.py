@@ -1,4 +1,4 @@
-"""An app of a test, served as uvicorn serves it."""
+"""An app of a test, served as uvicorn serves it, and the pipelines that it knows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import uvicorn
 
+from taskbridge.declaring.pipeline import Pipeline, Pipelines
+from taskbridge.declaring.policy import LatencyNeutral
 from tests.waiting import wait_until
 
 
@@ -24,3 +26,15 @@ def served(app: Any) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def nothing(_: object) -> None:
+    """Handle a batch."""
+
+
+def declared(*names: str) -> Pipelines:
+    """Pipelines of which each reads the source of its name."""
+    pipelines = Pipelines()
+    for name in names:
+        pipelines.declare(Pipeline(name, nothing, LatencyNeutral(), 100))
+    return pipelines

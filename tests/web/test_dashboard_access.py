@@ -14,12 +14,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
 
-from taskbridge.errors import ConfigurationError
-from taskbridge.gate.wire import INTERACTIVE_TIMEOUT, TIMEOUT
-from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record_invoice
 from taskbridge.web import dashboard
-from taskbridge.web.pages.reading import Reading
 from tests.deployment import Deployment
 from tests.web.visiting import SAME_SITE, Visitor, declare, visiting
 
@@ -79,16 +75,12 @@ def test_a_name_that_leads_here_from_another_site_is_refused(deployment: Deploym
     for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8001", "10.0.0.8", ""):
         assert answered(app, host=host) == 403, host
     assert answered(dashboard(deployment.app, hosts=["board.internal"]), host="board.internal:8001") == 200
+    basic = httpx2.BasicAuth("ada", PASSWORD)._auth_header
+    named = dashboard(deployment.app, password=PASSWORD, hosts=["board.internal"])
+    assert answered(named, host="board.internal", authorization=basic) == 200
+    assert answered(named, host="evil.example", authorization=basic) == 403
     for host in ("localhost", "LOCALHOST:8001", "127.0.0.1:8001", "[::1]:8001", "[::1]"):
         assert answered(app, host=host) == 200, host
-
-
-def test_names_that_are_given_are_the_only_ones_beside_a_password(deployment: Deployment) -> None:
-    app = dashboard(deployment.app, password=PASSWORD, hosts=["board.internal"])
-    basic = httpx2.BasicAuth("ada", PASSWORD)._auth_header
-    assert answered(app, host="board.internal", authorization=basic) == 200
-    assert answered(app, host="evil.example", authorization=basic) == 403
-    assert answered(dashboard(deployment.app, password=PASSWORD), ELSEWHERE, host="any", authorization=basic) == 200
 
 
 def test_a_password_lets_in_who_shows_it_and_nobody_else(
@@ -121,12 +113,6 @@ def test_a_wrong_password_is_answered_slowly_and_many_are_refused(
         assert sorted(codes) == [401, 429, 429]
         assert time.monotonic() - began >= 0.5
         assert visitor.client.get("/", auth=("ada", PASSWORD)).status_code == 200, "the right one is never held up"
-
-
-def test_a_password_that_is_too_short_is_refused_and_not_shown(deployment: Deployment) -> None:
-    with pytest.raises(ConfigurationError, match="use 12 to 200 characters") as raised:
-        dashboard(deployment.app, password="short pass")
-    assert "short pass" not in str(raised.value)
 
 
 def test_the_application_s_own_check_decides(deployment: Deployment) -> None:
@@ -210,13 +196,6 @@ def test_another_site_may_link_here_and_fetch_nothing(deployment: Deployment) ->
     assert answered(app, path="/live", sec_fetch_site="cross-site", sec_fetch_mode="cors") == 403
     assert answered(app, path="/static/dashboard.js", sec_fetch_site="cross-site", sec_fetch_mode="no-cors") == 403
     assert answered(app, origin="https://evil.example") == 403
-
-
-def test_who_looks_waits_for_redis_no_longer_than_a_person(deployment: Deployment) -> None:
-    ours = runtime_of(deployment.app)
-    assert ours.redis.connection_pool.connection_kwargs["socket_timeout"] == TIMEOUT
-    people = Reading(deployment.app, show_documents=False).runtime
-    assert people.redis.connection_pool.connection_kwargs["socket_timeout"] == INTERACTIVE_TIMEOUT
 
 
 def test_actions_are_off_unless_they_are_allowed(deployment: Deployment) -> None:

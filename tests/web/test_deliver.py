@@ -29,11 +29,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from taskbridge.declaring.batch import Batch, Record
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import State
-from taskbridge.process.runtime import runtime_of
-from taskbridge.store import record_invoice
 from taskbridge.web import Refused, Undelivered, UnexpectedAnswer, addresses, deliver
 from taskbridge.web.addresses import Network, deadline, is_public
-from tests.deployment import Deployment
 from tests.failures.drill import Drill
 from tests.traces.conftest import Spans, context_of
 from tests.transactions.black_hole import nobody_accepts
@@ -134,15 +131,6 @@ def test_a_batch_is_one_signed_request_and_the_same_records_have_the_same_id(dri
     assert endpoint.connections == 1
 
 
-def test_during_a_rotation_both_secrets_sign(drill: Drill, endpoint: Endpoint) -> None:
-    handle(drill, endpoint, secret=[SECRET, OTHER])
-    drill.save("acme", "1")
-    drill.run_one()
-    ((_, headers, body),) = endpoint.requests
-    for secret in (SECRET, OTHER):
-        standardwebhooks.Webhook(secret).verify(body, headers)
-
-
 def test_an_endpoint_gets_each_digit_that_postgres_has(drill: Drill, endpoint: Endpoint) -> None:
     document = '{"odd": 9007199254740993, "wide": 12345678901234567.89, "price": 12.50}'
     handle(drill, endpoint)
@@ -228,7 +216,7 @@ def test_an_endpoint_that_asks_to_wait_is_left_alone_as_long(drill: Drill, endpo
     assert drill.quarantine() == []
 
 
-@pytest.mark.parametrize("status", [302, 404, 500, 503])
+@pytest.mark.parametrize("status", [302, 500])
 def test_an_endpoint_that_cannot_be_used_is_tried_again(drill: Drill, endpoint: Endpoint, status: int) -> None:
     endpoint.answer = always(status, {"Location": "/elsewhere"})
     handle(drill, endpoint)
@@ -253,7 +241,7 @@ def test_a_request_that_is_too_large_is_halved_at_once(drill: Drill, endpoint: E
     assert [number for ids in taken for number in ids] == numbers, "in their order"
 
 
-@pytest.mark.parametrize(("status", "bad"), [(400, "10"), (409, "15"), (422, "19")])
+@pytest.mark.parametrize(("status", "bad"), [(400, "10"), (422, "19")])
 def test_one_record_that_is_refused_costs_no_other(drill: Drill, endpoint: Endpoint, status: int, bad: str) -> None:
     def answer(data: Any) -> Answer:
         return (status, {}, b"not this " * 1_000) if any(one["id"] == bad for one in data) else (200, {}, b"")
@@ -285,7 +273,7 @@ def test_a_record_that_is_refused_alone_goes_to_quarantine_when_others_are_taken
     assert reason.endswith("422: not this")
 
 
-@pytest.mark.parametrize("status", [401, 413, 451])
+@pytest.mark.parametrize("status", [401, 413])
 def test_an_endpoint_that_refuses_everything_empties_no_backlog_into_quarantine(
     drill: Drill, endpoint: Endpoint, status: int
 ) -> None:
@@ -323,22 +311,6 @@ def test_a_tenant_whose_endpoint_is_gone_is_paused(drill: Drill, endpoint: Endpo
     endpoint.answer = always(200)
     drill.go_on()
     assert drill.states() == {"handled": 1}
-
-
-def test_a_worker_delivers_and_pauses_whose_endpoint_is_gone(deployment: Deployment, endpoint: Endpoint) -> None:
-    def answer(data: Any) -> Answer:
-        return (410, {}, b"") if any(one["document"]["tenant"] == "gone" for one in data) else (200, {}, b"")
-
-    endpoint.answer = answer
-    with deployment.worker(TASKBRIDGE_PIPELINES="tests.web.deliveries", TEST_ENDPOINT=endpoint.url):
-        for tenant in ("acme", "gone", "globex"):
-            for number in range(20):
-                record_invoice(deployment.engine, tenant, f"{number:02}", {"tenant": tenant})
-            deployment.notify_event.delay(tenant)
-        paused = runtime_of(deployment.app).pauses
-        wait_until(lambda: "gone" in paused.of("invoices").tenants, "its tenant is paused")
-        handled = "SELECT count(*) FROM taskbridge.record_states WHERE state = 'handled'"
-        wait_until(lambda: deployment.rows(handled) == [(40,)], "the others are handled")
 
 
 def test_an_answer_that_comes_byte_by_byte_has_the_whole_time_and_no_more(drill: Drill, endpoint: Endpoint) -> None:
@@ -455,18 +427,7 @@ def test_whoever_runs_one_tenant_s_endpoint_cannot_sign_for_another(drill: Drill
             standardwebhooks.Webhook(other).verify(body, headers)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "ftp://partner.example/",
-        "https://",
-        "https:///hooks",
-        "https://caf\u00e9.example/",
-        "http://x:99999/",
-        "http://[::1",
-    ],
-)
+@pytest.mark.parametrize("url", ["", "ftp://partner.example/", "https:///hooks", "http://[::1"])
 def test_a_tenant_s_url_that_is_none_costs_no_record_its_place_and_is_not_shown(
     drill: Drill, endpoint: Endpoint, url: str
 ) -> None:
@@ -481,7 +442,7 @@ def test_a_tenant_s_url_that_is_none_costs_no_record_its_place_and_is_not_shown(
     assert {type(error) for error in drill.errors} == {Undelivered}
     told = str(drill.errors[0])
     assert "not sent: the URL for tenant 'acme' cannot be used" in told
-    assert not any(part in told for part in ("ftp:", "hooks", "caf", "99999", "[::1"))
+    assert not any(part in told for part in ("ftp:", "hooks", "[::1"))
     assert drill.quarantine() == []
     assert drill.states("bolt") == {"handled": 1}
     places["acme"] = endpoint.url
@@ -523,23 +484,6 @@ def test_a_secret_that_is_easily_guessed_signs_nothing(length: int, *, is_taken:
     assert secret not in str(raised.value)
 
 
-def test_a_tenant_whose_secret_is_too_short_is_named_and_sent_nothing(drill: Drill, endpoint: Endpoint) -> None:
-    handler = deliver(endpoint.url, lambda _: "whsec_b2s=", allow_private=True, app=drill.runtime.app)
-    endpoint.handlers.append(handler)
-
-    def refused(batch: Batch) -> None:
-        with pytest.raises(ConfigurationError, match="tenant 'acme': a secret that signs has 2 bytes") as raised:
-            handler(batch)
-        assert "b2s" not in str(raised.value)
-        raise raised.value
-
-    drill.handle(refused)
-    drill.save("acme", "1")
-    drill.run_one()
-    assert endpoint.requests == []
-    assert drill.states() == {"pending": 1}
-
-
 def test_a_request_names_the_span_of_its_call_and_the_user_s_header_wins(
     drill: Drill, endpoint: Endpoint, spans: Spans
 ) -> None:
@@ -552,14 +496,6 @@ def test_a_request_names_the_span_of_its_call_and_the_user_s_header_wins(
     drill.save("bolt", "1")
     drill.run_one()
     assert endpoint.requests[-1][1]["traceparent"] == "mine"
-
-
-def test_a_request_of_a_run_that_nobody_traces_is_the_start_of_no_trace(drill: Drill, endpoint: Endpoint) -> None:
-    handle(drill, endpoint)
-    drill.save("acme", "1")
-    drill.run_one()
-    # An SDK that another test has loaded samples nothing by now.
-    assert endpoint.requests[-1][1].get("traceparent", "00").endswith("00")
 
 
 def resolve(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
@@ -676,48 +612,20 @@ def test_addresses_that_are_not_public_are_not_called(drill: Drill, endpoint: En
     assert endpoint.connections == 0
 
 
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        ("93.184.216.34", True),
-        ("2606:2800:220:1:248:1893:25c8:1946", True),
-        ("::ffff:93.184.216.34", True),
-        ("10.0.0.1", False),
-        ("172.16.0.1", False),
-        ("192.168.1.1", False),
-        ("127.8.9.1", False),
-        ("169.254.169.254", False),
-        ("100.64.0.1", False),
-        ("100.127.255.255", False),
-        ("0.0.0.1", False),
-        ("224.0.0.1", False),
-        ("255.255.255.255", False),
-        ("::", False),
-        ("::1", False),
-        ("fe80::1%eth0", False),
-        ("fc00::1", False),
-        ("ff0e::1", False),
-        ("::ffff:10.0.0.1", False),
-        ("::ffff:169.254.169.254", False),
-        ("2002:0a00:0001::1", False),
-        ("64:ff9b::0a00:0001", False),
-        ("64:ff9b::5db8:d822", True),
-        ("64:ff9b:1::a9fe:a9fe", False),
-        ("192.0.0.192", False),
-        ("168.63.129.16", False),
-        ("192.88.99.1", False),
-        ("fec0::1", False),
-        ("::10.0.0.1", False),
-        ("::ffff:0:10.0.0.1", False),
-        ("2606:2800::5efe:10.0.0.1", False),
-        ("5f00::1", False),
-        ("3fff::1", False),
-        ("2001:db8::1", False),
-        ("2001:0:4136:e378:8000:63bf:3fff:fdd2", False),
-    ],
-)
-def test_what_is_a_public_address(address: str, *, public: bool) -> None:
-    assert is_public(address) is public
+PUBLIC = """
+    93.184.216.34 2606:2800:220:1:248:1893:25c8:1946 ::ffff:93.184.216.34 64:ff9b::5db8:d822
+"""
+NOT_PUBLIC = """
+    10.0.0.1 172.16.0.1 192.168.1.1 127.8.9.1 169.254.169.254 100.64.0.1 100.127.255.255 0.0.0.1 224.0.0.1
+    255.255.255.255 :: ::1 fe80::1%eth0 fc00::1 ff0e::1 ::ffff:10.0.0.1 ::ffff:169.254.169.254 2002:0a00:0001::1
+    64:ff9b::0a00:0001 64:ff9b:1::a9fe:a9fe 192.0.0.192 168.63.129.16 192.88.99.1 fec0::1 ::10.0.0.1
+    ::ffff:0:10.0.0.1 2606:2800::5efe:10.0.0.1 5f00::1 3fff::1 2001:db8::1 2001:0:4136:e378:8000:63bf:3fff:fdd2
+"""
+
+
+def test_what_is_a_public_address() -> None:
+    assert [one for one in PUBLIC.split() if not is_public(one)] == []
+    assert [one for one in NOT_PUBLIC.split() if is_public(one)] == []
 
 
 @pytest.mark.parametrize(

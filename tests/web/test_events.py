@@ -6,14 +6,12 @@ import hmac
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
 import pytest
-from starlette.applications import Starlette
-from starlette.routing import Mount
 
 from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
@@ -24,23 +22,19 @@ from taskbridge.process import event_threads
 from taskbridge.process.runtime import EVENT_THREADS, runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import receiving, record
-from taskbridge.web import Hmac, Webhook, endpoint, events, receiver
+from taskbridge.web import Hmac, Webhook, events, receiver
 from taskbridge.web.posting import MOST_ENTRIES, with_events
 from tests.deployment import Deployment
 from tests.store.adopting import adopted
 from tests.transactions.black_hole import nobody_accepts
 from tests.waiting import taking_at_most, wait_until
-from tests.web.serving import served
+from tests.web.serving import nothing, served
 
 TOKEN = "t0ken-of-a-program-1"
 OTHER = "t0ken-of-a-program-2"
 ALERTS = DelaySinceLastRun(
     (Criterion("$.level", "ERROR", "$.service", 60), Criterion("$.level", "INFO", "$.service", 90))
 )
-
-
-def nothing(_: object) -> None:
-    """Handle a batch."""
 
 
 def declared() -> Pipelines:
@@ -79,14 +73,47 @@ def active(deployment: Deployment, pipeline: str, *tenants: str) -> None:
     wait_until(lambda: sorted(deployment.gate.active(pipeline)) == sorted(tenants), f"events of {pipeline}")
 
 
-def test_an_event_starts_its_tenant_s_runner_and_the_next_is_absorbed(url: str, deployment: Deployment) -> None:
+def test_an_event_is_told_to_redis_before_its_answer_and_the_next_is_absorbed(url: str, deployment: Deployment) -> None:
     for _ in range(3):
         answer = post(url, {"pipeline": "orders", "tenant": "acme"})
         assert (answer.status_code, answer.json()) == (200, {"records": 0, "events": 1, "unmatched": 0})
-        assert deployment.gate.active("orders") == ["acme"], "told before the answer"
+        assert deployment.gate.active("orders") == ["acme"]
     assert deployment.redis.llen("taskbridge.first") == 1
     assert deployment.gate.active("billing") == []
     assert records(deployment) == []
+
+
+def test_a_record_is_there_when_it_is_answered_and_all_that_read_it_are_notified_of_a_change(
+    url: str, deployment: Deployment
+) -> None:
+    record(deployment.engine, "orders", "same", "1", {"a": 1})
+    by_pipeline = {"pipeline": "billing", "tenant": 5, "key": "k", "document": {}}
+    for body in (an_order(1, a=1) | {"tenant": "same"}, an_order(7, amount="3.50"), by_pipeline):
+        answer = post(url, body)
+        assert (answer.status_code, answer.json()) == (200, {"records": 1, "events": 0, "unmatched": 0})
+    assert records(deployment)[1:] == [("orders", "acme", "7", {"amount": "3.50"}), ("orders", "5", "k", {})]
+    for pipeline in ("orders", "billing"):
+        active(deployment, pipeline, "acme", "5")
+
+
+def test_a_message_finds_its_tenant_and_delay_by_its_criteria_and_is_taken_once(
+    url: str, deployment: Deployment
+) -> None:
+    message = {"pipeline": "alerts", "message_id": "m1", "payload": {"level": "ERROR", "service": "billing"}}
+    for payload in (message["payload"], {"level": "INFO", "service": "another"}):
+        answer = post(url, message | {"payload": payload})
+        assert (answer.status_code, answer.json()["records"]) == (200, 1)
+    assert records(deployment) == [("alerts", "billing", "m1", message["payload"])]
+    assert deployment.rows("SELECT delay_ms FROM taskbridge.records") == [(60_000,)]
+    active(deployment, "alerts", "billing")
+    # its event has the delay of the record that waits
+    deployment.redis.flushdb()
+    assert post(url, {"pipeline": "alerts", "tenant": "billing"}).json()["events"] == 1
+    assert deployment.gate.active("alerts") == ["billing"]
+    # one that no criterion matches is stored and told
+    answer = post(url, {"pipeline": "alerts", "payload": None})
+    assert (answer.status_code, answer.json()) == (200, {"records": 1, "events": 0, "unmatched": 1})
+    assert deployment.rows("SELECT count(reason) FROM taskbridge.records WHERE tenant = ''") == [(1,)]
 
 
 # With its usual time to answer: a slow Postgres is the matter here.
@@ -100,7 +127,7 @@ def test_events_that_need_nothing_of_postgres_wait_for_none_that_do(
         other.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
         asking = [senders.submit(post, url, {"pipeline": "alerts", "tenant": f"t{at}"}) for at in range(10)]
         assert {one.result().status_code for one in asking} == {503}
-        assert "or Postgres where it is asked for a delay, is too slow" in caplog.text
+        assert "or Postgres if it was asked for a delay, is too slow" in caplog.text
         wait_until(lambda: post(url, {"pipeline": "orders", "tenant": "acme"}).status_code == 200, "taken", 3)
         other.rollback()
 
@@ -149,59 +176,6 @@ def test_a_name_of_any_length_is_answered_and_logged_in_a_short_sentence(
         entry = {name: "x" * 900_000, "tenant": "acme", "key": "1", "document": {}}
         assert len(post(url, entry).content) < 3_000
     assert max(len(record.getMessage()) for record in caplog.records) < 3_000
-
-
-def test_a_record_is_there_when_it_is_answered_and_all_that_read_it_are_notified(
-    url: str, deployment: Deployment
-) -> None:
-    answer = post(url, an_order(7, amount="3.50"))
-    assert (answer.status_code, answer.json()) == (200, {"records": 1, "events": 0, "unmatched": 0})
-    assert records(deployment) == [("orders", "acme", "7", {"amount": "3.50"})]
-    active(deployment, "orders", "acme")
-    active(deployment, "billing", "acme")
-
-
-def test_a_record_may_name_a_pipeline_that_reads_its_source(url: str, deployment: Deployment) -> None:
-    assert post(url, {"pipeline": "billing", "tenant": 5, "key": "k", "document": {}}).status_code == 200
-    assert records(deployment) == [("orders", "5", "k", {})]
-    active(deployment, "orders", "5")
-
-
-def test_a_record_that_is_there_with_the_same_document_makes_no_event(url: str, deployment: Deployment) -> None:
-    record(deployment.engine, "orders", "acme", "1", {"a": 1})
-    assert post(url, an_order(1, a=1)).json()["records"] == 1
-    time.sleep(0.3)
-    assert deployment.gate.active("orders") == []
-
-
-def test_a_message_finds_its_tenant_and_delay_by_its_criteria_and_is_taken_once(
-    url: str, deployment: Deployment
-) -> None:
-    message = {"pipeline": "alerts", "message_id": "m1", "payload": {"level": "ERROR", "service": "billing"}}
-    for payload in (message["payload"], {"level": "INFO", "service": "another"}):
-        answer = post(url, message | {"payload": payload})
-        assert (answer.status_code, answer.json()) == (200, {"records": 1, "events": 0, "unmatched": 0} | answer.json())
-    assert records(deployment) == [("alerts", "billing", "m1", message["payload"])]
-    assert deployment.rows("SELECT delay_ms FROM taskbridge.records") == [(60_000,)]
-    active(deployment, "alerts", "billing")
-
-
-def test_a_message_that_no_criterion_matches_is_stored_and_told(url: str, deployment: Deployment) -> None:
-    answer = post(url, {"pipeline": "alerts", "payload": None})
-    assert (answer.status_code, answer.json()) == (200, {"records": 1, "events": 0, "unmatched": 1})
-    ((tenant, reason),) = deployment.rows("SELECT tenant, reason FROM taskbridge.records")
-    assert tenant == ""
-    assert reason
-
-
-def test_an_event_of_a_pipeline_with_criteria_has_the_delay_of_the_records_that_wait(
-    url: str, deployment: Deployment
-) -> None:
-    post(url, {"pipeline": "alerts", "message_id": "m1", "payload": {"level": "ERROR", "service": "billing"}})
-    active(deployment, "alerts", "billing")
-    deployment.redis.flushdb()
-    assert post(url, {"pipeline": "alerts", "tenant": "billing"}).json()["events"] == 1
-    assert deployment.gate.active("alerts") == ["billing"]
 
 
 def test_an_array_is_one_transaction(url: str, deployment: Deployment) -> None:
@@ -255,9 +229,9 @@ def test_arrays_that_come_together_and_write_the_same_records_are_all_stored(
         ThreadPoolExecutor(2) as threads,
     ):
         urls = (f"{one}/events", f"{other}/events")
-        answers = [threads.submit(post, urls[number % 2], body(number)) for number in range(60)]
+        answers = [threads.submit(post, urls[number % 2], body(number)) for number in range(20)]
         assert {answer.result().status_code for answer in answers} == {200}
-    assert deployment.rows("SELECT count(*) FROM taskbridge.records") == [(50 + 30 * 50,)]
+    assert deployment.rows("SELECT count(*) FROM taskbridge.records") == [(50 + 10 * 50,)]
     # Sessions tell the statistics at the latest when they end.
     deployment.engine.dispose()
     time.sleep(1)
@@ -288,11 +262,11 @@ WRONG = [
     ),
     ({"source": "Orders", "tenant": "acme", "key": "1", "document": {}}, "the source 'Orders' is not allowed"),
     ({"source": 5, "tenant": "acme", "key": "1", "document": {}}, "the source 5 is not allowed"),
-    ({"source": "others", "tenant": "acme", "key": "1", "document": {}}, "no pipeline that is loaded reads"),
+    ({"source": "others", "tenant": "acme", "key": "1", "document": {}}, "no loaded pipeline reads"),
     ({"pipeline": "others", "tenant": "acme", "key": "1", "document": {}}, "no pipeline is called 'others'"),
     ({"source": "orders", "tenant": "acme", "key": "", "document": {}}, "the key '' is not allowed"),
     ({"source": "orders", "tenant": "acme", "key": "1", "document": []}, "the document is no JSON object"),
-    ({"source": "orders", "tenant": "acme", "key": "1", "document": {"a": "\0"}}, "holds a NUL"),
+    ({"source": "orders", "tenant": "acme", "key": "1", "document": {"a": "\0"}}, "contains a NUL"),
     ({"source": "orders", "tenant": "acme", "key": "1", "document": {}, "version": 1}, "'version' is no field"),
     ({"pipeline": "orders", "payload": {}}, "the pipeline 'orders' has no criteria"),
     ({"pipeline": "alerts", "payload": {}, "tenant": "acme"}, "'tenant' is no field of a message"),
@@ -319,25 +293,12 @@ def test_what_is_wrong_is_refused_with_the_reason_and_its_place_in_the_array(url
         answer = post(url, body)
         assert answer.status_code == 400
         assert why in answer.json()["error"]
-    assert records(deployment) == []
-    assert deployment.gate.active("orders") == []
-
-
-def test_numbers_of_records_and_messages_keep_their_digits(url: str, deployment: Deployment) -> None:
-    number = "10000000000000000.01"
-    record = f'{{"source": "orders", "tenant": "acme", "key": "1", "document": {{"n": {number}}}}}'
-    message = f'{{"pipeline": "alerts", "message_id": "m", "payload": {{"n": {number}}}}}'
-    assert post(url, f"[{record}, {message}]".encode()).status_code == 200
-    found = deployment.rows("SELECT document ->> 'n' FROM taskbridge.records")
-    assert [tuple(row) for row in found] == [(number,)] * 2
-
-
-def test_too_many_entries_are_refused(url: str, deployment: Deployment) -> None:
     answer = post(url, [an_order(number) for number in range(MOST_ENTRIES + 1)])
     assert answer.status_code == 413
     assert "send 1,000 at the most" in answer.json()["error"]
+    assert records(deployment) == []
+    assert deployment.gate.active("orders") == []
     assert post(url, [an_order(number) for number in range(MOST_ENTRIES)]).status_code == 200
-    assert len(records(deployment)) == 1_000
 
 
 NO_TOKEN = [
@@ -374,12 +335,6 @@ def test_who_has_no_token_and_frames_its_body_wrongly_leaves_no_traceback(
     assert [one.getMessage() for one in caplog.records if one.exc_info] == []
 
 
-def test_each_token_is_taken_while_they_are_exchanged(url: str) -> None:
-    for header in (f"Bearer {TOKEN}", f"bearer {OTHER}", f"BEARER  {TOKEN}"):
-        answer = httpx2.post(url, json={"pipeline": "orders", "tenant": "acme"}, headers={"Authorization": header})
-        assert answer.status_code == 200
-
-
 def test_each_token_is_compared_in_constant_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
     original = hmac.compare_digest
@@ -394,11 +349,6 @@ def test_each_token_is_compared_in_constant_time(url: str, monkeypatch: pytest.M
     assert compared == [(sent, one.encode()) for sent in (TOKEN.encode(), b"x") for one in (TOKEN, OTHER)]
 
 
-def test_without_a_token_there_is_no_such_path(deployment: Deployment) -> None:
-    with served(events(app=deployment.app)) as address:
-        assert post(f"{address}/events", []).status_code == 404
-
-
 @pytest.mark.parametrize("token", ["", "short", "a" * 15, "a" * 201, "with spaces in between", "ümlaut-ümlaut-ümlaut"])
 def test_a_token_that_is_easily_guessed_or_cannot_be_sent_is_refused(token: str) -> None:
     with pytest.raises(
@@ -411,64 +361,18 @@ def test_a_token_that_is_easily_guessed_or_cannot_be_sent_is_refused(token: str)
 def test_tokens_come_from_the_environment_and_are_not_shown(deployment: Deployment) -> None:
     variables = deployment.settings.as_environment() | {"TASKBRIDGE_EVENTS_TOKENS": f"{TOKEN}, {OTHER},"}
     settings = Settings.read(variables)
+    with served(events(app=deployment.app)) as address:
+        assert post(f"{address}/events", []).status_code == 404, "without a token there is no such path"
     assert settings.events_tokens == (TOKEN, OTHER)
     assert settings.as_environment()["TASKBRIDGE_EVENTS_TOKENS"] == f"{TOKEN},{OTHER}"
     assert TOKEN not in repr(settings)
     made = make_app(settings)
     runtime_of(made.app).pipelines = declared()
     with served(events(app=made.app)) as address:
-        for token in (TOKEN, OTHER):
-            assert post(f"{address}/events", an_order(), token).status_code == 200
+        for header in (f"Bearer {TOKEN}", f"bearer {OTHER}", f"BEARER  {TOKEN}"):
+            answer = httpx2.post(f"{address}/events", json=an_order(), headers={"Authorization": header})
+            assert answer.status_code == 200
     runtime_of(made.app).close()
-
-
-@pytest.fixture
-def locked(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """The log is locked, so that transactions of a server that starts after this wait, until this is called."""
-    monkeypatch.setattr(receiving, "LOCK_TIMEOUT", "60s")
-    with deployment.engine.connect() as connection:
-        connection.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
-        yield connection.rollback
-
-
-@pytest.mark.parametrize("kind", ["record", "message"])
-def test_no_answer_comes_before_the_commit(
-    locked: Callable[[], None], url: str, deployment: Deployment, kind: str
-) -> None:
-    message = {"pipeline": "alerts", "payload": {"level": "ERROR", "service": "billing"}}
-    with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(post, url, an_order() if kind == "record" else message)
-        wait_until(lambda: deployment.rows("SELECT FROM pg_locks WHERE NOT granted"), "the transaction waits")
-        time.sleep(0.3)
-        assert not answer.done()
-        locked()
-        assert answer.result().status_code == 200
-    assert len(records(deployment)) == 1
-
-
-def test_a_record_that_somebody_else_holds_is_told_to_come_again(url: str, deployment: Deployment) -> None:
-    post(url, [an_order(1), an_order(2)])
-    with deployment.engine.connect() as connection:
-        connection.exec_driver_sql("SELECT FROM taskbridge.records WHERE key = '1' FOR UPDATE")
-        answer = post(url, [an_order(2, n=2), an_order(1, n=2)])
-        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-    assert {document.get("n") for *_, document in records(deployment)} == {None}
-    assert post(url, [an_order(2, n=2), an_order(1, n=2)]).status_code == 200
-
-
-def test_arrays_that_wait_take_no_more_memory_than_is_said(
-    locked: Callable[[], None], url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(endpoint, "MOST_HELD", 500_000)
-    several = [an_order(number, text="x" * 100) for number in range(MOST_ENTRIES)]
-    held = len(json.dumps(several))
-    with ThreadPoolExecutor(12) as threads:
-        answers = [threads.submit(post, url, several) for _ in range(12)]
-        refused = 12 - 500_000 // held
-        wait_until(lambda: sum(answer.done() for answer in answers) == refused, "the others are refused")
-        locked()
-        assert sorted(answer.result().status_code for answer in answers) == [200] * (12 - refused) + [503] * refused
-    assert post(url, several).status_code == 200
 
 
 def test_without_postgres_the_sender_is_told_to_come_again(deployment: Deployment) -> None:
@@ -522,34 +426,6 @@ def test_without_redis_a_record_is_taken_at_once_and_an_event_is_not_said_to_be(
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
         assert answer.json() == {"error": f"{stored}the events are not taken now: send them again"}
     assert len(records(deployment)) == 7
-
-
-def test_an_event_whose_delay_postgres_does_not_tell_is_not_waited_for(deployment: Deployment) -> None:
-    made = make_app(Settings(deployment.settings.postgres_url, deployment.settings.redis_url))
-    runtime_of(made.app).pipelines = declared()
-    with served(events(TOKEN, app=made.app)) as address, deployment.engine.connect() as connection:
-        post(f"{address}/events", {"pipeline": "alerts", "tenant": "acme"})
-        connection.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
-        with taking_at_most(5):
-            assert post(f"{address}/events", {"pipeline": "alerts", "tenant": "acme"}).status_code == 503
-        connection.rollback()
-    runtime_of(made.app).close()
-
-
-def test_a_pipeline_that_does_not_import_is_no_fault_of_the_sender(deployment: Deployment) -> None:
-    made = make_app(Settings(deployment.settings.postgres_url, deployment.settings.redis_url, pipelines=("no_such",)))
-    with served(events(TOKEN, app=made.app)) as address:
-        for _ in range(2):
-            assert post(f"{address}/events", an_order()).status_code == 503
-    runtime_of(made.app).close()
-
-
-def test_it_can_be_mounted(deployment: Deployment) -> None:
-    runtime_of(deployment.app).pipelines = declared()
-    whole = Starlette(routes=[Mount("/bridge", events(TOKEN, app=deployment.app))])
-    with served(whole) as address:
-        assert post(f"{address}/bridge/events", an_order()).status_code == 200
-        assert post(f"{address}/events", an_order()).status_code == 404
 
 
 def test_a_webhook_at_the_same_path_is_refused() -> None:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import hmac
 import json
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -86,12 +85,6 @@ each = pytest.mark.parametrize("way", WAYS)
 
 
 @each
-def test_what_its_provider_signs_is_taken(way: str) -> None:
-    make, sign = WAYS[way]
-    make(SECRET).verify(sign(BODY), BODY, NOW)
-
-
-@each
 def test_during_a_rotation_both_secrets_are_taken_and_no_third(way: str) -> None:
     make, sign = WAYS[way]
     both = make([OTHER, SECRET])
@@ -125,8 +118,9 @@ def test_what_is_signed_is_the_raw_body_and_not_its_json(way: str) -> None:
     same = json.dumps(json.loads(BODY)).encode()
     assert same != BODY
     for signed, sent in ((same, BODY), (BODY, BODY + b" ")):
-        with pytest.raises(InvalidSignature, match="belongs to its content"):
+        with pytest.raises(InvalidSignature, match="belongs to its content") as refused:
             make(SECRET).verify(sign(signed), sent, NOW)
+        assert SECRET not in repr(make(SECRET)) + str(refused.value)
 
 
 @each
@@ -143,28 +137,17 @@ def test_a_header_that_is_missing_cut_or_garbled_is_refused(way: str) -> None:
             scheme.verify({key: text for key, text in headers.items() if key != name}, BODY, NOW)
 
 
-@pytest.mark.parametrize("tolerance", [300, 10])
-def test_a_time_beyond_the_tolerance_is_refused(tolerance: float) -> None:
-    timed: list[tuple[Any, Callable[..., dict[str, str]]]] = [
-        (StandardWebhooks, of_the_standard),
-        (Stripe, of_stripe),
-        (Slack, of_slack),
-    ]
-    for make, sign in timed:
-        scheme = make(SECRET) if tolerance == 300 else make(SECRET, tolerance=tolerance)
-        for sign_of in (-1, 1):
-            scheme.verify(sign(BODY), BODY, NOW + sign_of * (tolerance - 1))
-            with pytest.raises(InvalidSignature, match=f"clock by more than {tolerance} s"):
-                scheme.verify(sign(BODY), BODY, NOW + sign_of * (tolerance + 2))
-
-
-@each
-def test_no_error_and_no_description_holds_the_secret(way: str) -> None:
+@pytest.mark.parametrize("way", ["Standard Webhooks", "Stripe", "Slack"])
+@pytest.mark.parametrize("options", [{}, {"tolerance": 10}])
+def test_a_time_beyond_the_tolerance_is_refused(way: str, options: dict[str, float]) -> None:
+    make: Any
     make, sign = WAYS[way]
-    scheme = make(SECRET)
-    with pytest.raises(InvalidSignature) as refused:
-        scheme.verify(sign(BODY), b"", NOW)
-    assert SECRET not in repr(scheme) + str(refused.value)
+    tolerance = options.get("tolerance", 300)
+    scheme = make(SECRET, **options)
+    for later in (-1, 1):
+        scheme.verify(sign(BODY), BODY, NOW + later * (tolerance - 1))
+        with pytest.raises(InvalidSignature, match=f"clock by more than {tolerance} s"):
+            scheme.verify(sign(BODY), BODY, NOW + later * (tolerance + 2))
 
 
 @given(st.dictionaries(st.sampled_from([name for _, sign in WAYS.values() for name in sign(BODY)]), st.text()))
@@ -176,12 +159,10 @@ def test_nothing_that_comes_raises_anything_else(headers: dict[str, str]) -> Non
             )
 
 
-@given(st.binary(min_size=1, max_size=64), st.text())
-def test_it_agrees_with_the_standard_s_own_package(secret: bytes, text: str) -> None:
-    written = base64.b64encode(secret).decode().rstrip("=")
-    headers = of_the_standard(text.encode(), written, time.time())
-    standardwebhooks.Webhook(written).verify(text, headers, json_parse=False)
-    StandardWebhooks(f"whsec_{written}").verify(headers, text.encode(), time.time())
+def test_several_signatures_in_one_header() -> None:
+    headers = of_the_standard(BODY)
+    headers["webhook-signature"] = f"v2,abc v1a,abc v1,abc {headers['webhook-signature']}"
+    StandardWebhooks(SECRET).verify(headers, BODY, NOW)
 
 
 def test_an_asymmetric_signature_of_the_standard() -> None:
@@ -240,52 +221,40 @@ def test_the_example_that_the_provider_has_published(
     scheme.verify(headers, body, now)
 
 
-def id_of(scheme: Scheme, headers: dict[str, str]) -> str | None:
-    """Return the id by which a webhook would be known again."""
-    found = Webhook("orders", scheme, tenant="$.t", key="$.k").read(Request(headers, b"{}", {"t": "acme", "k": "1"}))
-    assert isinstance(found, Incoming)
-    return found.delivery
-
-
-def test_a_webhook_is_known_by_the_provider_s_event_where_there_is_one() -> None:
-    event, webhook = {"x-shopify-event-id": "event"}, {"x-shopify-webhook-id": "webhook"}
-    for headers, which in ((event | webhook, "event"), (event, "event"), (webhook, "webhook")):
-        assert str(id_of(Shopify(SECRET), headers)).split()[0] == which
-
-
-def test_an_id_that_a_scheme_of_one_s_own_signs_is_kept_as_it_is() -> None:
+def test_a_delivery_is_known_by_an_id_and_by_its_content_where_nobody_signed_the_id() -> None:
     class Own(Verified):
         signs_delivery = True
 
-    assert id_of(Own(lambda *_: True, delivery="x-id"), {"x-id": "1001"}) == "1001"
-    assert id_of(Verified(lambda *_: True, delivery="x-id"), {"x-id": "1001"}) != "1001"
+    def known_by(scheme: Scheme, headers: dict[str, str]) -> str:
+        hook = Webhook("orders", scheme, tenant="$.t", key="$.k")
+        found = hook.read(Request(headers, b"{}", {"t": "acme", "k": "1"}))
+        assert isinstance(found, Incoming)
+        return str(found.delivery)
+
+    assert known_by(Own(lambda *_: True, delivery="x-id"), {"x-id": "1001"}) == "1001"
+    assert known_by(Verified(lambda *_: True, delivery="x-id"), {"x-id": "1001"}) != "1001"
+    event, webhook = {"x-shopify-event-id": "event"}, {"x-shopify-webhook-id": "webhook"}
+    for headers, which in ((event | webhook, "event"), (event, "event"), (webhook, "webhook")):
+        assert known_by(Shopify(SECRET), headers).split()[0] == which
 
 
 def test_a_scheme_of_one_s_own_signs_and_verifies_by_one_description() -> None:
-    scheme = Hmac(
-        [SECRET, OTHER],
-        header="X-Sign",
-        separator=";",
-        prefix="s=",
-        time="at=",
-        preamble="{id}|{time}|",
-        delivery="x-id",
-    )
+    described: dict[str, Any] = {
+        "header": "X-Sign",
+        "separator": ";",
+        "prefix": "s=",
+        "time": "at=",
+        "preamble": "{id}|{time}|",
+        "delivery": "x-id",
+    }
+    scheme = Hmac([SECRET, OTHER], **described)
     headers = {name.lower(): text for name, text in scheme.sign("id-1", BODY, NOW).items()}
     assert (headers["x-id"], headers["x-sign"].count(";")) == ("id-1", 2)
-    Hmac(
-        OTHER, header="X-Sign", separator=";", prefix="s=", time="at=", preamble="{id}|{time}|", delivery="x-id"
-    ).verify(headers, BODY, NOW)
+    Hmac(OTHER, **described).verify(headers, BODY, NOW)
     assert scheme.signs_delivery
     for changed in ({"x-id": "id-2"}, {"x-sign": headers["x-sign"].replace("at=", "at=1")}):
         with pytest.raises(InvalidSignature):
             scheme.verify({**headers, **changed}, BODY, NOW)
-
-
-def test_several_signatures_in_one_header() -> None:
-    headers = of_the_standard(BODY)
-    headers["webhook-signature"] = f"v2,abc v1a,abc v1,abc {headers['webhook-signature']}"
-    StandardWebhooks(SECRET).verify(headers, BODY, NOW)
 
 
 @pytest.mark.parametrize("secrets", ["", [], [SECRET, ""], None])
@@ -298,12 +267,9 @@ def test_a_secret_that_is_not_there_is_an_error_of_the_declaration(secrets: Any)
             StandardWebhooks(wrong)
 
 
-def test_slack_asks_for_its_challenge() -> None:
+def test_the_first_request_of_a_provider_is_answered() -> None:
     assert Slack(SECRET).challenge({"type": "url_verification", "challenge": "3eZbrw1a"}) == "3eZbrw1a"
     assert Slack(SECRET).challenge({"type": "event_callback"}) is None
-
-
-def test_github_s_first_request_is_answered() -> None:
     assert GitHub(SECRET).challenge({"zen": "Design for failure.", "hook_id": 1}) == "pong"
     assert GitHub(SECRET).challenge({"action": "opened", "zen": "x"}) is None
 

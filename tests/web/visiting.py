@@ -10,25 +10,17 @@ from typing import Any
 
 import httpx2
 
-from taskbridge.declaring.pipeline import Pipeline, Pipelines
-from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.process.runtime import runtime_of
 from taskbridge.web import dashboard
 from tests.deployment import Deployment
-from tests.web.serving import served
+from tests.web.serving import declared, served
 
 SAME_SITE = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
 
 
-def nothing(_: object) -> None:
-    """Handle a batch."""
-
-
 def declare(deployment: Deployment, *names: str) -> None:
     """Let this process know pipelines of which each reads the source of its name."""
-    pipelines = Pipelines()
-    for name in names or ("invoices",):
-        pipelines.declare(Pipeline(name, nothing, LatencyNeutral(), 100))
+    pipelines = declared(*(names or ("invoices",)))
     runtime_of(deployment.app).pipelines = pipelines
     for name in pipelines.names():
         runtime_of(deployment.app).register(pipelines[name])
@@ -54,7 +46,7 @@ class Visitor:
         found = re.search(rf'<form method="post" action="[^"]*/do/{action}">(.*?)</form>', page, re.DOTALL)
         assert found, f"no form to {action}: {page}"
         fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', found[1])
-        return {name: _unescaped(value) for name, value in fields}
+        return {name: html.unescape(value) for name, value in fields}
 
     def send(self, action: str, form: dict[str, str], **headers: str) -> httpx2.Response:
         names = {name.replace("_", "-"): value for name, value in (SAME_SITE | headers).items()}
@@ -65,10 +57,6 @@ class Visitor:
         answer = self.send(action, self.form(page.text, action) | more)
         assert answer.status_code == 303, answer.text
         return self.client.get(answer.url.join(answer.headers["location"]))
-
-
-def _unescaped(text: str) -> str:
-    return html.unescape(text)
 
 
 @contextmanager

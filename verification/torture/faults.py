@@ -14,8 +14,8 @@ from taskbridge.worker.failures import LEAST_DEATHS
 from taskbridge.worker.poller import AFTER_FAILURE, HOLDS_LONGER
 from verification.torture import strikes_adopted as adopted
 from verification.torture import strikes_cursors as cursors
-from verification.torture import strikes_servers as servers
 from verification.torture import strikes_poller as poller
+from verification.torture import strikes_servers as servers
 from verification.torture import strikes_work as work
 from verification.torture.acts import LONGEST_WAIT, MAX_ATTEMPTS, SOFT_TIME_LIMIT
 from verification.torture.producer import LONGEST_CALL
@@ -242,7 +242,7 @@ FAULTS: Final[dict[str, Fault]] = {
         "producer", "a producer notifies before it commits", "the commit", TAIL, work.notified_first
     ),
     "written_plainly": Fault(
-        "producer", "records written by plain SQL, nobody notifies", "the commit", TAIL, tail.written_plainly
+        "producer", "records written by plain SQL, nobody notifies", "the commit", TAIL, poller.written_plainly
     ),
     "written_in_run": Fault(
         "producer",
@@ -266,15 +266,27 @@ FAULTS: Final[dict[str, Fault]] = {
         poller.poller_frozen,
     ),
     "hold_deleted": Fault(
-        "redis", "the poller's hold is deleted beside plain SQL", "the commit", TAIL, tail.hold_deleted
+        "redis", "the poller's hold is deleted beside plain SQL", "the commit", TAIL, poller.hold_deleted
     ),
     "listeners_terminated": Fault(
-        "postgres", "sessions that listen terminated beside plain SQL", "the commit", TAIL, tail.listeners_terminated
+        "postgres", "sessions that listen terminated beside plain SQL", "the commit", TAIL, poller.listeners_terminated
     ),
-    "poller_locked": Fault("postgres", "the poller's row is locked during plain SQL", "the commit", LOCK, poller.poller_locked),
-    "poller_rewound": Fault("postgres", "snapshots of poller and reconciler set back beside plain SQL", "the commit", TAIL, poller.poller_rewound),
+    "poller_locked": Fault(
+        "postgres", "the poller's row is locked during plain SQL", "the commit", LOCK, poller.poller_locked
+    ),
+    "poller_rewound": Fault(
+        "postgres",
+        "snapshots of poller and reconciler set back beside plain SQL",
+        "the commit",
+        TAIL,
+        poller.poller_rewound,
+    ),
     "poller_deleted": Fault(
-        "postgres", "snapshots of poller, reconciler or both deleted beside plain SQL", "the command", BASE, tail.poller_deleted
+        "postgres",
+        "snapshots of poller, reconciler or both deleted beside plain SQL",
+        "the command",
+        BASE,
+        poller.poller_deleted,
     ),
     "cursors_locked": Fault(
         "postgres",

@@ -25,8 +25,8 @@ TEXTS = {
 }
 # Per guard: the page that is never read, what it answers instead, and who reads it.
 PAGES = {
-    "tail": ("poll_page", (False, None), poller.Poller._poll),
-    "base": ("reconcile_page", ([], None), poller.Poller._reconcile),
+    "poller": ("poll_page", (False, None), poller.Poller._poll),
+    "reconciler": ("reconcile_page", ([], None), poller.Poller._reconcile),
 }
 LOCK_TIMEOUT = "lock-timeout"
 """Runs that begin together claim their cursors, and wait for no lock."""

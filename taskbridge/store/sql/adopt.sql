@@ -1,11 +1,11 @@
--- Adopting a table of the user's, looking at it, and giving it up.
+-- Adopting a user's table, examining it, and giving it up.
 
 -- name: named_table
--- The table that a name means, as SQL writes names. No row: there is none.
+-- The table with this name, written as in SQL. No row: there is none.
 SELECT c.oid::bigint AS relation, c.relname::text AS name FROM pg_class c WHERE c.oid = to_regclass(%(table)s)
 
 -- name: adoptable
--- What a table is, and what this role may do with it. No row: there is no table of this id.
+-- The properties of a table, and the rights of this role on it. No row: there is no table with this id.
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, c.relkind::text AS kind, c.relpersistence::text,
        c.relispartition AS is_partition,
        c.relkind <> 'p' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid OR i.inhrelid = c.oid) AS inherits,
@@ -32,9 +32,9 @@ CROSS JOIN (SELECT r.oid AS role FROM pg_roles r WHERE r.rolname = current_user)
 WHERE c.oid = %(relation)s
 
 -- name: adoptable_columns
--- The columns of a table: how their type is written, and what it is below all domains. `operators`: the schema of its
--- equality. `base`: empty where it is a type of somebody's own. `is_numeric`: numerics, or arrays of them. `modifier`: of the
--- type, or of the domain that sets it; -1: none.
+-- The columns of a table: how their type is written, and the type below all domains. `operators`: the schema of its equality
+-- operator. `base`: empty for user-defined types. `is_numeric`: numerics, or arrays of them. `modifier`: of the type, or of the
+-- domain that sets it; -1: none.
 SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS written, format_type(b.oid, -1) AS bare,
        quote_ident(b.space) AS operators, quote_ident(cn.nspname) || '.' || quote_ident(c.collname) AS collation,
        a.attnotnull AS is_not_null, a.attgenerated = 'v' AS is_virtual, b.typtype = 'e' AS is_enum,
@@ -61,7 +61,7 @@ WHERE a.attrelid = %(relation)s AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum
 
 -- name: adoptable_index
--- The columns of a unique index that consists of some of `columns`: a row is found by it, and no two rows are one record.
+-- The columns of a unique index that consists of some of `columns`: rows are found by it, and no two rows are one record.
 SELECT k.names
 FROM pg_index i
 CROSS JOIN LATERAL (
@@ -75,7 +75,7 @@ ORDER BY i.indisprimary DESC, cardinality(k.names), i.indexrelid
 LIMIT 1
 
 -- name: adopted
--- One adopted table, or all of them, with what the table and its columns are called now. No `called`: the table was dropped.
+-- One adopted table, or all of them, with the present names of the table and its columns. No `called`: the table was dropped.
 SELECT a.source, a.relation::oid::bigint AS relation, a.name, a.tenant_column, a.key_columns, a.watched_columns, a.digest,
        {adoption_version} AS version, a.ended_at IS NOT NULL AS ended,
        quote_ident(s.nspname) || '.' || quote_ident(c.relname) AS called,
@@ -97,10 +97,10 @@ WHERE %(source)s::text IS NULL OR a.source = %(source)s
 ORDER BY a.source
 
 -- name: adopted_document
--- A part of other queries: the row of an adopted table of which `r` is the record, as JSON text. The row is looked up with
--- the key as a value of the column's type, and its own key then compared as text, because two texts may be one value. No row
--- of the table: it is gone. OFFSET 0 lets it be looked up row by row, so that the order of the records stays. Without
--- documents the table is not read, so that a key that is no value any more fails no other record.
+-- A part of other queries: the row of an adopted table for the record `r`, as JSON text. The row is looked up with the key as a
+-- value of the column's type, and then its own key is compared as text, because two texts may be one value. No row of the table:
+-- it is gone. OFFSET 0 makes it be looked up row by row, so that the order of the records stays. Without documents the table is
+-- not read, so that a key that is no longer a valid value does not affect other records.
 (
     SELECT CASE WHEN w.size <= %(small)s THEN coalesce(r.document, {json})::text END AS text,
            CASE WHEN w.size > %(small)s THEN w.size END AS stored,
@@ -127,9 +127,9 @@ SELECT EXISTS (
 (SELECT NULL::oid AS tableoid WHERE false)
 
 -- name: adopted_triggers
--- The triggers of ours that fire on an adopted table and its partitions, also where rows are replicated. The function works
--- with its owner's rights: which of them are lacking. A TRUNCATE reads the table. `may_clone`: its owner can make partitions,
--- which get the triggers of the table.
+-- Our triggers on an adopted table and its partitions, including whether they fire when rows are replicated. `lacks`: the rights
+-- that the function's owner, whose rights it uses, lacks. A TRUNCATE reads the table. `may_clone`: the table's owner can create
+-- partitions, which get the triggers of the table.
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, t.tgname::text AS trigger, t.tgenabled::text AS fires,
        t.tgparentid <> 0 AS is_clone,
        c.relkind <> 'p' OR has_function_privilege(c.relowner, p.oid, 'EXECUTE') AS may_clone,
@@ -151,13 +151,13 @@ WHERE t.tgfoid = to_regprocedure(%(function)s)
 ORDER BY 1, 2
 
 -- name: adopt_always
--- The trigger fires also where a session, or logical replication, plays the rows of another server.
+-- The trigger also fires if a session, or logical replication, applies the rows of another server.
 ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}
 
 -- name: adopt_empty
--- A table without rows needs no backfill. Its triggers are there, so writers are over; a transaction that sees an older
--- snapshot does not know that. They wait while this looks, and in a table that was emptied it reads what is left of all rows.
--- So only a small one is looked at, of 8 MB.
+-- A table without rows needs no backfill. Its triggers exist, so there are no earlier writers any more; a transaction with an
+-- older snapshot cannot tell. Writers wait during this check, which in an emptied table reads all dead rows, so only tables of
+-- up to 8 MB are checked.
 UPDATE {schema}.adopted a
 SET backfilled_at = now()
 WHERE a.source = {source} AND a.backfilled_at IS NULL AND a.backfill_after IS NULL AND a.again_below = 0
@@ -168,13 +168,12 @@ WHERE a.source = {source} AND a.backfilled_at IS NULL AND a.backfill_after IS NU
       ) THEN NOT EXISTS (SELECT FROM {table}) ELSE false END
 
 -- name: adopt_from_now_on
--- Somebody chose that rows from before the adoption get no backfill.
+-- It was chosen that rows from before the adoption get no backfill.
 UPDATE {schema}.adopted SET from_now_on = true WHERE source = {source}
 
 -- name: adopt_hold
--- All locks of an adoption at once, so that the time-out of this statement is that of all of them together: a table may have
--- many partitions, and those that are locked keep their writers waiting until the last one is. A table that is gone is left
--- out.
+-- All locks of an adoption in one statement, so that its timeout applies to all of them together: a table may have many
+-- partitions, and those locked first keep their writers waiting until the last one is locked. Dropped tables are left out.
 DO $hold$
 DECLARE
     tables text := (SELECT string_agg(t.name, ', ' ORDER BY t.at) FROM unnest({tables}) WITH ORDINALITY t (name, at)
@@ -186,15 +185,15 @@ BEGIN
 END $hold$
 
 -- name: adopt_lock
--- Before a table is adopted or given up: two that make the same function at once would fail.
+-- Before a table is adopted or given up: two processes that create the same function at once would fail.
 LOCK TABLE {schema}.adopted IN SHARE ROW EXCLUSIVE MODE
 
 -- name: adopt_register
--- What is adopted, for workers and for the doctor. Of a table that was given up, that takes the place of another, or of which
--- a trigger did not fire, here or on one of its partitions, changes were missed: a backfill writes its records again. What a
--- TRUNCATE deletes is not looked for: a partition that was attached lacks that trigger alone. The same holds where the keys
--- of its records are others now, and where a trigger could not say what had changed. A transaction of another isolation level
--- the triggers as they were before it waited for its locks, so it cannot tell.
+-- The adoption, for workers and for the doctor. Changes were missed if the table was given up, if it replaces another one, or if
+-- a trigger did not fire on it or on one of its partitions: a backfill then writes its records again. Missing TRUNCATE triggers
+-- are ignored: an attached partition lacks only that one. The same applies if the keys of its records are different now, or if a
+-- trigger could not tell what had changed. A transaction of another isolation level sees the triggers as they were before it
+-- waited for its locks, so it cannot tell.
 INSERT INTO {schema}.adopted AS a (source, relation, name, tenant_column, key_columns, watched_columns, digest, column_kinds)
 VALUES ({source}, {table_name}::regclass, {table_name}, {tenant_name}, {key_names}, {watched_names}, {digest}, {kinds})
 ON CONFLICT (source) DO UPDATE
@@ -232,8 +231,8 @@ SET relation = excluded.relation, name = excluded.name, tenant_column = excluded
     )
 
 -- name: adopt_rights
--- A role that may run a trigger function could put it on a table of its own, and write records with it. So only the owner of
--- the adopted table may, and those of its partitions that have partitions: what they make gets the triggers.
+-- A role that may run a trigger function could attach it to a table of its own, and write records with it. So only the owner of
+-- the adopted table may run it, and the owners of those partitions that have partitions: new ones get the triggers.
 DO $rights$ BEGIN
     EXECUTE 'REVOKE EXECUTE ON FUNCTION {function_text}() FROM PUBLIC';
     EXECUTE 'GRANT EXECUTE ON FUNCTION {function_text}() TO ' || (
@@ -245,7 +244,7 @@ DO $rights$ BEGIN
 END $rights$
 
 -- name: adopt_seen
--- After a table was adopted: the records of `adopted_missed` have had their effect, which is that a backfill is due.
+-- After a table was adopted: the records of `adopted_missed` are no longer needed, because a backfill is due.
 UPDATE {schema}.records SET discarded_at = now()
 WHERE source = {source} AND tenant = '' AND key > 'columns changed, ' AND key < 'columns changed-' AND discarded_at IS NULL
 
@@ -255,21 +254,21 @@ CREATE OR REPLACE TRIGGER {trigger} {timing} ON {table}
     {each} EXECUTE FUNCTION {function}()
 
 -- name: adoption_version
--- A part of other queries: the version of an adoption `a` and of its table, the row `c` of `pg_class`. The latter changes
--- with the columns, so that a process notices a numeric that came later: it must be read as text. It changes with the table's
--- name, and that of its schema is a part of it: what a process has made reads the table by both. So are the columns that were
--- adopted, since a change of a column's name or type alone changes nothing else.
+-- A part of other queries: the version of an adoption `a` and of its table, the row `c` of `pg_class`. The latter changes with the
+-- columns, so that a process notices a new numeric column, which must be read as text. It also changes with the table's name, and
+-- it includes the name of the schema, since the queries of a process contain both. It includes the adopted columns, because
+-- renaming a column or changing its type changes nothing else.
 concat_ws(' ', a.version, c.xmin, c.relnamespace::regnamespace, ARRAY(
     SELECT concat_ws(' ', attname, atttypid, atttypmod) FROM pg_attribute WHERE attrelid = c.oid AND attnum = ANY (a.column_numbers) ORDER BY attnum
 ))
 
 -- name: once_adopted
--- The sources that are adopted tables or were: of those that were, changes may be pending, and are still read from the table.
+-- The sources that are or were adopted tables: changes of former ones may be pending, and are still read from the table.
 SELECT source FROM {schema}.adopted
 
 -- name: columns_called
--- A part of other queries: what the columns of an adoption `a` are called now: tenant, keys and watched ones. A column that is
--- gone, and those of a table that was made anew, have the names under which they were adopted.
+-- A part of other queries: the present names of the columns of an adoption `a`: tenant, keys and watched ones. Dropped columns, and
+-- those of a table that was created again, keep the names under which they were adopted.
 ARRAY(
     SELECT coalesce(t.attname::text, p.name)
     FROM unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers)
@@ -280,7 +279,7 @@ ARRAY(
 )
 
 -- name: lacks
--- A part of other queries: which rights the role `o.role` lacks that a trigger function of an adopted table uses with them.
+-- A part of other queries: which rights that the trigger function of an adopted table needs the role `o.role` lacks.
 ARRAY(
     SELECT replace(l.what, '"', '')
     FROM (VALUES
@@ -309,7 +308,7 @@ SELECT has_table_privilege('{schema}.records', 'SELECT')
 SELECT has_table_privilege(%(relation)s::oid, 'SELECT')
 
 -- name: unadopt_function
--- A table is given up: the function that its triggers called goes.
+-- A table is given up: drop the function of its triggers.
 DROP FUNCTION IF EXISTS {function}()
 
 -- name: unadopt_register
@@ -317,7 +316,7 @@ DROP FUNCTION IF EXISTS {function}()
 UPDATE {schema}.adopted SET ended_at = now() WHERE source = {source}
 
 -- name: unadopt_trigger
--- A table is given up: it loses a trigger.
+-- A table is given up: drop a trigger.
 DROP TRIGGER IF EXISTS {trigger} ON {table}
 
 -- name: limits

@@ -1,8 +1,8 @@
 -- The run history and the audit log.
 
 -- name: write_runs
--- Rows of runs that have ended. Each value is an array with an element for each run. Where the cursor stands is read from the
--- cursor itself, as long as it is the run's. A run whose advance did not take effect has no row.
+-- Rows of runs that have ended. Each value is an array with an element for each run. The position is read from the cursor, as long
+-- as the run owns it. A run whose advance did not take effect gets no row.
 INSERT INTO {schema}.runs
     (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error,
      first_event_ms, snapshot, target, at_xid, at_id)
@@ -34,7 +34,7 @@ WHERE v.sweeps IS NULL OR v.sweeps = c.sweeps
 ON CONFLICT DO NOTHING
 
 -- name: run_columns
--- A part of other queries: what is shown of a run.
+-- A part of other queries: the columns shown for a run.
 pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error, first_event_ms
 
 -- name: past_any
@@ -42,13 +42,13 @@ pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, 
 SELECT EXISTS (SELECT FROM {schema}.runs)
 
 -- name: past_count
--- How many runs ended since a time, or how many of them failed, of one pipeline or of all, as the sums of the minutes say.
+-- How many runs have ended since a time, or how many of them failed, of one pipeline or of all, from the sums per minute.
 SELECT coalesce(sum(CASE WHEN %(failed)s THEN failed ELSE runs END), 0)::bigint
 FROM {schema}.run_minutes
 WHERE minute >= %(since)s::timestamptz AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
 
 -- name: past_lately
--- Whether any run of some pipelines ended within the last seconds; null where there is no history.
+-- Whether any run of some pipelines ended within the last seconds; null if there is no history.
 SELECT CASE WHEN EXISTS (SELECT FROM {schema}.runs) THEN EXISTS (
     SELECT FROM unnest(%(pipelines)s::text[]) AS p (pipeline)
     CROSS JOIN LATERAL (
@@ -59,8 +59,8 @@ SELECT CASE WHEN EXISTS (SELECT FROM {schema}.runs) THEN EXISTS (
 ) END
 
 -- name: past_noisy
--- Tenants that caused the most since a time, by one of the sums, of a part of the pages of the history: `percent` of them,
--- and of `size` runs at the most. The sums are those of the part. Of equal ones those come first that have more of the others.
+-- Tenants with the highest value of one of the sums since a time, in a sample of the history: `percent` of its pages, and at most
+-- `size` runs. The sums are those of the sample. Ties are ordered by the other sums.
 SELECT pipeline, tenant, sum(events)::bigint AS events, count(*) AS runs, sum(records)::bigint AS records,
        count(*) FILTER (WHERE outcome = 'failed') AS failures,
        coalesce(sum(date_part('epoch', ended_at - began_at) * 1000), 0)::bigint AS run_ms,
@@ -83,8 +83,8 @@ ORDER BY CASE %(by)s
 LIMIT %(limit)s
 
 -- name: past_of_tenant
--- The last runs of one tenant that began before a time, or before another run, the last one first; with `failed` those that
--- failed, of the last `size` runs.
+-- The last runs of one tenant that began before a time, or before another run, the latest first; with `failed`, only those of the
+-- last `size` runs that failed.
 SELECT {run_columns}
 FROM (
     SELECT * FROM {schema}.runs
@@ -98,8 +98,8 @@ ORDER BY token DESC
 LIMIT %(limit)s
 
 -- name: past_of_all
--- The last runs of some pipelines that ended since a time and before another one, the last one first; with `failed` those that
--- failed, of which there is an index. Of those that ended at the second time, the ones below `token` are among them.
+-- The last runs of some pipelines that ended between two times, the latest first; with `failed`, only those that failed, for which
+-- there is an index. Runs that ended exactly at the second time are included if their token is below `token`.
 SELECT {run_columns}, {schema}.error_kind(error) AS error_kind
 FROM unnest(%(pipelines)s::text[]) AS p (name)
 CROSS JOIN LATERAL (
@@ -113,9 +113,9 @@ ORDER BY ended_at DESC, token DESC
 LIMIT %(limit)s
 
 -- name: past_reader
--- The runs of a tenant since a record was written, up to the first one after which the record lay behind the cursor: that
--- run read it. `read`: it is that one. A token tells when its run was made, so runs of before are passed over by the key;
--- `floor` lies well before the record. Up to `size` runs are looked at. A run that died may have moved the cursor before.
+-- The runs of a tenant since a record was written, up to the first one that moved the cursor past the record: that run read it
+-- (`read`). A token contains the time of its run, so earlier runs are skipped by the key; `floor` is well before the record. At
+-- most `size` runs are read. A run that died may have moved the cursor before.
 SELECT {run_columns}, read
 FROM (
     SELECT r.*, sum(r.read::integer) OVER (ORDER BY r.token ROWS UNBOUNDED PRECEDING) - r.read::integer AS reads
@@ -135,7 +135,7 @@ ORDER BY token
 LIMIT %(limit)s
 
 -- name: past_saved
--- Events, runs and records of each of some pipelines over the last days, as the sums of the minutes say.
+-- Events, runs and records of each of some pipelines over the last days, from the sums per minute.
 SELECT p.pipeline, coalesce(sum(m.events), 0)::bigint AS events, coalesce(sum(m.runs), 0)::bigint AS runs,
        coalesce(sum(m.records), 0)::bigint AS records
 FROM unnest(%(pipelines)s::text[]) AS p (pipeline)
@@ -163,8 +163,8 @@ GROUP BY 1
 ORDER BY 1
 
 -- name: sum_runs
--- Sums of a pipeline's runs for each minute that is over: a run counts in the minute in which it ended. They begin at the
--- first run that has no sum, and cover 20 minutes at the most, so that no call takes long where no worker has summed for days.
+-- Sums of a pipeline's runs for each complete minute: a run counts in the minute in which it ended. They begin at the first run
+-- without a sum, and cover at most 20 minutes, so that no call takes long if no worker has done this for days.
 WITH first AS MATERIALIZED (
     SELECT date_trunc('minute', ended_at) AS minute
     FROM {schema}.runs
@@ -191,10 +191,10 @@ GROUP BY minute
 ON CONFLICT DO NOTHING
 
 -- name: keep_runs
--- Partitions of the run history: the next days', and none that is too old.
+-- Partitions of the run history: create those of the next days, and drop old ones.
 SELECT {schema}.keep_runs(%(days)s)
 
 -- name: audit_note
--- Write down one action.
+-- Record one action.
 INSERT INTO {schema}.audit (who, action, pipeline, tenant, key, detail)
 VALUES (%(who)s, %(action)s, %(pipeline)s, %(tenant)s, %(key)s, %(detail)s)

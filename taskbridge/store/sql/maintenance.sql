@@ -1,4 +1,4 @@
--- Which pipelines and sources there are, prune, and rebase after a restore.
+-- Pipelines and sources, pruning, and the rebase after a restore.
 
 -- name: prune_before
 -- The moment before which a record is old, by the server's clock.
@@ -24,7 +24,8 @@ FROM page
 
 -- name: prune_quarantine
 -- One step of prune: of the next rows of quarantine by key, delete the old ones whose record is gone or has changed. One that
--- is written anew meanwhile has another `quarantined_at`, and stays, as does one that a run has locked: it is not waited for.
+-- is written again in the meantime has another `quarantined_at` and stays, and so does one that a run has locked: this does not
+-- wait for it.
 WITH page AS MATERIALIZED (
     SELECT pipeline, tenant, external_id, revision, quarantined_at
     FROM {schema}.quarantine
@@ -168,9 +169,9 @@ SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_r
 FROM page
 
 -- name: rebase_cursors
--- Put every cursor behind all rows that there are, in ids of this cluster. The owner stays, so that an older token is refused
--- as before. `sweeps` grows, so that the advance of a batch that was read before is refused. A search for a bad record counts
--- records after the cursor, so it begins again.
+-- Move every cursor past all existing rows, in ids of this cluster. The owner stays, so that an older token is still rejected.
+-- `sweeps` grows, so that the advance of a batch that was read earlier is rejected. A search for a bad record counts records after
+-- the cursor, so it starts over.
 UPDATE {schema}.sync_cursors
 SET snapshot = %(snapshot)s::pg_snapshot,
     looked = NULL,
@@ -192,14 +193,15 @@ WITH former AS (DELETE FROM {schema}.taskbridge_cluster)
 INSERT INTO {schema}.taskbridge_cluster SELECT system_identifier FROM pg_control_system()
 
 -- name: rebase_lock
--- Before a rebase: nobody writes records or moves cursors until it ends, and whoever did has committed. Reading goes on.
+-- Before a rebase: until it ends no transaction can write records or move cursors, and earlier ones have committed. Reading is
+-- possible.
 LOCK TABLE {schema}.records, {schema}.sync_cursors, {schema}.pipelines, {schema}.quarantine, {schema}.taskbridge_cluster
     IN EXCLUSIVE MODE
 
 -- name: rebase_pending
--- What is pending by the former cluster's ids goes into quarantine with another try asked for, because the cursors are about to
--- pass it. A row that is there for the same revision stays; one of an earlier revision is overwritten. Where a tenant has no
--- cursor and its pipeline began with everything, all of its records stay pending without this.
+-- Records that are pending by the former cluster's ids go into quarantine, marked for a retry, because the cursors are about to
+-- pass them. An existing row for the same revision stays; one of an earlier revision is overwritten. If a tenant has no cursor and
+-- its pipeline began with everything, all of its records stay pending without this.
 WITH quarantined AS (
     INSERT INTO {schema}.quarantine AS q (pipeline, tenant, external_id, revision, cause, reason, attempts, retry_at)
     SELECT s.pipeline, s.tenant, s.external_id, r.revision,
@@ -228,9 +230,9 @@ SELECT pipeline, count(*) FROM quarantined GROUP BY pipeline ORDER BY pipeline
 SELECT set_config('taskbridge.keep_ids', 'on', true)
 
 -- name: rebase_rows
--- Rows with a transaction id that this cluster has not finished get 3, the first that a cluster gives, which it has. They were
--- written by many transactions and count as written by one, so their ids must differ: they are numbered anew, in their order.
--- Revisions stay; those that come are of a later time.
+-- Rows with a transaction id that this cluster has not finished get 3, the first id of any cluster, which is finished. They were
+-- written by many transactions and now count as written by one, so their ids must differ: they are renumbered, in order. Revisions
+-- stay; new ones are later.
 UPDATE {schema}.records r
 SET xid = '3', id = n.id
 FROM (
@@ -241,7 +243,7 @@ FROM (
 WHERE r.source = n.source AND r.tenant = n.tenant AND r.key = n.key
 
 -- name: rebase_runs
--- Places of the run history are in ids of the former cluster and say nothing here.
+-- Positions in the run history are ids of the former cluster and meaningless here.
 UPDATE {schema}.runs SET snapshot = NULL, target = NULL, at_xid = NULL, at_id = NULL WHERE snapshot IS NOT NULL
 
 -- name: rebase_starts
@@ -253,7 +255,7 @@ SET start = regexp_replace(%(snapshot)s::pg_snapshot::text, '^[0-9]+', '1')::pg_
 WHERE start::text <> '1:1:'
 
 -- name: rebase_tails
--- The tails hold ids of the former cluster: each begins anew.
+-- The snapshots of poller and reconciler hold ids of the former cluster: both begin anew.
 DELETE FROM {schema}.tails
 
 -- name: other_sessions
@@ -265,7 +267,7 @@ WHERE datname = current_database() AND (application_name = 'taskbridge' OR appli
 ORDER BY pid
 
 -- name: present_snapshot
--- What is committed now, and what is under way.
+-- The current snapshot: what is committed, and what is in progress.
 SELECT pg_current_snapshot()::text
 
 -- name: in_its_cluster
@@ -296,23 +298,23 @@ SELECT coalesce(
        )
 
 -- name: register_lock
--- Before a source gets another reader: batches of it whose writes were muted, and that are about to commit, come to their
--- end, and those after them see the reader.
+-- Before a source gets another reader: wait for batches whose writes were muted and that are about to commit; later ones see the
+-- new reader.
 SELECT pg_advisory_xact_lock({readers_key})
 
 -- name: register_pipeline
--- The first time that a pipeline is seen: what it reads, and the snapshot at which its cursors begin; null: now. Where it is
--- there already, nothing changes. It is a statement after `register_lock`, so that `now` is after what that has waited for.
+-- When a pipeline is seen for the first time: its source, and the snapshot at which its cursors begin; null: now. If it is already
+-- registered, nothing changes. It is a separate statement after `register_lock`, so that `now` is after what that has waited for.
 INSERT INTO {schema}.pipelines (pipeline, source, start)
 VALUES (%(pipeline)s, %(source)s, coalesce(%(start)s::pg_snapshot, pg_current_snapshot()))
 ON CONFLICT DO NOTHING
 
 -- name: known_source
--- What a pipeline reads, if it was seen before.
+-- The source of a pipeline, if it is registered.
 SELECT source FROM {schema}.pipelines WHERE pipeline = %(pipeline)s
 
 -- name: pipelines
--- The pipelines that were seen, and what each reads.
+-- The registered pipelines and their sources.
 SELECT pipeline, source FROM {schema}.pipelines
 
 -- name: sources
@@ -327,7 +329,7 @@ WITH RECURSIVE sources AS (
 SELECT source FROM sources WHERE source IS NOT NULL
 
 -- name: unread_sources
--- Sources that have records of tenants, or are adopted tables, and that neither the database knows a reader of nor `read` names.
+-- Sources that have records of tenants, or are adopted tables, without a registered reader, and not in `read`.
 SELECT s.source
 FROM ({sources} UNION SELECT source FROM {schema}.adopted WHERE ended_at IS NULL) s
 WHERE s.source <> ALL (%(read)s::text[])
@@ -365,8 +367,8 @@ WHERE p.pipeline <> ALL (%(declared)s) AND c.tenants > 0
 ORDER BY p.pipeline
 
 -- name: forget
--- Delete what is kept of a pipeline that is no more; its records stay, since others may read them. Cursors go before
--- quarantine, which is the order in which a run that is still on takes them, so that neither waits for the other in a circle.
+-- Delete the data of a removed pipeline; its records stay, since others may read them. Cursors are deleted before quarantine, which
+-- is the order in which a run in progress locks them, so that there is no deadlock.
 WITH pipeline AS (
     DELETE FROM {schema}.pipelines WHERE pipeline = %(pipeline)s RETURNING 1
 ), cursors AS (
@@ -388,7 +390,7 @@ SELECT (SELECT count(*) FROM pipeline) AS pipelines, (SELECT count(*) FROM curso
 
 -- name: troubled
 -- Tenants whose last run failed, those with the most failures first, and those with the most records in quarantine: up to
--- `limit` of each. At most `size` cursors and rows of quarantine are looked at.
+-- `limit` of each. At most `size` cursors and rows of quarantine are read.
 (
     SELECT tenant
     FROM (

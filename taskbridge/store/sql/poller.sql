@@ -17,18 +17,18 @@ ON CONFLICT (pipeline, kind) DO UPDATE SET snapshot = excluded.snapshot, stored_
 WHERE %(anew)s
 
 -- name: store_snapshot
--- After all reminders of a page: store what it has seen (null: no more than what is stored, which is not written again). No
--- row: somebody else has stored meanwhile.
+-- After all reminders of a page: store what it has seen (null: nothing new, so the snapshot is not written again). No row: another
+-- process has stored one in the meantime.
 UPDATE {schema}.tails
 SET snapshot = coalesce(%(seen)s::pg_snapshot, snapshot), stored_at = clock_timestamp()
 WHERE pipeline = %(pipeline)s AND kind = %(kind)s AND (extract(epoch FROM stored_at) * 1000000)::bigint = %(stored_at)s
 RETURNING (extract(epoch FROM stored_at) * 1000000)::bigint
 
 -- name: retries
--- One page of the records that are to be tried again out of quarantine, after (`tenant`, `key`): for each tenant the last
--- key of the page, the smallest delay (`smallest` where a record has none, or the pipeline has no delays; null: none of
--- them means anything, for the records have changed since, or the tenant is paused, unless asked for those `with_paused`)
--- and when its records were last taken, in milliseconds of the Unix epoch. No row: there is none any more.
+-- One page of the records that are to be retried out of quarantine, after (`tenant`, `key`): for each tenant the last key of the
+-- page, the smallest delay (`smallest` if a record has none, or the pipeline has no delays; null: none of the rows matters, because
+-- the records have changed, or the tenant is paused and `with_paused` is false) and when its records were last taken, in
+-- milliseconds since the Unix epoch. No row: the end.
 SELECT q.tenant,
        max(q.external_id) AS key,
        min(r.delay_ms) AS delay_ms,

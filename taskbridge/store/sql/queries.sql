@@ -1,8 +1,8 @@
--- Status, metrics and the dashboard: statements that change nothing.
+-- Read-only statements for status, metrics and the dashboard.
 
 -- name: look_decisions
--- What people decided about one record since a time, in order: to try it again, or to give it up. Of the last `size`
--- actions. `key` null: it was about many at once, among which the record may have been.
+-- Operators' decisions about one record since a time, in order: to retry it, or to discard it. Only the last `size` actions are
+-- considered. `key` null: it was about many records at once, possibly including this one.
 SELECT at, who, action, key
 FROM (SELECT * FROM {schema}.audit ORDER BY id DESC LIMIT %(size)s) a
 WHERE pipeline = %(pipeline)s AND (tenant = %(tenant)s OR tenant IS NULL) AND (key = %(key)s OR key IS NULL)
@@ -29,9 +29,9 @@ WHERE w.delivery = %(delivery)s AND w.source = ANY (%(sources)s::text[])
 LIMIT %(limit)s
 
 -- name: look_errors
--- What fails in a pipeline, by the kind of error: of up to `size` tenants whose last run failed, and of up to `size` records in
--- quarantine. `tenants` is how many tenants fail so; `error` is the last text, of `texts` different ones; `sample` has up to 5
--- tenants of both kinds. `cut`: there may be more of the kind, for so many were looked at.
+-- The failures of a pipeline, by the kind of error: of up to `size` tenants whose last run failed, and of up to `size` records in
+-- quarantine. `tenants`: how many tenants fail with it; `error`: the last text, of `texts` different ones; `sample`: up to 5
+-- tenants of both kinds. `cut`: there may be more, because only `size` were read.
 SELECT kind, (array_agg(error ORDER BY last DESC NULLS LAST, error))[1] AS error, count(DISTINCT error) AS texts,
        sum(tenants)::bigint AS tenants, sum(quarantined)::bigint AS quarantined, min(since) AS since, max(last) AS last,
        (array_agg(DISTINCT tenant))[1:5] AS sample,
@@ -67,7 +67,7 @@ ORDER BY tenant
 LIMIT %(limit)s
 
 -- name: look_key_index
--- Whether somebody made an index on the key of records.
+-- Whether there is an index on the key of records.
 SELECT EXISTS (
     SELECT FROM pg_index i
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] AND a.attname = 'key'
@@ -89,7 +89,7 @@ LEFT JOIN LATERAL (
 GROUP BY n.pipeline
 
 -- name: look_quarantine
--- Records in quarantine that nobody has discarded, of a pipeline or of one tenant, by tenant and key, up to `limit`.
+-- Records in quarantine that were not discarded, of a pipeline or of one tenant, by tenant and key, up to `limit`.
 SELECT q.pipeline, q.tenant, q.external_id AS key, q.revision,
        CASE WHEN q.retry_at IS NULL THEN 'quarantined' ELSE 'retrying' END AS state,
        q.cause, q.reason, q.attempts, q.quarantined_at AS at
@@ -100,8 +100,8 @@ ORDER BY q.tenant, q.external_id
 LIMIT %(limit)s
 
 -- name: look_records
--- Records with a key, up to `limit`, of some sources and tenants: once for each pipeline that reads them, with how they
--- stand there. Null: of all, for which all records are looked through unless somebody made an index on the key.
+-- Records with a key, up to `limit`, of some sources and tenants: once for each pipeline that reads them, with their state there.
+-- Null: of all, which reads all records unless there is an index on the key.
 SELECT r.source, r.tenant, r.key, r.revision, r.deleted, r.recorded_at, r.changed_at, r.reason AS unmatched,
        p.pipeline,
        CASE
@@ -127,8 +127,8 @@ LEFT JOIN {schema}.sync_cursors c ON c.pipeline = p.pipeline AND c.tenant = r.te
 ORDER BY r.source, r.tenant, p.pipeline
 
 -- name: look_story
--- One record and how it stands in one pipeline: its place in the log, its row of quarantine, whether it is handled, when
--- the journal delivered it, and how many webhooks came in the very transaction that wrote it, with the id of one of them.
+-- One record and its state in one pipeline: its position in the log, its row of quarantine, whether it is handled, when the
+-- journal delivered it, and how many webhooks arrived in the transaction that wrote it, with the id of one of them.
 SELECT r.revision, r.deleted, r.recorded_at, r.changed_at, r.xid::text AS xid, r.id, r.criterion,
        q.cause, q.reason, q.attempts, q.quarantined_at, q.failing_since, q.retry_at, q.discarded_at,
        {schema}.is_handled(r.xid, r.id, coalesce(c.snapshot, p.start), c.target, c.at_xid, c.at_id) AS handled,
@@ -170,9 +170,9 @@ FROM {schema}.sync_cursors
 GROUP BY pipeline
 
 -- name: backlog
--- What waits in a pipeline, each counted up to `size`: pending records of the tenants in a list and, of the other tenants, those
--- that are to be tried again, with the age of the oldest and its tenant (a record that changed is pending since it did);
--- records in quarantine; and tenants whose last run failed, with one of them.
+-- The backlog of a pipeline, each number counted up to `size`: pending records of the tenants in a list and, of other tenants,
+-- those to be retried, with the age of the oldest and its tenant (a record counts from its last change); records in quarantine;
+-- and tenants whose last run failed, with one of them.
 WITH counted AS MATERIALIZED (
     (
         SELECT w.changed_at AS since, t.tenant
@@ -207,10 +207,10 @@ SELECT count(*) AS pending,
 FROM counted
 
 -- name: tenant_counts
--- Of each tenant of a list: records by state, up to `size` of each state, and the counters of its cursor. `known`: it has
--- records or a cursor. `pending_since`: when the oldest of the pending ones was written. `handled` is null where so many are
--- pending, or in quarantine, that they were not all counted. What the pipeline's start skipped is in no state, for nobody
--- handled it. Where a rebase has forgotten what that was, it counts as handled: the start's xmin is 1.
+-- For each tenant of a list: records by state, up to `size` of each state, and the counters of its cursor. `known`: it has records
+-- or a cursor. `pending_since`: when the oldest pending record was written. `handled` is null if not all pending or quarantined
+-- records were counted. Records skipped by the pipeline's start have no state, since they were not handled. After a rebase it is
+-- unknown which those were, so they count as handled: the start's xmin is 1.
 SELECT t.tenant,
        coalesce(w.records, 0) AS pending,
        w.since AS pending_since,
@@ -308,13 +308,12 @@ ORDER BY tenant
 LIMIT %(limit)s
 
 -- name: where_connected
--- In which database of which cluster a session is, and what its unqualified names mean.
+-- The database and cluster of a session, and how its unqualified names are resolved.
 SELECT system_identifier::text, current_database(), current_setting('search_path')
 FROM pg_control_system()
 
 -- name: pending_before
--- Per tenant of a list: how many of its records that were committed before a snapshot are pending. Tenants with none are
--- left out.
+-- For each tenant of a list, how many of its records committed before a snapshot are pending. Tenants without any are left out.
 SELECT t.tenant, w.records
 FROM (SELECT unnest(%(tenants)s::text[]) COLLATE "C" AS tenant) t
 CROSS JOIN LATERAL (
@@ -324,7 +323,7 @@ WHERE w.records > 0
 ORDER BY t.tenant
 
 -- name: delivery_counts
--- How many deliveries the journal holds, and how many of them repeat one of the same revision.
+-- How many deliveries are in the journal, and how many of them repeat a delivery of the same revision.
 SELECT count(*) AS deliveries,
        count(*) - count(DISTINCT (tenant, external_id, revision)) AS duplicates
 FROM {schema}.deliveries

@@ -39,9 +39,9 @@ SET document = excluded.document, deleted = false, delay_ms = excluded.delay_ms,
 RETURNING id
 
 -- name: receive
--- Store the record of one webhook: if its delivery is new, and no newer version of the record is there. A record with the
--- very same document stays untouched. One without a document is deleted.
--- A delivery that another transaction is storing is waited for: only then is it known whether it came before.
+-- Store the record of one webhook if its delivery is new and there is no newer version of the record. A record with an equal
+-- document is not touched. A webhook without a document deletes it.
+-- If another transaction is storing the same delivery, this waits for it, to know whether it came first.
 WITH fresh AS (
     INSERT INTO {schema}.received (source, delivery)
     SELECT %(source)s::text, %(delivery)s::text WHERE %(delivery)s::text IS NOT NULL
@@ -73,8 +73,8 @@ SELECT is_new, EXISTS (SELECT FROM written) AS changed FROM given
 SELECT EXISTS (SELECT FROM {schema}.records WHERE source = %(source)s)
 
 -- name: own_records
--- The records of a source that this transaction has written beyond those that `mark` says, and those that `left` names, as
--- for a test in which nothing commits: each tenant's in their order, the tenant first that was written first.
+-- The records of a source that this transaction has written after `mark`, and those in `left`, for a test in which nothing
+-- commits: by tenant in order of writing, beginning with the tenant that was written first.
 SELECT tenant, key, revision, id, so_far
 FROM
   {schema}.records,
@@ -90,14 +90,14 @@ WHERE source = %(source)s
 ORDER BY min(id) OVER (PARTITION BY tenant), id
 
 -- name: waiting_delays
--- Per tenant of a list: the smallest delay of the records that wait. Tenants without any are left out.
+-- For each tenant of a list, the smallest delay of its waiting records. Tenants without any are left out.
 SELECT t.tenant, w.delay_ms
 FROM (SELECT unnest(%(tenants)s::text[]) COLLATE "C" AS tenant) t
 CROSS JOIN LATERAL (SELECT min(coalesce(p.delay_ms, %(smallest)s)) AS delay_ms FROM {pending} p) w
 WHERE w.delay_ms IS NOT NULL
 
 -- name: waiting_records
--- What waits for one tenant: how many records, and of them the one with the smallest delay.
+-- The waiting records of one tenant: their number, and the one with the smallest delay.
 SELECT count(*) OVER () AS waiting, coalesce(w.delay_ms, %(smallest)s) AS delay_ms, coalesce(w.criterion, '') AS criterion
 FROM (SELECT %(tenant)s::text COLLATE "C" AS tenant) t
 CROSS JOIN LATERAL {pending} w
@@ -106,14 +106,14 @@ LIMIT 1
 
 -- name: match_again
 -- A record that no criterion matched has been matched after all, or has another reason. The trigger renews its xid, so
--- the next sweep of its tenant takes it. No row: somebody else matched it meanwhile, or gave it up.
+-- the next sweep of its tenant takes it. No row: it was matched or discarded in the meantime.
 UPDATE {schema}.records
 SET tenant = %(tenant)s, delay_ms = %(delay_ms)s, criterion = %(criterion)s, reason = %(reason)s
 WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL AND key = %(key)s
 RETURNING id
 
 -- name: forget_received
--- Delete some ids of deliveries that came more than 30 days ago, the oldest first.
+-- Delete some ids of deliveries that arrived more than 30 days ago, the oldest first.
 WITH old AS (
     SELECT ctid FROM {schema}.received WHERE received_at < now() - interval '30 days'
     ORDER BY received_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
@@ -133,8 +133,8 @@ ORDER BY id, key
 LIMIT %(limit)s
 
 -- name: unmatched_keys
--- The message ids of the unmatched records, or which of these have one; with a reason, those that have it. What says
--- that an adopted table's changes were missed stays until that is adopted again: nothing else keeps it in mind.
+-- The message ids of the unmatched records, or of those in a list; with a reason, only those that have it. Records that say that
+-- changes of an adopted table were missed stay until it is adopted again: that is stored nowhere else.
 SELECT key FROM {schema}.records
 WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL
   AND (%(message_ids)s::text[] IS NULL OR key = ANY (%(message_ids)s))
@@ -157,9 +157,8 @@ ORDER BY source
 SELECT count(*) FROM {schema}.records WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL
 
 -- name: discard_unmatched
--- Give some unmatched records up. They stay until they are pruned, so that a message that comes again is known. One that
--- somebody writes at this moment is not waited for, since the writer could wait for this statement next, which is a deadlock:
--- its row says that it is held.
+-- Discard some unmatched records. They stay until they are pruned, so that a repeated message is recognized. This does not wait
+-- for locked records, since the writer could wait for this statement next, which is a deadlock: such a row is `held`.
 WITH wanted AS MATERIALIZED (
     SELECT source, tenant, key FROM {schema}.records
     WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL AND key = ANY (%(keys)s::text[])

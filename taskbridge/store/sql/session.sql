@@ -1,9 +1,8 @@
--- Settings of a session or a transaction, how a session that a handler had is reset, and what a server says of itself.
+-- Settings of a session or a transaction, resetting a session after a handler had it, and properties of the server.
 
 -- name: setting
--- Sets a parameter of Postgres for the session or, where `scope` is LOCAL, for the transaction. It is no `set_config`: a SET
--- takes no snapshot, so that BEGIN may name another isolation level after it, and what follows a LOCK sees what that has
--- waited for.
+-- Sets a parameter of Postgres for the session or, if `scope` is LOCAL, for the transaction. Unlike `set_config`, SET takes no
+-- snapshot, so a later BEGIN can change the isolation level, and statements after a LOCK see what the lock has waited for.
 SET {scope} {name} = {value}
 
 -- name: set_parameters
@@ -39,8 +38,8 @@ ALTER ROLE CURRENT_USER IN DATABASE {database} SET search_path = public
 SELECT clock_timestamp()
 
 -- name: server
--- What the server is: its version for people, such as "17.6", and as a number (ten thousand times the major version, and the
--- minor one), the encoding in which the database stores texts, such as "UTF8", and whether it takes no writes.
+-- Properties of the server: its version as text, such as "17.6", and as a number (ten thousand times the major version plus the
+-- minor one), the encoding of the database, such as "UTF8", and whether it is a standby.
 SELECT current_setting('server_version') AS version, current_setting('server_version_num')::integer AS number,
        current_setting('server_encoding') AS encoding, pg_is_in_recovery() AS is_standby
 
@@ -49,21 +48,21 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
 SELECT pg_backend_pid()
 
 -- name: pooler_version
--- What the console of PgBouncer is, such as "PgBouncer 1.18.0".
+-- The version of PgBouncer from its console, such as "PgBouncer 1.18.0".
 SHOW VERSION
 
 -- name: nothing
--- Nothing: the statement of a migration that runs a program instead.
+-- An empty statement, for a migration that runs a program instead.
 SELECT
 
 -- name: deployment
--- Which database of which cluster this is. A renamed database, or a standby that was promoted, is the same.
+-- Identifies the database and its cluster. A renamed database, or a promoted standby, is the same.
 SELECT c.system_identifier AS cluster, d.oid, d.datname AS name
 FROM pg_control_system() c, pg_database d
 WHERE d.datname = current_database()
 
 -- name: session_limits
--- How many sessions this role can have at once: by the server's limit, the role's own and the database's; null: any.
+-- How many sessions this role can have at once, by the limits of server, role and database; null: no limit.
 SELECT
     current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
         - coalesce(current_setting('reserved_connections', true), '0')::int AS of_server,
@@ -78,13 +77,13 @@ SELECT set_config('application_name', %(session)s, true),
        set_config('statement_timeout', coalesce(%(limit)s, current_setting('statement_timeout')), true)
 
 -- name: as_left
--- How a handler left its transaction: the mark of `announce`, if it still is that transaction, and whether its commit waits
--- for the disk, which the handler may choose.
+-- The state in which a handler left its transaction: the mark of `announce`, if it is still that transaction, and whether its
+-- commit waits for the disk, which the handler can choose.
 SELECT pg_catalog.current_setting('taskbridge.batch', true), pg_catalog.current_setting('synchronous_commit')
 
 -- name: fire_deferred
--- Deferred constraints and triggers belong to what the handler wrote, so they run under its role, search_path and settings.
--- The statements that follow are ours.
+-- Deferred constraints and triggers belong to the handler's writes, so they run under its role, search_path and settings. The
+-- statements that follow are ours.
 SET CONSTRAINTS ALL IMMEDIATE
 
 -- name: reset_settings

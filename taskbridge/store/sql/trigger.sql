@@ -1,11 +1,11 @@
 -- The trigger function of an adopted table, in parts.
 
 -- name: adopt_function
--- The trigger function of an adopted table. It runs with its owner's rights, so that who writes the table needs no others. So
--- nothing here may call what others have made, such as the cast of a type. Each column of the table is named with an alias,
--- and no query on it uses a variable, so a column may have any name. It has no percent sign but in names: drivers differ in
--- whether they take one for a placeholder, and where somebody doubles it for one that does not, it stays doubled. A session
--- keeps the types with which it has planned a query, so where these have changed the queries are planned anew.
+-- The trigger function of an adopted table. It runs with its owner's rights, so that writers of the table need no further ones.
+-- So nothing here may call functions made by others, such as the cast of a type. Each column of the table is qualified with an
+-- alias, and no query on it uses a variable, so a column may have any name. It contains no percent sign except in names: some
+-- drivers treat it as a placeholder and some do not, and if it is doubled for one that does not, it stays doubled. A session keeps
+-- the types with which it has planned a query, so if these have changed the queries are planned again.
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET row_security = off{styles} AS $taskbridge$
 DECLARE
@@ -69,15 +69,15 @@ END
 $taskbridge$
 
 -- name: adopted_came
--- A part of the trigger function of an adopted table: rows that are new. These are never muted: what a batch's own
--- transaction adds is work that nobody has done.
+-- A part of the trigger function of an adopted table: inserted rows. These are never muted: rows that a batch's own transaction
+-- adds are new work.
 SELECT {new_tenant} AS tenant, {new_key} AS key, false AS gone
 FROM {new} n
 WHERE {new_counts}
 
 -- name: adopted_changed
--- A part of the trigger function of an adopted table: rows that were updated. Old and new ones are brought together by tenant
--- and key; where one is alone, the row came to this tenant or key, or left it. Images are compared, so that any type will do.
+-- A part of the trigger function of an adopted table: updated rows. Old and new rows are joined by tenant and key; a row without a
+-- counterpart moved to this tenant or key, or away from it. Row images are compared, which works for any type.
 SELECT coalesce(n.tenant, o.tenant) AS tenant, coalesce(n.key, o.key) AS key, n.key IS NULL AS gone
 FROM (
     SELECT {new_tenant} AS tenant, {new_key} AS key, {new_watched} AS watched
@@ -94,16 +94,15 @@ WHERE o.key IS NULL
       AND {muted} IS DISTINCT FROM o.tenant
 
 -- name: adopted_went
--- A part of the trigger function of an adopted table: rows that were deleted, but not those that their tenant's own batch
--- deletes.
+-- A part of the trigger function of an adopted table: deleted rows, except those that their tenant's own batch deletes.
 SELECT {old_tenant} AS tenant, {old_key} AS key, true AS gone
 FROM {old} o
 WHERE {old_counts} AND {muted} IS DISTINCT FROM {old_tenant}
 
 -- name: adopted_changes
--- A part of the trigger function of an adopted table: the thin records of changed rows, which `changes` gives as tenant, key,
--- whether the row is gone, and the numbers of its record. They are written in one order, so that two statements never wait
--- for each other here. What `stamp_record` sets for others, this statement sets.
+-- A part of the trigger function of an adopted table: the thin records of changed rows. `changes` returns tenant, key, whether
+-- the row is gone, and the numbers of its record. They are written in a fixed order, so that two statements never deadlock here.
+-- This statement sets what `stamp_record` sets for other records.
 INSERT INTO {schema}.records AS r (source, tenant, key, deleted, id, revision, xid)
 SELECT {source}, s.tenant, s.key, s.gone, s.id, s.revision, pg_current_xact_id()
 FROM (
@@ -112,7 +111,7 @@ FROM (
 ON CONFLICT (source, tenant, key) {again}
 
 -- name: adopted_unfit
--- As `adopted_changes`, with the reason of a record that is unmatched.
+-- Like `adopted_changes`, with the reason of an unmatched record.
 INSERT INTO {schema}.records AS r (source, tenant, key, deleted, reason, discarded_at, id, revision, xid)
 SELECT {source}, s.tenant, s.key, s.gone, s.reason, CASE WHEN s.reason IS NOT NULL AND s.gone THEN now() END,
        s.id, s.revision, pg_current_xact_id()
@@ -122,8 +121,8 @@ FROM (
 ON CONFLICT (source, tenant, key) {again}
 
 -- name: adopted_again
--- A part of the trigger function of an adopted table: the row has a record already. Where the same transaction wrote that,
--- nobody can have read it, so it stays as it is.
+-- A part of the trigger function of an adopted table: the row has a record already. If the same transaction wrote it, it cannot
+-- have been read yet, so it stays as it is.
 DO UPDATE
 SET document = NULL, deleted = excluded.deleted, id = excluded.id,
     revision = greatest(excluded.revision, r.revision + 1), xid = excluded.xid, changed_at = now(),
@@ -131,29 +130,28 @@ SET document = NULL, deleted = excluded.deleted, id = excluded.id,
 WHERE r.deleted <> excluded.deleted OR r.document IS NOT NULL OR r.xid <> pg_current_xact_id()
 
 -- name: adopted_muted
--- A part of the trigger function of an adopted table: the tenant whose batch this transaction handles, if its changes make no
--- records. It is looked up once in a statement, and only where `announce` has set the parameter.
+-- A part of the trigger function of an adopted table: the tenant whose batch this transaction handles, if its changes are muted.
+-- It is looked up once per statement, and only if `announce` has set the parameter.
 (SELECT CASE WHEN current_setting('taskbridge.muted', true) <> '' THEN {schema}.muted_tenant({source}) END)
 
 -- name: adopted_row
--- A part of a trigger function that is called for each row: one row without columns, in whose place NEW or OLD is named.
--- Their columns are not listed (`NEW.*`): a session keeps the list that it has planned with, and would miss a column that
--- comes later.
+-- A part of a trigger function that is called for each row: one row without columns; the query names NEW or OLD instead. Their
+-- columns are not listed (`NEW.*`): a session keeps the list with which it has planned, and would miss a column added later.
 (SELECT)
 
 -- name: adopted_styles
--- A part of the head of a trigger function: dates and times are written in one way, and can be read again.
+-- A part of the head of a trigger function: dates and times have one format, and can be read back.
 SET datestyle = 'ISO, YMD' SET timezone = 'UTC'
 
 -- name: adopted_unchanged
--- A part of the trigger function of an adopted table: a column of it has the name and the type that it was adopted with.
--- After a restore of a dump its number is another one.
+-- A part of the trigger function of an adopted table: a column has the name and the type with which it was adopted. Its number
+-- changes when a dump is restored.
 JOIN pg_attribute t{place}
     ON t{place}.attrelid = a.relation AND t{place}.attname = {name} AND NOT t{place}.attisdropped
     AND t{place}.atttypid = a.column_types[{place}] AND (a.numbered <> a.relation OR t{place}.attnum = a.column_numbers[{place}])
 
 -- name: adopted_single
--- As `adopted_many`, of one row. It is called for each row, so it does no more than it must.
+-- Like `adopted_many`, for one row. It is called for each row, so it does only what is necessary.
 SELECT c.*, {schema}.next_id({source}) AS id, {schema}.next_revision(NULL) AS revision
 FROM (
 {changes}
@@ -161,8 +159,8 @@ FROM (
 ORDER BY c.tenant, c.key
 
 -- name: adopted_many
--- A part of the trigger function of an adopted table: the changes of one statement, with the numbers of their records. It may
--- change a row twice, as cascading foreign keys do.
+-- A part of the trigger function of an adopted table: the changes of one statement, with the numbers of their records. A statement
+-- can change a row twice, as with cascading foreign keys.
 SELECT n.*, (SELECT {schema}.next_id({source}, 2147483648)) + n.at AS id, (SELECT {schema}.next_revision(NULL)) + n.at AS revision
 FROM (
     SELECT o.*, row_number() OVER () AS at
@@ -175,8 +173,8 @@ FROM (
 ) n
 
 -- name: adopted_checked
--- A part of the trigger function of an adopted table, where tenant or key may be one that is not allowed. The record of such
--- a row is unmatched, with the reason: a trigger must not break the program that writes the row.
+-- A part of the trigger function of an adopted table, if tenant or key may be invalid. The record of such a row is unmatched, with
+-- the reason: a trigger must not break the program that writes the row.
 SELECT CASE WHEN w.reason IS NULL THEN w.tenant ELSE '' END AS tenant,
        CASE WHEN w.reason IS NULL THEN w.key ELSE {schema}.shown(w.key) || ' ' || md5(quote_literal(w.tenant) || w.key) END
            COLLATE "C" AS key,
@@ -190,9 +188,9 @@ FROM (
 ) w
 
 -- name: adopted_missed
--- A part of the trigger function of an adopted table: a column that it names is gone, or another has its name, so nothing says
--- what the changed rows are. An unmatched record says so until the table is adopted again (see `adopt_seen`). There is one
--- for each transaction that sees none: none waits for another.
+-- A part of the trigger function of an adopted table: a column that it names is gone, or another has its name, so it is unknown
+-- which rows have changed. An unmatched record notes that until the table is adopted again (see `adopt_seen`). Each transaction
+-- that sees no such record writes one, so that none waits for another.
 INSERT INTO {schema}.records (source, tenant, key, reason, id, revision, xid)
 SELECT {source}, '', 'columns changed, ' || pg_current_xact_id(),
        'columns of the table are called otherwise since it was adopted, so changes were missed: taskbridge doctor says what to do',
@@ -204,10 +202,10 @@ WHERE NOT EXISTS (
 ON CONFLICT DO NOTHING
 
 -- name: adopted_columns
--- A part of the trigger function of an adopted table: whether tenant and key (`named`) and the watched columns
--- (`watched_named`) are called as they were when `a` was adopted, and are of the same types (`typed`, `watched`). After a
--- restore of a dump the numbers are others. It asks about all of them, whatever the statement is: with a condition on that,
--- Postgres would plan this anew for each call.
+-- A part of the trigger function of an adopted table: whether tenant and key (`named`) and the watched columns (`watched_named`)
+-- have the names that they had when `a` was adopted, and the same types (`typed`, `watched`). After a restore of a dump their
+-- numbers are different. It checks all of them, whatever the statement is: with a condition on that, Postgres would plan this
+-- again for each call.
 SELECT count(t.attname) FILTER (WHERE p.place <= {keys}) = {keys} AS named,
        count(t.attname) = count(*) AS watched_named,
        bool_and(t.atttypid = p.type) FILTER (WHERE p.place <= {keys}) AS typed,

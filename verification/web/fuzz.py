@@ -1,4 +1,4 @@
-"""Hostile requests at a receiver and at `POST /events`: `python -m tests.web.fuzz --inputs 1000000 --seed 1`.
+"""Hostile requests at a receiver and at `POST /events`: `python -m verification.web.fuzz --inputs 1000000 --seed 1`.
 
 Most go straight into the ASGI app, some over a socket of the server that `taskbridge serve` starts. None may be
 answered with 5xx or leave a traceback in the log; what is not signed is never taken, what is as it should be always
@@ -44,7 +44,19 @@ from taskbridge.testing.servers import fresh_database, migrated_template, server
 from taskbridge.web import endpoint, events, receiver, storing
 from tests.memory import keep_temporary_files_in_memory
 from tests.waiting import wait_until
-from tests.web.hostile import CANARY, MATCHED, POSTED, SECRETS, SOURCES, TOKENS, Expected, Input, drawn, framed, hooks
+from verification.web.hostile import (
+    CANARY,
+    MATCHED,
+    POSTED,
+    SECRETS,
+    SOURCES,
+    TOKENS,
+    Expected,
+    Input,
+    drawn,
+    framed,
+    hooks,
+)
 
 __all__ = ["Answer", "Result", "attack", "called"]
 
@@ -353,7 +365,7 @@ def _memory() -> int:
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.web.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m verification.web.fuzz", description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="how many (default: 1000000)")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn (default: 1)")
     parser.add_argument("--seconds", type=float, default=math.inf, help="send none after so long (default: send all)")

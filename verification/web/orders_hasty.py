@@ -1,4 +1,4 @@
-"""The receiver of `tests.web.orders` without what it promises: it answers before the commit."""
+"""The receiver of `verification.web.orders` without what it promises: it answers before the commit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 from taskbridge.store import Incoming
 from taskbridge.web.storing import Storage
-from tests.web.orders import app
+from verification.web.orders import app
 
 __all__ = ["app"]
 

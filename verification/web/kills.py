@@ -1,7 +1,8 @@
-"""Webhooks at a steady rate while what takes them is killed: `python -m tests.web.kills --deliveries 10000 --rate 200`.
+"""Webhooks at a steady rate while what takes them is killed.
 
-A receiver, Redis and Postgres are killed with SIGKILL in turn and started again. The provider sends a delivery again
-where no answer comes, or one of 5xx. At the end all that was answered with 2xx is downstream in its last version.
+`python -m verification.web.kills --deliveries 10000 --rate 200` runs it once. A receiver, Redis and Postgres are killed
+with SIGKILL in turn and started again. The provider sends a delivery again where no answer comes, or one of 5xx. At the
+end all that was answered with 2xx is downstream in its last version.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ __all__ = ["Account", "survive"]
 
 ROOT = Path(__file__).resolve().parents[2]
 TASKBRIDGE = (sys.executable, "-c", "from taskbridge.cli.main import main; main()")
+APP = "verification.web.orders:app"
 KILLED = ("the receiver", "Redis", "Postgres")
 CUSTOMERS = 20
 STARTS_WITHIN = 60.0
@@ -196,7 +198,7 @@ class Scene:
             **kept,
             "TASKBRIDGE_POSTGRES_URL": self.postgres.url,
             "TASKBRIDGE_REDIS_URL": self.redis.url,
-            "TASKBRIDGE_PIPELINES": "tests.web.orders",
+            "TASKBRIDGE_PIPELINES": "verification.web.orders",
             "TEST_ENDPOINT": self.downstream.url,
             "PYTHONPATH": str(ROOT),
         }
@@ -262,7 +264,7 @@ def at_work(folder: Path, app: str) -> Iterator[Scene]:
         yield scene
 
 
-def survive(folder: Path, count: int, rate: float, *, rounds: int = 1, app: str = "tests.web.orders:app") -> Account:
+def survive(folder: Path, count: int, rate: float, *, rounds: int = 1, app: str = APP) -> Account:
     """Send so many deliveries, kill everything `rounds` times meanwhile, and compare what came downstream.
 
     Raises:
@@ -357,11 +359,11 @@ def _free_port() -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Run it once, and print the account."""
-    parser = argparse.ArgumentParser(prog="python -m tests.web.kills", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m verification.web.kills", description=__doc__)
     parser.add_argument("--deliveries", type=int, default=10_000, help="how many (default: 10000)")
     parser.add_argument("--rate", type=float, default=200, help="per second (default: 200)")
     parser.add_argument("--rounds", type=int, default=2, help="times that each is killed (default: 2)")
-    parser.add_argument("--app", default="tests.web.orders:app", help="the receiver (default: tests.web.orders:app)")
+    parser.add_argument("--app", default=APP, help=f"the receiver (default: {APP})")
     options = parser.parse_args(arguments)
     with open_directory() as folder:
         account = survive(folder, options.deliveries, options.rate, rounds=options.rounds, app=options.app)

@@ -33,7 +33,7 @@ from tests.ending import kill_all
 from tests.waiting import wait_until
 from verification.torture.servers import PostgresHere, RedisHere
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 CUSTOMERS = [f"customer-{number}" for number in range(6)]
 LOAD_BETWEEN_KILLS = 4.0
 QUIET_WITHIN = 120.0
