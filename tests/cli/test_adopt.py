@@ -31,15 +31,15 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     assert rows(engine, "SELECT FROM taskbridge.adopted") == []
     assert (printed.status, printed.stdout.count(";\n\n")) == (0, 17)
     first, again = taskbridge(*ADOPT), taskbridge(*ADOPT)
-    assert first.stdout == "orders: public.orders is adopted: each change from now on is recorded\n"
-    assert again.stdout == "orders: public.orders was adopted before\n"
+    assert first.stdout == "orders: public.orders is now adopted: each change is recorded\n"
+    assert again.stdout == "orders: public.orders was already adopted\n"
     assert "Existing rows are skipped until they change" in first.stderr
     assert "--backfill" in first.stderr
     assert again.stderr == ""
     chosen, again = (taskbridge(*ADOPT, "--from-now-on") for _ in range(2))
-    assert chosen.stdout == again.stdout == "orders: public.orders was adopted before\n"
+    assert chosen.stdout == again.stdout == "orders: public.orders was already adopted\n"
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
-        "ok: orders: its changes are recorded, and its rows can be read"
+        "ok: orders: changes are recorded, and rows can be read"
     ]
     run(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('one', 'orders'), ('two', 'orders')")
     warnings = findings(taskbridge("doctor", "--json"))["tables"][:2]
@@ -55,18 +55,16 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     told = "changes may have been missed, so send each row once more (with --from-now-on in place of --again: none): "
     assert f"-> {told}{mend} --again\n" in shown.stdout
     without = taskbridge(*mend.split()[1:])
-    assert without.stdout.endswith("each change from now on is recorded\n")
+    assert without.stdout.endswith("is now adopted: each change is recorded\n")
     assert "Changes may have been missed before. Run the command again with --backfill" in without.stderr
     assert "changes may have been missed, and no backfill has begun since" in taskbridge("doctor").stdout
     assert taskbridge(*mend.split()[1:], "--again").stdout.endswith("changes may have been missed before\n")
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
-        "ok: orders: its changes are recorded, and its rows can be read"
+        "ok: orders: changes are recorded, and rows can be read"
     ]
     run(engine, "UPDATE orders SET note = 'seen'")
     ended = taskbridge("unadopt", "orders")
-    assert ended.stdout == (
-        "orders: public.orders is no longer adopted; its records remain, with the cursors of no pipeline\n"
-    )
+    assert ended.stdout == ("orders: public.orders is no longer adopted; its records are kept\n")
     assert "tables" not in findings(taskbridge("doctor", "--json"))
     assert taskbridge("unadopt", "sales").status == 2
 
@@ -90,7 +88,7 @@ def test_what_the_doctor_says_of_a_renamed_column_mends_it(
     assert begin == "run again: "
     assert taskbridge(*shlex.split(mend)).status == 0
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
-        "ok: orders: its changes are recorded, and its rows can be read"
+        "ok: orders: changes are recorded, and rows can be read"
     ]
     run(engine, "UPDATE orders SET text = 'seen'")
     assert Reader(engine).seen() == {"acme": ["1"]}
@@ -119,20 +117,20 @@ def test_pruned_rows_are_sent_again_by_the_first_backfill_alone_and_by_again(
     assert prune(taskbridge, reader) == 1
     # when the table is backfilled for the first time, both are sent
     ended = taskbridge(*ADOPT, "--backfill")
-    assert ended.stdout == "orders: public.orders was adopted before\norders: 2 rows have their records\n"
+    assert ended.stdout == "orders: public.orders was already adopted\norders: 2 rows were recorded\n"
     (first, second) = reader.records("acme")
     assert {first.external_id, second.external_id} == {"1", "2"}
     assert prune(taskbridge, reader) == 2
     # then it is done: it says so, and writes nothing
     ended = taskbridge(*ADOPT, "--backfill")
     assert ended.stdout == (
-        "orders: public.orders was adopted before\norders: the backfill of 2 rows was done before: nothing to do\n"
+        "orders: public.orders was already adopted\norders: the backfill of 2 rows was already complete\n"
     )
     assert rows(engine, "SELECT key FROM taskbridge.records") == []
     # and --again sends them with other idempotency keys
     assert taskbridge(*ADOPT, "--again").stdout == (
-        "orders: public.orders was adopted before\n"
-        "orders: 2 rows have another record each, with another idempotency key: changes may have been missed before\n"
+        "orders: public.orders was already adopted\n"
+        "orders: 2 rows were recorded again, with new idempotency keys, because changes may have been missed before\n"
     )
     again = reader.records("acme")
     assert {one.external_id for one in again} == {"1", "2"}
@@ -151,7 +149,7 @@ def test_a_backfill_that_was_forgotten_is_told_by_doctor_and_status_with_what_ma
     assert f"warning  tables: {REMINDED}\n         -> run: {command};" in taskbridge("doctor").stdout
     assert f"{REMINDED}; run: {command};" in taskbridge("status").stdout
     assert list(taskbridge("status", "--json").json["backfills_due"]) == ["orders"]
-    assert taskbridge(*command.split()[1:]).stdout.endswith("orders: 1 rows have their records\n")
+    assert taskbridge(*command.split()[1:]).stdout.endswith("orders: 1 row was recorded\n")
     assert REMINDED not in taskbridge("doctor").stdout + taskbridge("status").stdout
 
 
@@ -167,9 +165,9 @@ def test_a_backfill_that_stopped_is_told_with_what_ends_it(taskbridge: Program, 
     )
     begin, _, mend = stopped["remedy"].partition("taskbridge ")
     assert begin == "if none runs: "
-    assert taskbridge(*shlex.split(mend)).stdout.splitlines()[-1] == "orders: 4 rows have their records"
+    assert taskbridge(*shlex.split(mend)).stdout.splitlines()[-1] == "orders: 4 rows were recorded"
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
-        "ok: orders: its changes are recorded, and its rows can be read"
+        "ok: orders: changes are recorded, and rows can be read"
     ]
 
 
@@ -218,13 +216,13 @@ def test_a_backfill_that_is_interrupted_goes_on_where_it_was(taskbridge: Program
     assert ended.status == 130
     ((at,),) = rows(engine, place)
     assert 0 < at < 100_000
-    assert "Run the command again with --backfill: it continues there." in ended.stderr
+    assert "Run the command again with --backfill to continue." in ended.stderr
     with taskbridge.started(*ADOPT, "--backfill") as running:
         wait_until(lambda: rows(engine, place)[0][0] > at, "it goes on")
         running.process.kill()
         running.process.wait()
     ended = taskbridge(*ADOPT, "--backfill")
-    assert ended.stdout.endswith("orders: 100,000 rows have their records\n")
+    assert ended.stdout.endswith("orders: 100,000 rows were recorded\n")
     found = rows(engine, "SELECT count(*), count(DISTINCT key), count(DISTINCT revision) FROM taskbridge.records")
     assert found == [(100_000, 100_000, 100_000)]
     assert rows(engine, place) == [(100_000,)]

@@ -78,7 +78,7 @@ def _no_key(path: Path) -> str:
 
 def _two_tenants(path: Path) -> str:
     write(path, [line("1"), line("1", "Malta")])
-    return "invoices.csv:3: the invoice '1' is of 'Malta' here and of 'France' above"
+    return "invoices.csv:3: the invoice '1' belongs to 'Malta' here, but to 'France' above"
 
 
 BAD_FILES = (
@@ -154,8 +154,8 @@ def test_servers_that_cannot_be_used_are_told_apart(
         ),
         ({"TASKBRIDGE_REDIS_URL": "redis://:s3cr3t-Pa55@h/0?retry=1"}, "that redis-py does not take: correct it"),
         ({"TASKBRIDGE_BROKER_URL": "redis://:s3cr3t-Pa55@h:x/0"}, "TASKBRIDGE_BROKER_URL cannot be read"),
-        ({"TASKBRIDGE_REDIS_URL": ""}, "TASKBRIDGE_POSTGRES_URL is set and TASKBRIDGE_REDIS_URL is not"),
-        ({"TASKBRIDGE_POSTGRES_URL": ""}, "TASKBRIDGE_REDIS_URL is set and TASKBRIDGE_POSTGRES_URL is not"),
+        ({"TASKBRIDGE_REDIS_URL": ""}, "TASKBRIDGE_POSTGRES_URL is set but TASKBRIDGE_REDIS_URL is not"),
+        ({"TASKBRIDGE_POSTGRES_URL": ""}, "TASKBRIDGE_REDIS_URL is set but TASKBRIDGE_POSTGRES_URL is not"),
         ({"TASKBRIDGE_RUN_BUDGET": "soon"}, "give a number of seconds"),
         ({"TASKBRIDGE_KEY_PREFIX": "a:b"}, "the key prefix 'a:b' is not allowed"),
         ({"TASKBRIDGE_SCHEMA": "public"}, "the schema 'public' is not allowed"),

@@ -25,7 +25,7 @@ def test_a_line_is_written_when_something_changes(deployment: Deployment, capsys
     assert not Monitor(runtime_of(deployment.app), NoWorkers(), ours=False).until(lambda _: False, 1.5)
     (line,) = capsys.readouterr().err.splitlines()
     assert "invoices: 1 runner, " in line
-    assert "invoices: 1 tenant fails" in line
+    assert "invoices: 1 tenant is failing" in line
 
 
 def test_a_tenant_that_waits_for_its_delay_is_not_idle_even_when_redis_lost_it(deployment: Deployment) -> None:

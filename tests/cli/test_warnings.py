@@ -47,7 +47,7 @@ def test_doctor_warns_of_work_that_does_not_go_on_and_strict_fails(taskbridge: P
             "INSERT INTO taskbridge.records (source, key, reason, document) VALUES ('elsewhere', 'm', 'why', '{}')"
         )
     assert [text.partition(",")[0] for text in work()] == [
-        "invoices: 1 tenant fails",
+        "invoices: 1 tenant is failing",
         "invoices: 1 record is in quarantine",
         "elsewhere: 1 message matches no criterion",
     ]
@@ -67,7 +67,7 @@ def test_a_shell_that_does_not_declare_the_pipelines_says_so_and_not_that_all_is
                 "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) VALUES ('orders', %s)", (tenant,)
             )
 
-    said = "pipelines that TASKBRIDGE_PIPELINES does not declare are left out: orders (2 tenants)"
+    said = "pipelines that are not declared in TASKBRIDGE_PIPELINES are left out: orders (2 tenants)"
     assert said in taskbridge("status").stdout
     for command in (["quarantine", "list"], ["status", "--sort", "runs"], ["status", "--recent-failures"]):
         ended = taskbridge(*command)

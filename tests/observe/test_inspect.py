@@ -86,11 +86,11 @@ def test_what_holds_a_tenant_is_named(deployment: Deployment, context: Context) 
 
         narrow = narrow_ones(context)
         (running,) = (one for one in narrow if one.cause is Cause.RUNNING)
-        said(running, r"^it is running: run \d{16}-\S+ on the worker worker-0@test, begun .*, last heartbeat \d")
+        said(running, r"^it is running: run \d{16}-\S+ on the worker worker-0@test, began .*, last heartbeat \d")
         assert running.holder is not None
         assert (running.holder.alive, running.holder.worker) == (True, "worker-0@test")
         places = sorted(one.sentence for one in narrow if one.cause is Cause.WAIT_QUEUE)
-        text = "it is number {} of 2 in the wait queue for a free run slot of narrow, of which there are 1"
+        text = "it is number {} of 2 in the wait queue for a free run slot of narrow (1 in all)"
         assert places == [text.format(1), text.format(2)]
 
         # Its run's message may be in the queue still: only the run learns of the pause.
@@ -122,11 +122,11 @@ def test_a_tenant_that_waits_for_its_tick_or_lingers_is_told_so(deployment: Depl
     with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
         record(deployment.engine, "slow", "acme", "1", {})
         notify(deployment, "slow", "acme")
-        said(until(context, "slow", "acme", Cause.LINGERING), r"^all is handled; its runner waits .* ends, in ")
+        said(until(context, "slow", "acme", Cause.LINGERING), r"^everything is handled; its runner waits .* ends in ")
         record(deployment.engine, "slow", "acme", "2", {})
         notify(deployment, "slow", "acme")
         tick = until(context, "slow", "acme", Cause.TICK)
-        said(tick, r"^its next run comes in \d+s: ")
+        said(tick, r"^its next run is due in \d+s")
         assert tick.due_at is not None
 
 
@@ -157,14 +157,14 @@ def test_a_frozen_worker_is_told_from_a_slow_handler(deployment: Deployment, con
         try:
             frozen = until(context, "orders", "acme", Cause.FROZEN)
             said(
-                frozen, r"^run \d{16}-\S+ on the worker worker-0@test has it and gave its last heartbeat \d\.\d s ago: "
+                frozen, r"^run \d{16}-\S+ on the worker worker-0@test has it and sent its last heartbeat \d\.\d s ago: "
             )
-            said(frozen, r"it died or is frozen, and a worker replaces it in \ds$")
+            said(frozen, r"it died or is frozen, and a worker will replace it in \ds$")
             assert frozen.state == "no heartbeat"
             assert frozen.holder is not None
             assert frozen.holder.alive is False
             wait_until(
-                lambda: "no worker replaces it" in inspect.tenant(context, "orders", "acme").sentence,
+                lambda: "no worker has replaced it" in inspect.tenant(context, "orders", "acme").sentence,
                 "nobody replaces it",
             )
         finally:
@@ -177,8 +177,8 @@ def test_without_a_worker_the_answer_says_so(deployment: Deployment, context: Co
     notify(deployment, "orders", "queued")
     said(
         inspect.tenant(context, "orders", "found"),
-        r"^1 record is pending.* no worker has ever looked for records of orders",
+        r"^1 record is pending.* no worker has ever polled orders",
     )
     queued = inspect.tenant(context, "orders", "queued")
-    said(queued, r"^its run message has been in the queue for \d+s, and no worker has ever looked for records")
+    said(queued, r"^its run message has been in the queue for \d+s, and no worker has ever polled")
     assert (queued.cause, queued.burst_events) == (Cause.NO_WORKER, 1)

@@ -73,19 +73,19 @@ def test_a_page_of_an_empty_deployment_is_no_error(visitor: Visitor) -> None:
 
 def test_what_is_not_there_is_said(visitor: Visitor) -> None:
     for path, status, said in (
-        ("/nowhere", 404, "there is no such page"),
+        ("/nowhere", 404, "page not found"),
         ("/tenants?pipeline=none", 404, "none"),
         ("/record?source=invoices&tenant=acme&key=x&pipeline=invoices", 404, "there is no such record"),
         ("/record?source=none%20such&tenant=acme&key=x", 400, "source"),
         ("/tenant?pipeline=invoices&tenant=%0a", 400, "tenant"),
-        ("/runs?before=yesterday", 400, "is no time"),
-        ("/runs?before=0001-01-01T00:00:00", 400, "the time of no run"),
-        ("/record?q=%00", 200, "Nothing has this name"),
-        ("/tenants?sort=none&pipeline=", 200, "No such tenant"),
+        ("/runs?before=yesterday", 400, "is not a time"),
+        ("/runs?before=0001-01-01T00:00:00", 400, "out of range"),
+        ("/record?q=%00", 200, "Nothing found"),
+        ("/tenants?sort=none&pipeline=", 200, "There are no such tenants"),
         ("/?hours=1e9", 200, "The last 24 hours"),
-        ("/audit", 404, "there is no such page"),
-        ("/failing?hours=168", 200, "What failed in the last 7 days"),
-        ("/static/../app.py", 404, "no such page"),
+        ("/audit", 404, "page not found"),
+        ("/failing?hours=168", 200, "Failures of the last 7 days"),
+        ("/static/../app.py", 404, "page not found"),
         ("/live?pipeline=none&tenant=acme", 404, "none"),
         ("/live?pipeline=invoices&tenant=%0a", 400, "tenant"),
     ):
@@ -189,7 +189,7 @@ def test_a_name_of_any_script_is_found(visitor: Visitor, deployment: Deployment)
         record_invoice(deployment.engine, name, name, {})
         found = visitor.get("/record", q=name)
         assert found.status_code == 200
-        assert "Nothing has this name" not in found.text
+        assert "Nothing found" not in found.text
         assert visitor.get("/tenant", pipeline="invoices", tenant=name).status_code == 200
 
 
@@ -215,13 +215,13 @@ def test_a_finding_leads_to_what_tells_more(visitor: Visitor, deployment: Deploy
         ),
     ):
         assert f'<a href="{path}">{said}</a>' in now, now
-    assert "<span><bdi>no worker is at work: none has looked for records of any of the 2 pipelines</bdi>" in now
+    assert "<span><bdi>no worker is running: none has polled any of the 2 pipelines</bdi>" in now
 
 
 def test_a_figure_is_marked_exactly_where_a_finding_is_about_it(visitor: Visitor, deployment: Deployment) -> None:
     def marked() -> list[str]:
         page = visitor.get("/").text
-        return re.findall(r'<div class="warn"><dt>(overdue deadlines|last look for records)</dt>', page)
+        return re.findall(r'<div class="warn"><dt>(overdue deadlines|last poll for records)</dt>', page)
 
     def looked(seconds: int) -> None:
         with deployment.engine.begin() as connection:
@@ -238,9 +238,9 @@ def test_a_figure_is_marked_exactly_where_a_finding_is_about_it(visitor: Visitor
     assert marked() == []
     looked(round(NO_WORKER_SECONDS + deployment.settings.tail_interval) + 1)
     deployment.redis.zadd(keys.due("invoices"), {"acme": gate.now_ms() - 1_000 * (OVERDUE_SECONDS + 1)})
-    wait_until(lambda: marked() == ["overdue deadlines", "last look for records"], "the page looks again")
+    wait_until(lambda: marked() == ["overdue deadlines", "last poll for records"], "the page looks again")
     assert "a run was due" in (page := visitor.get("/").text)
-    assert "no worker is at work" in page
+    assert "no worker is running" in page
 
 
 def test_a_sentence_and_a_figure_say_in_the_same_way_how_long_ago_it_was(
@@ -263,7 +263,7 @@ def test_a_page_does_not_wait_for_a_lock(deployment: Deployment, monkeypatch: py
             assert (answer.status_code, "Postgres ended the statement" in answer.text) == (503, True), answer.text
         monkeypatch.setattr(site, "PAGE_SECONDS", 0.5)
         answer = visitor.get("/tenants")
-        assert (answer.status_code, "no answer came in time" in answer.text) == (503, True)
+        assert (answer.status_code, "the request timed out" in answer.text) == (503, True)
 
 
 @pytest.mark.parametrize("away", [None, "postgresql://127.0.0.1:1/nowhere"])
@@ -298,7 +298,7 @@ def test_a_server_that_is_away_is_said_on_the_page(deployment: Deployment, which
         for path in of_both:
             answer = visitor.get(f"/{path}")
             assert answer.status_code == 200, "it needs Postgres alone"
-            assert re.search("unknown.*a server cannot be used", answer.text)
+            assert re.search("unknown.*a server is unavailable", answer.text)
         for path in {"", "tenants", "failing", "tenant?pipeline=invoices&tenant=acme"} - {*of_both}:
             answer = visitor.get(f"/{path}")
             assert answer.status_code == 503, path

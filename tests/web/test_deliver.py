@@ -318,7 +318,7 @@ def test_a_tenant_whose_endpoint_is_gone_is_paused(drill: Drill, endpoint: Endpo
     drill.save("acme", "1")
     drill.run_one()
     paused = drill.runtime.pauses.of("invoices").tenants
-    assert paused["acme"].reason == "its endpoint answered 410: it is gone"
+    assert paused["acme"].reason == "its endpoint answered 410 (Gone)"
     drill.runtime.pauses.release("invoices", "acme")
     endpoint.answer = always(200)
     drill.go_on()
@@ -480,7 +480,7 @@ def test_a_tenant_s_url_that_is_none_costs_no_record_its_place_and_is_not_shown(
         drill.run_one()
     assert {type(error) for error in drill.errors} == {Undelivered}
     told = str(drill.errors[0])
-    assert "not sent: the URL for tenant 'acme' cannot be used" in told
+    assert "not sent: the URL for tenant 'acme' is invalid" in told
     assert not any(part in told for part in ("ftp:", "hooks", "caf", "99999", "[::1"))
     assert drill.quarantine() == []
     assert drill.states("bolt") == {"handled": 1}
@@ -502,7 +502,7 @@ def test_a_tenant_whose_name_leads_to_another_path_is_sent_nothing(drill: Drill,
         "/hooks/.acme/orders",
     ]
     assert {type(error) for error in drill.errors} == {Undelivered}
-    assert all("has a part `.` or `..` in its path" in str(error) for error in drill.errors)
+    assert all("contains `.` or `..`" in str(error) for error in drill.errors)
     assert drill.quarantine() == []
 
 
@@ -518,7 +518,7 @@ def test_a_secret_that_is_easily_guessed_signs_nothing(length: int, *, is_taken:
     if is_taken:
         deliver("https://x", [SECRET, secret])
         return
-    with pytest.raises(ConfigurationError, match=f"has {length} bytes.* asks for 24 to 64 .*openssl rand") as raised:
+    with pytest.raises(ConfigurationError, match=f"has {length} bytes.* requires 24 to 64 .*openssl rand") as raised:
         deliver("https://x", [SECRET, secret])
     assert secret not in str(raised.value)
 
@@ -528,7 +528,7 @@ def test_a_tenant_whose_secret_is_too_short_is_named_and_sent_nothing(drill: Dri
     endpoint.handlers.append(handler)
 
     def refused(batch: Batch) -> None:
-        with pytest.raises(ConfigurationError, match="tenant 'acme': a secret that signs has 2 bytes") as raised:
+        with pytest.raises(ConfigurationError, match="tenant 'acme': a signing secret has 2 bytes") as raised:
             handler(batch)
         assert "b2s" not in str(raised.value)
         raise raised.value
@@ -611,7 +611,7 @@ def test_a_resolver_that_is_silent_has_the_time_of_the_request_and_no_more(monke
     released = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(60))
     began = time.monotonic()
-    with pytest.raises(Undelivered, match=r"not resolved in time|the time for the request is over"):
+    with pytest.raises(Undelivered, match=r"resolving the name took too long|the request took too long"):
         deliver("http://customer.example", SECRET, timeout=0.5, connect_timeout=0.5)(a_batch("acme"))
     assert time.monotonic() - began < 20, "60 s without the bound"
     released.set()

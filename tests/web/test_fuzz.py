@@ -75,7 +75,7 @@ def test_a_body_in_which_a_path_finds_no_end_is_unmatched(
 ) -> None:
     answer = asked(deployment, "shopify", b'{"customer": "a", "order": ' + b'{"x":' * 200 + b"1" + b"}" * 201)
     assert answer.status == 200
-    assert b"nested too deeply to look for the key ($..number)" in answer.body
+    assert b"nested too deeply to find the key ($..number)" in answer.body
     assert "Traceback" not in caplog.text
 
 

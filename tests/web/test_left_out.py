@@ -15,8 +15,8 @@ from tests.deployment import Deployment
 from tests.store.adopting import run
 from tests.web.visiting import Visitor, declare, visiting
 
-SAID = "pipelines that TASKBRIDGE_PIPELINES does not declare are left out: mail (1 tenant)"
-ALL_WELL = "Nothing fails, and nothing is in quarantine."
+SAID = "pipelines that are not declared in TASKBRIDGE_PIPELINES are left out: mail (1 tenant)"
+ALL_WELL = "Nothing is failing, and nothing is in quarantine."
 LOOKED = (
     "INSERT INTO taskbridge.tails (pipeline, kind, snapshot) "
     "SELECT p, 'tail', pg_current_snapshot() FROM unnest(ARRAY['mail', 'sms']) p"
@@ -60,7 +60,7 @@ def test_a_page_names_what_it_did_not_look_at(visitor: Visitor, deployment: Depl
 
 
 def test_failing_denies_only_of_what_it_looked_at(visitor: Visitor, deployment: Deployment) -> None:
-    assert "Nothing of sms fails, and nothing of it is in quarantine." in visitor.get("/failing").text
+    assert "Nothing is failing or in quarantine in sms." in visitor.get("/failing").text
     declare(deployment, "mail", "sms")
     assert "ValueError: bad" in visitor.get("/failing").text
     assert ALL_WELL in visitor.get("/failing?pipeline=sms").text
@@ -79,5 +79,5 @@ def test_a_search_finds_what_inspect_finds(visitor: Visitor, deployment: Deploym
     assert [(one.pipeline, one.tenant) for one in record_answers.find(context, "acm")[0]] == [("mail", "acme")]
     for text in ("ML-a", "acme"):
         page = visitor.get("/record", q=text).text
-        assert "Nothing has this name" not in page
+        assert "Nothing found" not in page
         assert "pipeline=mail" not in page, "there is no page of it here"
