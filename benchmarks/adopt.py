@@ -181,7 +181,7 @@ ADOPT: Final = Benchmark(
     "Your own table can be the source: triggers note its changes.",
     "A statement that writes many rows of an adopted table takes this many times as long as before the adoption.",
     "Insert many rows at once, and one by one, into an adopted table and into the same table without triggers; then "
-    "adopt a long table while somebody writes it, and backfill it.",
+    "adopt a large table while a program writes to it, and backfill it.",
     _measure,
     (
         Option("rows", 50_000, 1, 1_000_000, "Rows of one statement."),

@@ -190,7 +190,7 @@ def _measure(rows: int, changed: int, rounds: int, copies: int, concurrency: int
                 "From a commit until the first run of each tenant begins",
                 columns,
                 lines({name: _summary(one.firsts) for name, one in found.items()}),
-                f"{concurrency} processes run what {TENANTS} tenants, or twice as many, have to do at once.",
+                f"{concurrency} processes share the runs of {TENANTS} tenants, or twice as many, all due at once.",
             ),
             Table(
                 "From a commit until a handler has each row",
@@ -201,7 +201,7 @@ def _measure(rows: int, changed: int, rounds: int, copies: int, concurrency: int
                         lines({name: _summary(one.each) for name, one in found.items()}), found.items(), strict=True
                     )
                 ],
-                "The handler does nothing. The more rows, the more this is the pace at which the processes read.",
+                "The handler does nothing. With many rows this is mostly the speed at which the processes read.",
             ),
         ],
         [Target(f"{name}: p99 until the poller has seen it, ms", one.p99, LIMIT_MS) for name, one in by_tail.items()],
@@ -221,9 +221,9 @@ BULK: Final = Benchmark(
     "bulk",
     "Bulk changes of an adopted table are found as soon as single ones.",
     "The poller has seen a commit within this time in 99 of 100 cases.",
-    "Measure how long it takes from the commit of a change of many rows of an adopted table, of which nobody sends an "
-    "event, until the poller has seen it, until the first run of each of its tenants begins, and until a handler has "
-    "each row. Target: it is seen within 500 ms (p99).",
+    "Change many rows of an adopted table without sending an event. Measure how long after the commit the poller has "
+    "seen the change, the first run of each tenant begins, and a handler has each row. Target: it is seen within 500 "
+    "ms (p99).",
     _measure,
     (
         Option("rows", 100_000, TENANTS, 10_000_000, "Rows of the COPY."),

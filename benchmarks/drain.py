@@ -30,9 +30,9 @@ PUBLISHED: Final = "plain Celery, reads, published at that moment"
 
 WARM: Final = 100
 NOTE: Final = (
-    "Messages of plain Celery lie in the queue when the clock starts, unless it says otherwise; those of "
-    "TaskBridge are published by its ticker, in the time that is measured. Only TaskBridge and the task that marks "
-    "as done know afterwards what was handled."
+    "Plain Celery's messages are in the queue when the clock starts, unless the row says otherwise. TaskBridge's "
+    "ticker publishes its messages within the measured time. Only TaskBridge and the task that marks as done know "
+    "afterwards what was handled."
 )
 
 

@@ -156,7 +156,7 @@ class _Scene:
 
 
 def _measure(tenants: int, records: int) -> Report:
-    """Ask for each answer with more and more tenants, of so many records each."""
+    """Request each answer with more and more tenants, of so many records each."""
     sizes = decades(SMALLEST, tenants)
     found: dict[str, list[float]] = {}
     longest: dict[str, float] = {}
@@ -196,7 +196,7 @@ LOOKS: Final = Benchmark(
     "looks",
     "Every question that an operator asks is answered at once, however many tenants there are.",
     "The slowest answer of the command line and the dashboard takes this many milliseconds with a million tenants.",
-    "Ask for each answer of the command line and the dashboard with more and more tenants, records and runs. The "
+    "Request each answer of the command line and the dashboard with more and more tenants, records and runs. The "
     "target is at most 100 ms for each.",
     _measure,
     (

@@ -125,7 +125,7 @@ NOTIFY: Final = Benchmark(
     "notify",
     "An event that is absorbed by a burst costs one short Redis command.",
     "`notify_event.delay` takes this fraction of the time of `delay` of a plain Celery task.",
-    "Measure what an event costs the process that tells of it: an absorbed one, a first one, and many in one call. The "
+    "Measure what an event costs the process that sends it: an absorbed one, a first one, and many in one call. The "
     "baselines are delay of a plain Celery task and a SET with an expiry, one by one and pipelined.",
     _measure,
     (

@@ -261,10 +261,10 @@ RECEIVE: Final = Benchmark(
     "receive",
     "Webhooks are stored before they are answered, also under load.",
     "99 of 100 requests are answered within this many times the time of a bare endpoint that inserts one row.",
-    "Measure how long a receiver of webhooks takes to answer, from the request's last byte on, and how many requests a "
-    "second it takes. The baseline is a bare Starlette endpoint that inserts one row and commits, under the same "
-    "server, in turn. Then more comes at once than may wait: what is answered with 200 is stored, and the rest is told "
-    "to come again.",
+    "Measure how long a receiver of webhooks takes to answer after a request's last byte, and how many requests per "
+    "second it can answer. The baseline is a bare Starlette endpoint that inserts one row and commits, under the same "
+    "server, in turn. Then send more requests at once than may wait: those answered with 200 are stored, and the rest "
+    "are told when to retry.",
     _measure,
     (
         Option("rate", 1_000, 1, 100_000, "Requests per second in each round."),

@@ -151,8 +151,8 @@ RECORD: Final = Benchmark(
     "record",
     "Records are written in your own transaction, one by one or many at once.",
     "One connection stores this many new records per second with `record_many`.",
-    "Write records many at a time, new ones, changed ones and some that are there as they are, and one by one. The "
-    "baseline is an INSERT of the same rows into such a table without triggers, from documents that are text already.",
+    "Write records many at a time (new, changed and unchanged ones) and one by one. The baseline is an INSERT of the "
+    "same rows into the same table without triggers, from documents that are already text.",
     _measure,
     (
         Option("records", 20_000, 1, 1_000_000, "Records of a round, written many at a time."),

@@ -82,7 +82,7 @@ class Key:
 
 
 def _measure(keys: int, cap: float) -> Report:
-    """Kill the workers that have `keys` keys of each subject in hand; wait for `cap` seconds at most."""
+    """Kill the workers that run `keys` keys of each subject; wait for `cap` seconds at most."""
     if find_spec("celery_once") is None or find_spec("celery_singleton") is None:
         raise ConfigurationError("celery-once and celery-singleton are measured too: run `make .venv/.ready`")
     from benchmarks import recovery_peers  # noqa: PLC0415 - its packages may be missing
@@ -191,11 +191,11 @@ RECOVERY: Final = Benchmark(
     "recovery",
     "The work of a worker that was killed resumes within seconds.",
     "A tenant's next run starts within this many seconds after SIGKILL.",
-    "Measure how soon the work of a key goes on after SIGKILL of the worker that had it in hand, while another lives. "
+    "Measure how soon the work of a key resumes after SIGKILL of the worker that did it, while another worker lives. "
     "The baselines are celery-once, celery-singleton and Celery with acks_late, at their defaults.",
     _measure,
     (
-        Option("keys", 3, 1, 16, "Keys of each that are in hand."),
+        Option("keys", 3, 1, 16, "Keys of each subject whose worker is killed."),
         # A shorter cap could not tell whether the bound is kept.
         Option("cap", 60.0, 7, 3_600, "Seconds after which nobody waits any more."),
     ),

@@ -1,6 +1,6 @@
-"""A Celery app with tasks of its own, and TaskBridge on it: one worker does both.
+"""A Celery app with its own tasks and TaskBridge: one worker serves both.
 
-With Postgres and Redis of yours, from the root of the checkout:
+With your own Postgres and Redis, from the root of the checkout:
 
     export TASKBRIDGE_POSTGRES_URL=postgresql://... TASKBRIDGE_REDIS_URL=redis://... BROKER=redis://...
     export TASKBRIDGE_PIPELINES=examples.host_app

@@ -1,13 +1,13 @@
-"""Alerts from a log: a service's first error at once, what follows at most every five minutes.
+"""Alerts from a log: a service's first error at once, further ones at most every five minutes.
 
-A warning may wait for fifteen minutes since the service's last alert, an error for five; whichever comes due first
-takes all that waits along. Lines of other levels match no criterion and stay unmatched.
+After a service's last alert, a warning waits for up to fifteen minutes and an error for up to five; whichever is due
+first takes everything that waits along. Lines with other levels match no criterion and are stored as unmatched.
 
-Run it from the root of the checkout, at a hundredth of the times (3 s and 9 s):
+Run it from the root of the checkout, with delays divided by a hundred (3 s and 9 s):
 
     TASKBRIDGE_PIPELINES=examples.log_alerts LOG_ALERTS_SCALE=0.01 taskbridge up
 
-and watch it from a second shell, which needs the pipeline and the same scale as well:
+and watch it from a second shell, with the same pipeline and scale:
 
     export TASKBRIDGE_PIPELINES=examples.log_alerts LOG_ALERTS_SCALE=0.01
     taskbridge record log-alerts examples/log_alerts.jsonl
@@ -15,8 +15,8 @@ and watch it from a second shell, which needs the pipeline and the same scale as
     taskbridge quarantine list --unmatched --pipeline log-alerts
     grep alert: .taskbridge/worker-1.log
 
-Record the file again, and each service waits for its delay: `taskbridge status` shows when it is due and why. With
-`--id-field id` the messages are known, and nothing happens.
+Record the file again, and each service waits for its delay: `taskbridge inspect` shows when it is due and why. With
+`--id-field id`, recording the same messages again has no effect.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ POLICY = DelaySinceLastRun(
 
 @pipeline("log-alerts", policy=POLICY)
 def alert(batch: Batch) -> None:
-    """Log one line for a service, and write down what was delivered."""
+    """Log a line for a service, and record what was delivered."""
     levels = Counter(record.document["level"] for record in batch)
     log.info("alert: %s has %d errors and %d warnings", batch.tenant, levels["ERROR"], levels["WARNING"])
     journal(batch)

@@ -1,4 +1,4 @@
-"""A warehouse that the example shops call: it limits, fails and rejects, and writes down who called it."""
+"""A simulated warehouse for the example shops: it limits, fails and rejects calls, and records them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _PATH = re.compile(r"/customers/(?P<customer>[^/]+)/orders/(?P<number>[^/]+)")
 
 @dataclass(frozen=True)
 class Accepted:
-    """A call that was answered with 200: whose order, which, what became of it (None: taken away), and by which key.
+    """A call that was answered with 200: the customer, the order (None: deleted) and the idempotency key.
 
-    A repetition of a key is one too, though it has no effect.
+    This includes calls with a repeated key, which have no effect.
     """
 
     customer: str
@@ -35,10 +35,10 @@ class Accepted:
 
 @dataclass
 class Warehouse:
-    """How it answers, and what came.
+    """How it answers, and the calls it has received.
 
-    An order whose amount is below 1 is rejected (422). `failing` of the calls get a 500, by chance, and those beyond
-    `calls_per_second` a 429. A repetition of a key that took effect changes nothing.
+    Orders with an amount below 1 are rejected (422). A random share `failing` of the calls gets a 500, and calls beyond
+    `calls_per_second` get a 429. A call with a repeated key changes nothing.
     """
 
     url: str
@@ -49,14 +49,14 @@ class Warehouse:
     accepted: list[Accepted] = field(default_factory=list)
     answers: Counter[int] = field(default_factory=Counter)
     at_once: list[str] = field(default_factory=list)
-    """Customers of whom two calls came at the same time."""
+    """Customers with two concurrent calls."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _calling: set[str] = field(default_factory=set)
     _keys: set[str] = field(default_factory=set)
     _second: tuple[int, int] = (0, 0)
 
     def call(self, customer: str, number: str, key: str, order: dict[str, Any] | None) -> tuple[int, str]:
-        """Return the status and the text of the answer to a call."""
+        """Handle a call; return the status and the text of the response."""
         with self._lock:
             if customer in self._calling:
                 self.at_once.append(customer)
@@ -92,7 +92,7 @@ class Warehouse:
 
 @contextmanager
 def warehouse() -> Iterator[Warehouse]:
-    """Run a warehouse on this machine while the block lasts."""
+    """Run a warehouse on this machine during the block."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -114,7 +114,7 @@ def warehouse() -> Iterator[Warehouse]:
         do_DELETE = do_PUT  # noqa: N815 - http.server calls it
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

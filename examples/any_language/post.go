@@ -1,5 +1,5 @@
 // Records in one transaction, then an event, with Go's standard library: go run post.go
-// EVENTS_URL, as http://localhost:8000/events, and EVENTS_TOKEN say where and who.
+// Set EVENTS_URL, such as http://localhost:8000/events, and EVENTS_TOKEN.
 package main
 
 import (
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Entry is an event, and with a source, a key and a document a record.
+// Entry is an event, or a record if it has a source, a key and a document.
 type Entry struct {
 	Source   string `json:"source,omitempty"`
 	Pipeline string `json:"pipeline,omitempty"`
@@ -40,7 +40,7 @@ func post(entries ...Entry) (string, error) {
 	}
 }
 
-// try sends a body once; a wait says that it may be sent again then.
+// try sends a body once; a wait means that it can be sent again after that time.
 func try(body []byte) (string, time.Duration, error) {
 	request, err := http.NewRequest("POST", os.Getenv("EVENTS_URL"), bytes.NewReader(body))
 	if err != nil {
@@ -50,7 +50,7 @@ func try(body []byte) (string, time.Duration, error) {
 	request.Header.Set("Content-Type", "application/json")
 	answer, err := client.Do(request)
 	if err != nil {
-		// Nobody knows whether it was taken: a record that is sent again changes nothing.
+		// It may have been accepted, but sending a record again changes nothing.
 		return "", time.Second, err
 	}
 	defer answer.Body.Close()

@@ -1,11 +1,11 @@
 // Records in one transaction, then an event, with Node's own fetch (Node 18 or newer).
-// EVENTS_URL, as http://localhost:8000/events, and EVENTS_TOKEN say where and who.
+// Set EVENTS_URL, such as http://localhost:8000/events, and EVENTS_TOKEN.
 const { EVENTS_URL, EVENTS_TOKEN } = process.env;
 const TRIES = 5;
 
 async function post(entries) {
   for (let attempt = 1; ; attempt++) {
-    // Without an answer nobody knows whether it was taken: a record that is sent again changes nothing.
+    // Without a response it may have been accepted, but sending a record again changes nothing.
     const answer = await fetch(EVENTS_URL, {
       method: "POST",
       headers: { authorization: `Bearer ${EVENTS_TOKEN}`, "content-type": "application/json" },

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Two records in one transaction, with curl, which waits as long as Retry-After says and sends again.
-# EVENTS_URL, as http://localhost:8000/events, and EVENTS_TOKEN say where and who.
+# Two records in one transaction, with curl, which waits as long as Retry-After says and tries again.
+# Set EVENTS_URL, such as http://localhost:8000/events, and EVENTS_TOKEN.
 set -eu
 curl --silent --show-error --fail-with-body --retry 5 --max-time 30 \
   --header "Authorization: Bearer $EVENTS_TOKEN" --json @- "$EVENTS_URL" <<'JSON'

@@ -1,4 +1,4 @@
-"""Make the shop's tables, as its migrations would: `python -m fastapi_shop.create_tables`."""
+"""Create the shop's tables, as its migrations would: `python -m fastapi_shop.create_tables`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi_shop.models import Base
 
 
 async def create_tables() -> None:
-    """Make the tables that are not there yet."""
+    """Create missing tables."""
     engine = create_async_engine(os.environ["SHOP_DATABASE_URL"])
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all)

@@ -1,4 +1,4 @@
-"""The shop's own table. TaskBridge does not occur here."""
+"""The shop's own table, without any trace of TaskBridge."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Base(DeclarativeBase):
 
 
 class Order(Base):
-    """What a customer has ordered. Its version is another number after each change."""
+    """A customer's order. Its version changes with each update."""
 
     __tablename__ = "orders"
 

@@ -1,4 +1,4 @@
-"""The shop's Celery app, and what brings its orders to the warehouse."""
+"""The shop's Celery app, and the pipeline that sends its orders to the warehouse."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def send_orders(batch: taskbridge.Batch) -> None:
     with httpx2.Client(base_url=os.environ["WAREHOUSE_URL"], timeout=10) as warehouse:
         for order in batch:
             if customer in {".", ".."}:
-                # Encoded too, it leads to another path.
-                batch.reject(order, "no path can name this customer")
+                # Even if encoded, it would change the path.
+                batch.reject(order, "this customer cannot be part of a path")
                 continue
             answer = warehouse.request(
                 "DELETE" if order.deleted else "PUT",

@@ -1,4 +1,4 @@
-"""What the shop's customers call."""
+"""The shop's HTTP API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["app"]
 
 
 class Wish(BaseModel):
-    """What a customer wants."""
+    """The content of an order."""
 
     item: str
     amount: int
@@ -25,7 +25,7 @@ class Wish(BaseModel):
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Have connections to the shop's database."""
+    """Open and close connections to the shop's database."""
     engine = create_async_engine(os.environ["SHOP_DATABASE_URL"], pool_pre_ping=True)
     app.state.session = async_sessionmaker(engine, expire_on_commit=False)
     yield
@@ -37,7 +37,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/customers/{customer}/orders", status_code=201)
 async def place(customer: str, wish: Wish, request: Request) -> int:
-    """Take an order; return its number."""
+    """Place an order; return its number."""
     async with request.app.state.session.begin() as session:
         order = Order(customer=customer, item=wish.item, amount=wish.amount)
         session.add(order)

@@ -1,4 +1,4 @@
-"""Start everything, send webhooks, wait until all is delivered, and print the account."""
+"""Start everything, send webhooks, wait until everything is delivered, and check the result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TASKBRIDGE = (sys.executable, "-c", "from taskbridge.cli.main import main; main(
 SECRET = "whsec_ZnJvbSB0aGUgd2ViaG9vayB0byB0aGUgZW5kcG9pbnQ="  # noqa: S105 - of an example
 VERSIONS = 5
 WITHIN = 120.0
-"""Seconds for each thing that is waited for."""
+"""How many seconds to wait for each step."""
 
 Order = dict[str, Any]
 T = TypeVar("T")
@@ -37,15 +37,15 @@ T = TypeVar("T")
 @click.command()
 @click.option("--orders", "count", type=click.IntRange(1), default=200, show_default=True, help="How many orders.")
 def main(count: int) -> None:
-    """Send webhooks about orders of five customers, and see what becomes of them.
+    """Send webhooks about orders of five customers, and check that everything arrives.
 
-    Each order changes four times, so there are five webhooks about it. Exit status: 0 the account adds up; 1 not.
+    Each order changes four times, so there are five webhooks about it. The exit status is 1 if anything is missing.
     """
     orders = [_order(number, version) for number in range(count) for version in range(1, VERSIONS + 1)]
-    random.Random(1).shuffle(orders)  # noqa: S311 - no secret; webhooks come in any order
+    random.Random(1).shuffle(orders)  # noqa: S311 - no secret; webhooks arrive in any order
     with TemporaryDirectory(prefix="taskbridge-") as name, serve_downstream() as downstream:
         folder = Path(name)
-        folder.chmod(0o755)  # where root runs this, Postgres is another user's
+        folder.chmod(0o755)  # if root runs this, Postgres runs as another user
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("TASKBRIDGE_")},
             "TASKBRIDGE_DATA_DIR": str(folder),
@@ -67,7 +67,7 @@ def main(count: int) -> None:
 
 
 def _order(number: int, version: int) -> Order:
-    """Return an order; some are such as the downstream does not take."""
+    """Return an order; the downstream rejects some of them."""
     return {
         "customer": f"customer-{number % 5}",
         "order": f"order-{number}",
@@ -78,7 +78,7 @@ def _order(number: int, version: int) -> Order:
 
 
 def _send(url: str, orders: list[Order]) -> list[int]:
-    """Send a webhook about each, as a provider does: again until it is answered with 2xx. Return the tries of each."""
+    """Send a webhook for each order, and retry until the response is 2xx. Return the number of attempts of each."""
     scheme = StandardWebhooks(SECRET)
 
     def send(order: Order) -> int:
@@ -90,14 +90,14 @@ def _send(url: str, orders: list[Order]) -> list[int]:
             if 200 <= pool.request("POST", url, headers=[*signed.items()], content=body).status < 300:
                 return tries
             time.sleep(0.2)
-        raise click.ClickException(f"the receiver does not take {order['order']}")
+        raise click.ClickException(f"the receiver does not accept {order['order']}")
 
     with httpcore2.ConnectionPool() as pool, ThreadPoolExecutor(8) as threads:
         return list(threads.map(send, orders))
 
 
 def _account(orders: list[Order], tries: list[int], tenants: list[dict[str, Any]], downstream: Downstream) -> list[str]:
-    """Print what was done; return what does not add up."""
+    """Print the result; return what is wrong with it."""
     last = {(one["customer"], one["order"]): one for one in orders if one["version"] == VERSIONS}
     runs, quarantined = (sum(one[what] for one in tenants) for what in ("runs", "quarantined"))
     answers = ", ".join(f"{count:,} with {status}" for status, count in sorted(downstream.answers.items()))
@@ -109,16 +109,16 @@ def _account(orders: list[Order], tries: list[int], tenants: list[dict[str, Any]
     click.echo(f"{len(downstream.versions):,} of {len(last):,} orders delivered, {quarantined:,} in quarantine")
     wanted = {place: VERSIONS for place, one in last.items() if takes(one)}
     found = {
-        "a webhook has no answer with 2xx": len(tries) != len(orders),
+        "a webhook was not answered with 2xx": len(tries) != len(orders),
         "there are as many runs as webhooks": runs >= len(orders),
-        "an order that the downstream takes is not there in its last version": downstream.versions != wanted,
-        "what it does not take is not in quarantine": quarantined != len(last) - len(wanted),
+        "the downstream does not have the last version of every valid order": downstream.versions != wanted,
+        "an invalid order is not in quarantine": quarantined != len(last) - len(wanted),
     }
     return [what for what, is_so in found.items() if is_so]
 
 
 def _status(environment: dict[str, str]) -> list[dict[str, Any]]:
-    """Return how each customer stands."""
+    """Return the state of each customer."""
     done = subprocess.run([*TASKBRIDGE, "status", "--json"], env=environment, cwd=ROOT, capture_output=True, check=True)
     return list(json.loads(done.stdout)["pipelines"]["orders"]["tenants"].values())
 
@@ -131,7 +131,7 @@ def _is_done(tenants: list[dict[str, Any]], count: int) -> bool:
 
 @contextmanager
 def _started(folder: Path, environment: dict[str, str], command: str, *arguments: str) -> Iterator[Path]:
-    """Run a command of `taskbridge` that ends with this program; give the file with what it says."""
+    """Run a `taskbridge` command that ends with this program; yield its log file."""
     log = folder / f"{command}.log"
     with (
         log.open("wb") as output,
@@ -140,12 +140,14 @@ def _started(folder: Path, environment: dict[str, str], command: str, *arguments
         try:
             yield log
         except click.ClickException:
-            click.echo(f"What `taskbridge {command}` said last:\n{log.read_text(errors='replace')[-2_000:]}", err=True)
+            click.echo(
+                f"The last output of `taskbridge {command}`:\n{log.read_text(errors='replace')[-2_000:]}", err=True
+            )
             raise
 
 
 def _wait(found: Callable[[], T | None], what: str) -> T:
-    """Return what is found as soon as there is something."""
+    """Wait for a result that is not None or False, and return it."""
     deadline = time.monotonic() + WITHIN
     while time.monotonic() < deadline:
         if there := found():

@@ -1,4 +1,4 @@
-"""Somebody else's server: it allows so many requests a second, fails now and then, and does not take every order."""
+"""A third party's server: it limits requests per second, sometimes fails, and rejects some orders."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from typing import Any
 __all__ = ["Downstream", "serve_downstream", "takes"]
 
 ALLOWED = 15
-"""Requests in each second."""
+"""Requests per second."""
 FAILS_EVERY = 20
 
 
 def takes(order: dict[str, Any]) -> bool:
-    """Say whether an order is one that it takes."""
+    """Whether the server accepts an order."""
     return bool(order["item"]) and int(order["amount"]) > 0
 
 
 @dataclass
 class Downstream:
-    """What came, and how it was answered."""
+    """The requests that it has received, and its responses."""
 
     url: str
     versions: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The version that it has of each order, by customer and order."""
+    """The latest version of each order, by customer and order."""
     answers: Counter[int] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _second: Counter[int] = field(default_factory=Counter)
 
     def answer(self, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Return the status and the body of the answer."""
+        """Return the status and the body of the response."""
         with self._lock:
             self._second[int(time.time())] += 1
             status, body = self._judge(request["tenant"], request["data"])
@@ -59,7 +59,7 @@ class Downstream:
 
 @contextmanager
 def serve_downstream() -> Iterator[Downstream]:
-    """Serve it on this machine while the block lasts."""
+    """Run the server on this machine during the block."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -75,7 +75,7 @@ def serve_downstream() -> Iterator[Downstream]:
             self.wfile.write(content)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""`taskbridge adopt` and `taskbridge unadopt`: a table of the user's own as a source."""
+"""`taskbridge adopt` and `taskbridge unadopt`: use one of your own tables as a source."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 from taskbridge.cli import console, environment, interrupts
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import data_dir_option, examples
+from taskbridge.common.texts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,17 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["adopt", "unadopt"]
 
 ALL_COLUMNS: Final = "*"
-GOES_ON: Final = "Run the command again with --backfill: it continues there."
+CONTINUES: Final = "Run the command again with --backfill to continue."
 FROM_NOW_ON: Final = (
     "Existing rows are skipped until they change. Run the command again with --backfill to record them, or with "
-    "--from-now-on to be reminded no more."
+    "--from-now-on to dismiss this reminder."
 )
 MISSED: Final = (
-    "Changes may have been missed before. Run the command again with --backfill to send each row once more, or with "
-    "--from-now-on to be reminded no more."
+    "Changes may have been missed before. Run the command again with --backfill to record each row again, or with "
+    "--from-now-on to dismiss this reminder."
 )
-TELLS_EVERY: Final = 5.0
-"""Seconds between two lines about a backfill where there is no terminal."""
+PROGRESS_SECONDS: Final = 5.0
+"""Seconds between two progress lines of a backfill without a terminal."""
 
 
 @click.command(
@@ -43,18 +44,18 @@ TELLS_EVERY: Final = 5.0
     ),
 )
 @click.argument("table", required=False)
-@click.option("--tenant", metavar="COLUMN", help="The column whose value is the tenant.")
-@click.option("--key", "keys", multiple=True, metavar="COLUMN", help="The key's column; repeat it for several.")
+@click.option("--tenant", metavar="COLUMN", help="The column with the tenant.")
+@click.option("--key", "keys", multiple=True, metavar="COLUMN", help="The column with the key; can be repeated.")
 @click.option("--source", metavar="NAME", help="The name of the source.  [default: the table's name]")
 @click.option(
     "--columns",
     metavar="COLUMN,...",
-    help="Only changes of these columns, of tenant and of key are recorded; * for all.  [default: as before, else all]",
+    help="Only record changes of these columns, the tenant and the key; * for all.  [default: as before, else all]",
 )
-@click.option("--backfill", is_flag=True, help="Record the existing rows as well; continues where it was stopped.")
-@click.option("--again", is_flag=True, help="Like --backfill, with another record for each row that has one.")
-@click.option("--from-now-on", is_flag=True, help="Existing rows are skipped, and nobody is reminded of a backfill.")
-@click.option("--print-sql", is_flag=True, help="Print the statements, for your own migration, and run none.")
+@click.option("--backfill", is_flag=True, help="Also record existing rows; continues where it was stopped.")
+@click.option("--again", is_flag=True, help="Like --backfill, but record rows again that have a record.")
+@click.option("--from-now-on", is_flag=True, help="Skip existing rows, without a reminder to backfill.")
+@click.option("--print-sql", is_flag=True, help="Print the SQL for your own migration instead of running it.")
 @data_dir_option
 def adopt(
     table: str | None,
@@ -68,15 +69,14 @@ def adopt(
     print_sql: bool,
     data_dir: Path,
 ) -> None:
-    """Make your own TABLE a source: triggers record each change of a row in the transaction that makes it.
+    """Use your own TABLE as a source: triggers record each change of a row in the same transaction.
 
-    The key must be unique, alone or together with the tenant; without TABLE the command is about the table that is
-    already adopted as --source.
+    The key must be unique, alone or together with the tenant. Omit TABLE to change an adoption, given by --source.
     """
     if (backfill or again) and (print_sql or from_now_on):
-        raise click.UsageError("--backfill and --again record rows now: leave out --print-sql and --from-now-on")
+        raise click.UsageError("--backfill and --again cannot be combined with --print-sql or --from-now-on")
     if (table is None and source is None) or (table is not None and not (tenant and keys)):
-        raise click.UsageError("name a TABLE with --tenant and --key, or the --source of an adopted table")
+        raise click.UsageError("give a TABLE with --tenant and --key, or the --source of an adopted table")
     from taskbridge import store
 
     environment.existing(data_dir)
@@ -88,10 +88,10 @@ def adopt(
     name = found.definition.source
     is_new = store.adopt(engine, found)
     due = next((one for one in store.backfills_due(engine) if one.source == name), None)
-    said = "is adopted: each change from now on is recorded" if is_new else "was adopted before"
-    console.show(f"{name}: {found.table.name} {said}")
+    result = "is now adopted: each change is recorded" if is_new else "was already adopted"
+    console.show(f"{name}: {found.table.name} {result}")
     if is_new:
-        console.tell(f'The pipeline {name} reads it; a pipeline of another name declares source="{name}".')
+        console.tell(f'The pipeline {name} reads it; other pipelines can declare source="{name}".')
         if due and not (backfill or again or from_now_on):
             console.tell(MISSED if due.missed else FROM_NOW_ON)
     if from_now_on:
@@ -113,7 +113,7 @@ def _described(
     needs_rights: bool,
     other_keys: bool,
 ) -> Adopted:
-    """Look at the table; what the options leave out is as it was adopted before."""
+    """Inspect the table; options that are not given are taken from the existing adoption."""
     from taskbridge import store
 
     if table is None:
@@ -133,7 +133,7 @@ def _described(
         other_keys=other_keys,
     )
     if columns is None and (kept := found.definition.watched):
-        console.tell(f"Only changes of {', '.join(kept)} are recorded, as before; --columns '*' records all.")
+        console.tell(f"As before, only changes of {', '.join(kept)} are recorded; use --columns '*' for all.")
     return found
 
 
@@ -153,9 +153,9 @@ def _engine() -> Engine:
 
 
 def _backfill(engine: Engine, adopted: Adopted, *, anew: bool) -> None:
-    """Write page after page, with a progress bar, or lines if there is no terminal. A signal ends it after a page.
+    """Backfill page by page, with a progress bar, or lines if there is no terminal. A signal stops it after a page.
 
-    `anew`: this process let it begin at the first row, so it was not done before, whoever did it since.
+    `anew`: this process started it at the first row, so it was not complete before.
     """
     from taskbridge import store
 
@@ -165,32 +165,34 @@ def _backfill(engine: Engine, adopted: Adopted, *, anew: bool) -> None:
         try:
             for page in interrupts.steps(store.backfill(engine, adopted)):
                 rows, again, before = page.rows, page.again, page.before and not anew
-                # An estimate that rows have passed says nothing of how many there are.
+                # Ignore the estimate once it has been exceeded.
                 total = adopted.table.rows if adopted.table.rows >= max(rows, 1) else None
                 progress.tasks[0].total = total
                 progress.update(task, completed=rows)
-                if progress.disable and time.monotonic() - told_at > TELLS_EVERY:
+                if progress.disable and time.monotonic() - told_at > PROGRESS_SECONDS:
                     told_at = time.monotonic()
                     console.tell(f"{rows:,}{f' of about {total:,}' if total else ''} rows")
         except Interrupted:
-            console.tell(f"The backfill was stopped after {rows:,} rows. {GOES_ON}")
+            console.tell(f"The backfill was stopped after {rows:,} rows. {CONTINUES}")
             raise
     source = adopted.definition.source
     if before:
-        console.show(f"{source}: the backfill of {rows:,} rows was done before: nothing to do")
+        console.show(f"{source}: the backfill of {rows:,} rows was already complete")
         return
-    another = "another record each, with another idempotency key: changes may have been missed before"
-    console.show(f"{source}: {rows:,} rows have {another if again else 'their records'}")
+    result = ""
+    if again:
+        result = " again, with new idempotency keys, because changes may have been missed before"
+    console.show(f"{source}: {counted(rows, 'row was', 'rows were')} recorded{result}")
 
 
 @click.command(epilog=examples("taskbridge unadopt orders", "taskbridge unadopt orders --print-sql"))
 @click.argument("source")
-@click.option("--print-sql", is_flag=True, help="Print the statements, for your own migration, and run none.")
+@click.option("--print-sql", is_flag=True, help="Print the SQL for your own migration instead of running it.")
 @data_dir_option
 def unadopt(source: str, print_sql: bool, data_dir: Path) -> None:
-    """Remove the triggers from the table that is adopted as SOURCE, so that its changes are recorded no more.
+    """Stop recording changes of the table that is adopted as SOURCE, by removing its triggers.
 
-    Records and cursors remain: what was recorded until then is handled as before.
+    Existing records and cursors are kept, and pending records are still handled.
     """
     from taskbridge import store
 
@@ -200,5 +202,5 @@ def unadopt(source: str, print_sql: bool, data_dir: Path) -> None:
         _print(store.removal_statements(engine, source))
         return
     left = store.unadopt(engine, source)
-    readers = ", ".join(left.pipelines) or "no pipeline"
-    console.show(f"{source}: {left.table} is no longer adopted; its records remain, with the cursors of {readers}")
+    kept = f" and the cursors of {', '.join(left.pipelines)}" if left.pipelines else ""
+    console.show(f"{source}: {left.table} is no longer adopted; its records{kept} are kept")

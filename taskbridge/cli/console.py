@@ -1,8 +1,7 @@
-"""What people and programs see: answers on stdout, everything else on stderr.
+"""Output: answers go to stdout, everything else to stderr.
 
-Text from outside (tenants, errors, file names) is shown as it is, except for characters that are not printable, such as
-terminal control sequences and those that change the direction of writing: they are shown as numbers. Markup in it has
-no effect.
+External text (tenants, errors, file names) is shown unchanged, except that unprintable characters, such as terminal
+control sequences and bidirectional controls, are escaped. Markup in it has no effect.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ SHOWN_PROBLEMS: Final = 20
 """How many of a file's rejected lines are listed."""
 
 TYPED: Final[dict[str, str]] = {}
-"""Parts of our own texts, and what is written for them here, such as commands that `manage.py` runs."""
+"""Replacements in our own texts: in a Django project, for example, commands are run by `manage.py`."""
 _COLOURS: Final = {
     "running": "green",
     "handled": "green",
@@ -65,7 +64,7 @@ _COLOURS: Final = {
     "idle": "dim",
 }
 _WIDTH_OF_A_PIPE: Final = 100_000
-"""Nothing is wrapped or cut where no terminal gives a width."""
+"""Without a terminal, nothing is wrapped or truncated."""
 
 
 def stdout() -> Console:
@@ -82,7 +81,7 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     class OurConsole(Console):
-        """A console that does not end the process when the reader of a pipe goes away."""
+        """A console that raises an error if the reader of a pipe goes away, instead of exiting."""
 
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
@@ -94,13 +93,13 @@ def _console(*, stderr: bool) -> Console:
 
 
 def plain(text: str) -> str:
-    """Return `text` as it may be printed: on one line, without terminal sequences, its commands as they are typed."""
-    # Our own messages have their commands in backticks. Other text may be the user's, and stays as it is.
+    """Return `text` safe to print: on one line, without control sequences, and with commands as they are typed here."""
+    # Only commands in backticks are our own; anything else may be external text.
     return printable(spoken(text, "`"))
 
 
 def spoken(text: str, before: str = "") -> str:
-    """Return our own text as it is written here; only what follows `before` is changed."""
+    """Return our own text with the replacements of `TYPED`, but only directly after `before`."""
     for part, replacement in TYPED.items():
         text = text.replace(before + part, before + replacement)
     return text
@@ -113,17 +112,17 @@ def show(*lines: str) -> None:
 
 
 def cell(text: str, style: str = "") -> Text:
-    """Return text from outside as a cell of a table."""
+    """Return external text as a table cell."""
     from rich.text import Text
 
     return Text(plain(text), style)
 
 
 def show_rows(rows: Iterable[Any], columns: Mapping[str, str | Callable[[Any], Any]]) -> None:
-    """Write a table to stdout; nothing without rows.
+    """Write a table to stdout, or nothing if there are no rows.
 
-    `columns`: for each heading the attribute that it shows, or a function of the row. Times are shown as how long ago
-    they were, floats as seconds, and both are aligned to the right like other numbers.
+    `columns`: for each heading, the attribute to show or a function of the row. Times are shown as how long ago they
+    were, and floats as seconds; numbers and times are right-aligned.
     """
     from rich.table import Table
 
@@ -157,7 +156,7 @@ def _cell(value: Any) -> Text:
 
 
 def progress() -> Progress:
-    """Return a progress bar on stderr, which shows nothing unless that is a terminal."""
+    """Return a progress bar on stderr, which is hidden unless that is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     terminal = stderr()
@@ -167,27 +166,27 @@ def progress() -> Progress:
 
 
 def show_counts(counts: Mapping[str, int]) -> None:
-    """Write counts to stdout, each with its name."""
+    """Write named counts to stdout."""
     show_rows(counts.items(), {"": lambda one: one[0].replace("_", " "), "count": lambda one: one[1]})
 
 
 def clock(at: datetime | None) -> str:
-    """Return a time in UTC with its milliseconds."""
+    """Return a time in UTC with milliseconds."""
     return "-" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + "Z"
 
 
 def tell(text: str) -> None:
-    """Write a line about the progress of a command to stderr; further lines of `text` are indented."""
+    """Write a message to stderr; further lines of `text` are indented."""
     click.echo("\n    ".join(map(plain, text.split("\n"))), err=True)
 
 
 def complain(text: str) -> None:
-    """Write what is wrong to stderr."""
+    """Write a problem to stderr."""
     tell(f"taskbridge: {text}")
 
 
 def answer(value: Mapping[str, Any], *lines: str, as_json: bool) -> None:
-    """Write an answer to stdout: one JSON object on one line, or lines for people."""
+    """Write an answer to stdout: a JSON object on one line, or lines for people."""
     if as_json:
         emit_json(value)
     else:
@@ -195,7 +194,7 @@ def answer(value: Mapping[str, Any], *lines: str, as_json: bool) -> None:
 
 
 def emit_json(value: Mapping[str, Any]) -> None:
-    """Write one JSON object, on one line, to stdout."""
+    """Write a JSON object to stdout, on one line."""
     click.echo(json.dumps(value, default=_as_json))
 
 

@@ -1,4 +1,4 @@
-"""`taskbridge dashboard`: pages that answer what operators ask, under uvicorn."""
+"""`taskbridge dashboard`: serve the dashboard with uvicorn."""
 
 from __future__ import annotations
 
@@ -17,24 +17,28 @@ __all__ = ["dashboard"]
 
 
 @click.command(epilog=examples("taskbridge dashboard", "taskbridge dashboard --port 8010 --allow-actions"))
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address on which to listen.")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65_535), default=8001, show_default=True, help="The port; 0: any that is free."
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=8001,
+    show_default=True,
+    help="The port to listen on; 0 for any.",
 )
-@click.option("--allow-actions", is_flag=True, help="Let people pause, resume, notify, retry and discard.")
+@click.option("--allow-actions", is_flag=True, help="Allow users to pause, resume, notify, retry and discard.")
 @click.option("--show-documents", is_flag=True, help="Show the documents of records.")
 @data_dir_option
 def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool, data_dir: Path) -> None:
-    """Serve the dashboard: health, tenants, records, failures and runs as pages.
+    """Serve web pages about health, tenants, records, failures and runs.
 
-    Without TASKBRIDGE_DASHBOARD_PASSWORD it answers this machine only; with it any user name goes into the audit.
+    Set TASKBRIDGE_DASHBOARD_PASSWORD to allow access from other machines; users log in with any name.
     """
     import uvicorn
 
     if not Settings.read().dashboard_password and not _is_loopback(host):
         raise ConfigurationError(
-            f"{host} can be reached from other machines, and there is no password",
-            "set TASKBRIDGE_DASHBOARD_PASSWORD, or leave out --host",
+            f"{host} is reachable from other machines, and there is no password",
+            "set TASKBRIDGE_DASHBOARD_PASSWORD, or omit --host",
         )
     environment.existing(data_dir)
     check_free(host, port)
@@ -44,10 +48,10 @@ def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool, d
         made(actions=allow_actions, show_documents=show_documents),
         host=host,
         port=port,
-        # Who sends a request is who connects: a header could name this machine.
+        # Never trust a header about who sends a request: it could claim to be this machine.
         proxy_headers=False,
         server_header=False,
-        # It would have the names of tenants.
+        # It would contain the names of tenants.
         access_log=False,
         timeout_graceful_shutdown=5,
     )

@@ -1,4 +1,4 @@
-"""`taskbridge doctor`: what is wrong with a deployment, and what to do about it."""
+"""`taskbridge doctor`: find problems of a deployment, with remedies."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _STYLES: Final = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
 @click.command(epilog=examples("taskbridge doctor", "taskbridge doctor -A shop"))
-@click.option("-A", "--app", "module", metavar="MODULE", help="The module of your own Celery app, as in `celery -A`.")
+@click.option("-A", "--app", "module", metavar="MODULE", help="The module of your Celery app, as in `celery -A`.")
 @data_dir_option
-@click.option("--strict", is_flag=True, help="End with status 1 for a warning as well.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 for warnings, too.")
 @json_option
 def doctor(module: str | None, data_dir: Path, strict: bool, as_json: bool) -> None:
-    """Check the servers, the schema, the broker, the workers and the pipelines, with a remedy for each finding.
+    """Check the servers, schema, broker, workers and pipelines, and suggest a remedy for each finding.
 
-    A problem ends the command with status 1, and so does a warning with --strict.
+    The exit status is 1 if there is a problem, or with --strict if there is a warning.
     """
     from taskbridge.integration.checks import Level, examine, worst
 

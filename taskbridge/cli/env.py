@@ -1,4 +1,4 @@
-"""`taskbridge env`: the URLs in use, for producers and `celery` in another shell."""
+"""`taskbridge env`: print the URLs in use, for producers and `celery` in another shell."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["env"]
 )
 @data_dir_option
 def env(data_dir: Path) -> None:
-    """Print the URLs in use as KEY=value lines, passwords included, and a line that exports them.
+    """Print shell commands that export the URLs in use, including passwords.
 
-    If there are no servers, nothing is printed on stdout, so the shell's variables stay as they are.
+    If there are no servers, nothing is printed, so that the shell's variables stay as they are.
     """
     environment.existing(data_dir)
     settings = Settings.read()

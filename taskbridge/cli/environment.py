@@ -1,10 +1,10 @@
-"""Which servers a command works with.
+"""Which servers a command uses.
 
-Those of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL; if neither is set, those that a `taskbridge up` serves in the
-data directory now. If there are none either a command ends with an error: only `taskbridge up` makes a database, so
-nobody who forgot the variables works on another one than they think.
+A command uses the servers of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL. If neither is set, it uses those that
+`taskbridge up` is running for the data directory; if there are none, it fails. Only `taskbridge up` creates a database,
+so forgetting the variables never makes a command work on another database than intended.
 
-The choice goes into the environment, so that `Settings.read`, Celery and child processes see it: make it before the
+The choice is stored in the environment, where `Settings.read`, Celery and child processes find it. Make it before the
 first call of `taskbridge.process.runtime.runtime_of`.
 """
 
@@ -52,32 +52,30 @@ REDIS: Final = "TASKBRIDGE_REDIS_URL"
 
 
 def runtime(app: Celery | None = None) -> Runtime:
-    """Return this process's runtime, of TaskBridge's own app or of another; the servers must be chosen by then."""
+    """Return the runtime of TaskBridge's own app or of another one; choose the servers first."""
     from taskbridge.integration.app import app as own_app
     from taskbridge.process.runtime import runtime_of
 
     found = runtime_of(app or own_app)
-    # A person waits, and no request.
+    # A person is waiting, not a request.
     found.is_interactive = True
     return found
 
 
 def light_runtime(data_dir: Path) -> LightRuntime:
-    """Choose the servers and return what a command needs that neither notifies nor runs; raises as `existing`."""
+    """Choose the servers and return a runtime that can neither notify nor run; raises as `existing`."""
     from taskbridge.process.light_runtime import LightRuntime
 
     existing(data_dir)
     found = LightRuntime(Settings.read())
-    # The process may outlive the command, as one of Django's tests does.
+    # The process may outlive the command, as in Django's tests.
     if command := click.get_current_context(silent=True):
         command.call_on_close(found.close_sessions)
     return found
 
 
 def context(data_dir: Path, *, redis: bool = True) -> Context:
-    """Choose the servers, see that they can be used, and return what answers are made from.
-
-    Without `redis` that is left alone: the answer is in Postgres.
+    """Choose and check the servers, and return what answers are made from; `redis=False` does not use Redis.
 
     Raises: as `existing`; TaskBridgeError: a server cannot be used.
     """
@@ -89,7 +87,7 @@ def context(data_dir: Path, *, redis: bool = True) -> Context:
 
 
 def checked_runtime(data_dir: Path) -> Runtime:
-    """Choose the servers, see that they can be used, and return the runtime; raises as `context`."""
+    """Choose and check the servers, and return the runtime; raises as `context`."""
     existing(data_dir)
     found = runtime()
     found.check()
@@ -97,10 +95,10 @@ def checked_runtime(data_dir: Path) -> Runtime:
 
 
 def start(tenants: Iterable[str], pipeline: str) -> None:
-    """Start the runners of tenants that may run again.
+    """Start the runners of tenants that can run again.
 
     Raises:
-        Unavailable: Redis is unavailable; the message says that nothing is lost.
+        Unavailable: Redis is unavailable. Nothing is lost, and the message says so.
     """
     from taskbridge.producer import notify
 
@@ -108,31 +106,31 @@ def start(tenants: Iterable[str], pipeline: str) -> None:
         notify.start(runtime().app, sorted(tenants), pipeline)
     except Unavailable as error:
         raise Unavailable(
-            f"{error}. The change is stored: a worker finds it within TASKBRIDGE_BASE_INTERVAL"
+            f"{error}. The change has been saved; a worker will notice it within TASKBRIDGE_BASE_INTERVAL"
         ) from error
 
 
 def note(runtime: LightRuntime, action: str, **what: Any) -> None:
-    """Write what the user is about to do into the audit."""
+    """Record what the user is about to do in the audit table."""
     from taskbridge.store import Audit
 
     Audit(runtime.database).note(system_user(), action, **what)
 
 
 def system_user() -> str:
-    """Return the operating system's user who runs the command."""
+    """Return the operating system user who runs the command."""
     import pwd
 
     try:
-        # Not `getpass.getuser`, which believes environment variables that anybody may set.
+        # Not `getpass.getuser`, which trusts environment variables.
         return storable(pwd.getpwuid(os.getuid()).pw_name)
     except KeyError:
-        # A container may have a user without a name.
+        # In a container, the user may have no name.
         return f"uid {os.getuid()}"
 
 
 def tell_left_out(context: Context) -> None:
-    """Say on stderr which pipelines an answer about all leaves out, because they are not declared here."""
+    """Report on stderr which pipelines are left out because they are not declared here."""
     from taskbridge.observe.health import left_out
 
     others = left_out(context)
@@ -141,26 +139,26 @@ def tell_left_out(context: Context) -> None:
 
 
 def existing(data_dir: Path) -> None:
-    """Choose among servers that run already.
+    """Choose servers that are already running.
 
     Raises:
-        ConfigurationError: one of the two variables is set and the other is not, or one cannot be read.
-        Unavailable: there are none.
+        ConfigurationError: only one of the two variables is set, or one cannot be parsed.
+        Unavailable: there are no servers.
     """
     if not _found(data_dir):
         raise Unavailable(
-            f"{POSTGRES} and {REDIS} are not set, and no `taskbridge up` serves {data_dir}: set both, or start "
-            "`taskbridge up` to try it (another directory is chosen with --data-dir)"
+            f"{POSTGRES} and {REDIS} are not set, and no `taskbridge up` is running for {data_dir}: set both, or start "
+            "`taskbridge up` (--data-dir chooses another directory)"
         )
 
 
 @contextmanager
 def kept(data_dir: Path) -> Iterator[None]:
-    """Choose as `existing`, or start servers for the `with` block on what an earlier `taskbridge up` has left.
+    """Choose as `existing`, or else start the servers of an earlier `taskbridge up` during the block.
 
-    For what has to be done before `taskbridge up` can start again.
+    This is for what must be done before `taskbridge up` can start again.
 
-    Raises: as `existing`, also if the data directory holds nothing; as `taskbridge.embedded.serve`.
+    Raises: as `existing`, also if the data directory is empty; as `taskbridge.embedded.serve`.
     """
     if not (data_dir / "lock").exists() or _found(data_dir):
         existing(data_dir)
@@ -175,11 +173,11 @@ def kept(data_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def served(data_dir: Path) -> Iterator[bool]:
-    """Use the configured servers, or else serve the data directory for the `with` block; either way it is locked.
+    """Use the configured servers, or else start embedded ones during the block; yield whether they are embedded.
 
-    Yields whether the servers are ours.
+    Either way the data directory is locked.
 
-    Raises: as `existing` and `taskbridge.embedded.serve`; AlreadyRunning if another process holds the directory.
+    Raises: as `existing` and `taskbridge.embedded.serve`; AlreadyRunning if another process uses the directory.
     """
     from taskbridge import embedded
 
@@ -207,7 +205,7 @@ def _configured() -> bool:
     settings = Settings.read()
     if bool(settings.postgres_url) != bool(settings.redis_url):
         there, missing = (POSTGRES, REDIS) if settings.postgres_url else (REDIS, POSTGRES)
-        raise ConfigurationError(f"{there} is set and {missing} is not: set both, or neither for the embedded servers")
+        raise ConfigurationError(f"{there} is set but {missing} is not: set both, or neither for the embedded servers")
     return bool(settings.postgres_url)
 
 

@@ -1,4 +1,4 @@
-"""How a command fails: one line on stderr, and an exit status for each kind of error."""
+"""How a command fails: a line on stderr, and an exit status for each kind of error."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from taskbridge.errors import TaskBridgeError
 __all__ = ["Group"]
 
 FAULT = 70
-"""Exit status of an error that nobody foresaw (EX_SOFTWARE of sysexits.h)."""
+"""Exit status of an unexpected error (EX_SOFTWARE in sysexits.h)."""
 PIPE_CLOSED = 141
-"""Exit status where the reader of our stdout went away: what a shell reports for SIGPIPE."""
+"""Exit status if the reader of our stdout went away: what a shell reports for SIGPIPE."""
 
 
 class Group(click.Group):
-    """A group whose commands end with a message and a status, and with a traceback only if one is asked for."""
+    """A group whose commands fail with a message and a status, and with a traceback only on request."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command.
 
         Raises:
-            click.exceptions.Exit: it failed; the message is on stderr.
+            click.exceptions.Exit: the command failed; the message has been written to stderr.
         """
         try:
             with explained_imports():
@@ -38,13 +38,13 @@ class Group(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except (Exception, Interrupted) as error:
-            error = _spoken_plainly(error)
+            error = _translated(error)
             status = _report(error, with_traceback=bool(ctx.params.get("traceback")))
             raise click.exceptions.Exit(status) from error
         return result
 
 
-def _spoken_plainly(error: Exception | Interrupted) -> Exception | Interrupted:
+def _translated(error: Exception | Interrupted) -> Exception | Interrupted:
     if isinstance(error, (TaskBridgeError, OSError, Interrupted)):
         return error
     from taskbridge.common.server_errors import translated_errors
@@ -52,14 +52,14 @@ def _spoken_plainly(error: Exception | Interrupted) -> Exception | Interrupted:
     try:
         with translated_errors():
             raise error
-    except Exception as meaning:
-        return meaning
+    except Exception as translated:
+        return translated
 
 
 def _report(error: Exception | Interrupted, *, with_traceback: bool) -> int:
-    """Say on stderr what was wrong and return the exit status."""
+    """Report the error on stderr and return the exit status."""
     if isinstance(error, BrokenPipeError):
-        # Python flushes stdout once more when it ends; that must not fail again.
+        # Python flushes stdout again at exit, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     if with_traceback:

@@ -1,7 +1,7 @@
-"""Invoices from a CSV file: each is recorded and its tenant notified, as a webhook of each would do it.
+"""Import invoices from a CSV file: record each one and notify its tenant, as a webhook receiver would.
 
-It is the example that `taskbridge up --import FILE` runs. The rows that share a key are the lines of one invoice, so in
-most files each row is one. The whole file is checked before anything is recorded.
+This is the example behind `taskbridge up --import FILE`. Rows with the same key are lines of one invoice. The whole
+file is checked before anything is recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Invoice", "read_invoices", "send_invoices"]
 
 @dataclass(slots=True)
 class Invoice:
-    """An invoice: its tenant, its key, and its rows as the file has them."""
+    """An invoice: its tenant, its key, and its rows in the file."""
 
     tenant: str
     key: str
@@ -28,31 +28,31 @@ class Invoice:
 
 
 def read_invoices(path: Path, tenant_column: str, key_column: str) -> list[Invoice]:
-    """Return the invoices of a CSV file whose first line names the columns.
+    """Return the invoices of a CSV file with a header line.
 
     Raises:
-        InvalidInput: the file cannot be read or a line is malformed; the message has the line's number.
+        InvalidInput: the file cannot be read or a line is malformed; the message has the line number.
     """
     invoices: dict[str, Invoice] = {}
     try:
-        # Bytes that are not UTF-8 are found row by row, so that the message can name the line.
+        # Detect invalid UTF-8 row by row, so that the message can name the line.
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             reader = csv.DictReader(file, strict=True)
             try:
                 missing = {tenant_column, key_column} - {*(reader.fieldnames or ())}
                 if missing:
                     raise InvalidInput(
-                        f"there is no column {', '.join(sorted(missing))}: name the tenant's and the key's"
+                        f"there is no column {', '.join(sorted(missing))}: use --tenant-column and --key-column"
                     )
                 for row in reader:
                     _take(row, row[tenant_column], row[key_column], invoices)
             except (csv.Error, InvalidInput, InvalidName) as error:
                 line = max(1, reader.reader.line_num)
-                raise InvalidInput(f"{path}:{line}: {error}. Nothing was imported: correct the file") from error
+                raise InvalidInput(f"{path}:{line}: {error}. Nothing was imported") from error
     except OSError as error:
-        raise InvalidInput(f"cannot read {path} ({error.strerror}): pass a CSV file that this user may read") from error
+        raise InvalidInput(f"cannot read {path} ({error.strerror}): give a CSV file that this user can read") from error
     if not invoices:
-        raise InvalidInput(f"{path} has no invoices: pass a CSV file with a header line and a row for each invoice")
+        raise InvalidInput(f"{path} has no invoices: give a CSV file with a header line and at least one row")
     return [*invoices.values()]
 
 
@@ -66,14 +66,14 @@ def _take(row: dict[str, str], tenant: str, key: str, invoices: dict[str, Invoic
     check_key(tenant, key)
     invoice = invoices.setdefault(key, Invoice(tenant, key))
     if invoice.tenant != tenant:
-        raise InvalidInput(f"the invoice {key!r} is of {tenant!r} here and of {invoice.tenant!r} above")
+        raise InvalidInput(f"the invoice {key!r} belongs to {tenant!r} here, but to {invoice.tenant!r} above")
     invoice.rows.append(row)
 
 
 def send_invoices(invoices: list[Invoice], progress: Callable[[int], None]) -> int:
-    """Record each invoice, notify its tenant if it is new or has changed, and return how many were.
+    """Record each invoice, notify its tenant if it is new or has changed, and return the number of those.
 
-    `progress` is called with how many are done, after each.
+    `progress` is called after each invoice, with the number done so far.
     """
     changed = 0
     for done, invoice in enumerate(invoices, 1):

@@ -1,4 +1,4 @@
-"""`taskbridge inspect`: why a tenant does not run, and what became of a record."""
+"""`taskbridge inspect`: why a tenant is not running, and what happened to a record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["inspect"]
 
 SHOWN_STORIES: Final = 10
-"""The steps of so many records are shown."""
+"""The steps are shown for this many records."""
 SHOWN_BURSTS: Final = 5
 
 
@@ -34,25 +34,25 @@ SHOWN_BURSTS: Final = 5
 )
 @click.argument("tenant", required=False)
 @click.option(
-    "--record", "key", type=stored_text, metavar="KEY", help="Show the records with this key; of TENANT, or of all."
+    "--record", "key", type=stored_text, metavar="KEY", help="Show the records with this key, of TENANT or of all."
 )
-@click.option("--source", metavar="NAME", help="With --record: only in this source.  [default: all]")
+@click.option("--source", metavar="NAME", help="With --record, only this source.  [default: all]")
 @click.option("--pipeline", metavar="NAME", help="Only this pipeline.  [default: all]")
 @data_dir_option
 @json_option
 def inspect(
     tenant: str | None, key: str | None, source: str | None, pipeline: str | None, data_dir: Path, as_json: bool
 ) -> None:
-    """Say why TENANT is not running, with its counts, its last runs and what its last bursts saved.
+    """Show why TENANT is not running, with its counters, its last runs and its last bursts.
 
-    With --record, show where a record is instead, and what became of it in each pipeline, step by step.
+    With --record, show where a record is and, step by step, what happened to it in each pipeline.
     """
     if source is not None and key is None:
-        raise click.UsageError("--source is the source of a record: add --record KEY, or leave it out")
+        raise click.UsageError("--source requires --record KEY")
     if tenant is not None:
         check_tenant(tenant)
     elif key is None:
-        raise click.UsageError("name a TENANT, or a record with --record KEY")
+        raise click.UsageError("give a TENANT, or a record with --record KEY")
     context = environment.context(data_dir, redis=key is None)
     names = context.names(pipeline)
     if key is not None:
@@ -78,7 +78,7 @@ def _inspect_tenant(context: Context, names: Sequence[str], tenant: str, *, as_j
         others = left_out(context)
         hint = f"; {others.sentence}: {others.remedy}" if others is not None else ""
         console.complain(
-            f"no tenant of {', '.join(names)} is called {tenant!r}: it has no records, no runner and no pause{hint}"
+            f"no tenant of {', '.join(names)} is named {tenant!r}: it has no records, no runner and no pause{hint}"
         )
         raise click.exceptions.Exit(1)
 
@@ -119,7 +119,7 @@ def _counts(answer: TenantAnswer) -> Iterator[str]:
     if answer.delay is not None:
         seconds = None if answer.due_at is None else (answer.due_at - datetime.now(UTC)).total_seconds()
         due = "" if seconds is None else f", due {ahead(seconds)}"
-        yield f"{answer.delay.records:,} of them wait for the delay of {answer.delay.criterion}{due}"
+        yield f"{counted(answer.delay.records, 'record is', 'records are')} delayed by {answer.delay.criterion}{due}"
     lease = f", its lease ends in {answer.lease_seconds:.1f} s" if answer.lease_seconds else ""
     yield f"current burst: {counted(answer.burst_events, 'event')}, {counted(answer.burst_runs, 'run')}{lease}"
     totals = {"event": answer.events, "run": answer.runs, "record": answer.records}
@@ -132,7 +132,7 @@ def _counts(answer: TenantAnswer) -> Iterator[str]:
     if not answer.history:
         from taskbridge.observe.history import NO_HISTORY
 
-        yield f"{NO_HISTORY}, so its last runs are unknown"
+        yield f"its last runs are unknown: {NO_HISTORY}"
 
 
 def _inspect_record(
@@ -160,8 +160,8 @@ def _inspect_record(
             _show_record(one, told, is_declared=one.pipeline in context.pipelines)
     if not found:
         console.complain(
-            f"no record has the key {key!r}: check the key, --source and TENANT, or it was pruned; "
-            "`taskbridge inspect TENANT` is about a tenant"
+            f"no record has the key {key!r}: check the key, --source and TENANT; it may have been pruned. To "
+            "inspect a tenant, use `taskbridge inspect TENANT`"
         )
         raise click.exceptions.Exit(1)
 
@@ -175,4 +175,4 @@ def _show_record(one: RecordLine, story: Story | None, *, is_declared: bool) -> 
     if story is not None and story.note:
         console.show(f"  {story.note}")
     if one.pipeline is not None and not is_declared:
-        console.show(f"  {one.pipeline} is not declared here: name its module in TASKBRIDGE_PIPELINES to see the steps")
+        console.show(f"  {one.pipeline} is not declared here: add its module to TASKBRIDGE_PIPELINES to see the steps")

@@ -1,7 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a command in order: what it started is stopped before the process ends.
+"""Ctrl-C, SIGTERM and SIGHUP shut a command down cleanly: it stops what it started before the process exits.
 
-The first signal raises `Interrupted` where the program stands. Once a command is being stopped, by a signal or because
-it is done, another signal only says that what is slow to stop should hurry.
+The first signal raises `Interrupted` in the running code. While a command is stopping, because of a signal or because
+it is done, another signal only makes it stop faster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal asks the process to end. A KeyboardInterrupt, so that psycopg cancels the statement it waits for."""
+    """A signal ends the process. It is a KeyboardInterrupt, so that psycopg cancels the current statement."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -26,12 +26,12 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def exit_status(self) -> int:
-        """128 + the signal's number, as a shell reports it."""
+        """128 plus the signal number, as shells report it."""
         return 128 + self.number
 
 
 class _State:
-    """Of this process: whether a step must not be cut, which signal waits for its end, and whether another came."""
+    """This process: whether it is in a step, which signal waits for its end, and whether another one has come."""
 
     steps = 0
     kept: int | None = None
@@ -40,7 +40,7 @@ class _State:
 
 
 def install() -> None:
-    """Catch the signals. SIGHUP stays ignored where it was, which is what `nohup` asks for."""
+    """Install the signal handlers. SIGHUP stays ignored if it is ignored, as under `nohup`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _caught)
@@ -48,7 +48,7 @@ def install() -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let a short step come to its end: a first signal inside raises after it. A second one raises at once."""
+    """Finish a short step: a first signal raises after the block, a second one at once."""
     _State.steps += 1
     try:
         yield
@@ -59,7 +59,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def steps(of: Iterator[T]) -> Iterator[T]:
-    """Yield what an iterator of short steps yields; a first signal raises between two of them."""
+    """Iterate over short steps; a first signal raises between two of them."""
     from taskbridge.common.server_errors import translated_errors
 
     while True:
@@ -71,21 +71,21 @@ def steps(of: Iterator[T]) -> Iterator[T]:
 
 
 def check() -> None:
-    """Raise for a signal that was caught and did not get here; for loops that would otherwise go on for ever.
+    """Raise `Interrupted` if a signal was caught earlier; for loops that would otherwise never end.
 
-    Python drops what a signal raises inside a finalizer or a weakref's callback.
+    Python swallows exceptions that a signal handler raises in a finalizer or a weakref callback.
     """
     if _State.kept is not None:
         _raise(_State.kept)
 
 
 def stopping() -> None:
-    """Raise no more: what was started is being stopped in order."""
+    """From now on signals do not raise, because the command is stopping."""
     _State.stopping = True
 
 
 def is_hurried() -> bool:
-    """Whether a signal came while the command was being stopped already."""
+    """Whether a signal has come while the command was stopping."""
     return _State.hurried
 
 

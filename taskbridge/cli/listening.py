@@ -1,4 +1,4 @@
-"""Check that a port is free before anything is started."""
+"""Check that a port is free before starting a server."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["check_free"]
 
 
 def check_free(host: str, port: int) -> None:
-    """Raise ConfigurationError if a server cannot listen on a port; 0 is any free port.
+    """Raise ConfigurationError if the port cannot be used; 0 stands for any free port.
 
-    The server itself would only log it, after it has said that it started.
+    uvicorn itself would only log an error, after logging that it has started.
     """
     try:
         for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -21,5 +21,5 @@ def check_free(host: str, port: int) -> None:
     except OSError as error:
         raise ConfigurationError(
             f"cannot listen on port {port} of {host}: {error.strerror or error}",
-            "choose another with --port, or stop the program that uses it",
+            "choose another port with --port, or stop the program that uses it",
         ) from None

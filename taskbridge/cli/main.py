@@ -18,38 +18,38 @@ from taskbridge.settings import unknown_variables
 __all__ = ["COMMANDS", "cli", "main"]
 
 COMMANDS: Final = {
-    "adopt": ("adopt", "Make your own table a source."),
+    "adopt": ("adopt", "Use your own table as a source."),
     "dashboard": ("dashboard", "Serve the dashboard."),
-    "doctor": ("doctor", "Check a deployment, with remedies."),
-    "drain": ("pause", "Wait until all is handled, then pause."),
+    "doctor": ("doctor", "Find problems, and suggest remedies."),
+    "drain": ("pause", "Wait until all records are handled, then pause."),
     "env": ("env", "Print the URLs in use, for other shells."),
-    "inspect": ("inspect", "Say why a tenant is not running, or where a record is."),
-    "metrics": ("metrics", "Print metrics for Prometheus."),
-    "migrate": ("migrate", "Bring the schema up to date."),
-    "notify": ("notify", "Send one event."),
-    "pause": ("pause", "Hold a tenant or a pipeline."),
+    "inspect": ("inspect", "Show why a tenant is not running, or where a record is."),
+    "metrics": ("metrics", "Print Prometheus metrics."),
+    "migrate": ("migrate", "Migrate the database schema."),
+    "notify": ("notify", "Send an event."),
+    "pause": ("pause", "Pause a tenant or a pipeline."),
     "pipeline": ("pipeline", "Remove a pipeline that no longer exists."),
-    "prune": ("prune", "Delete old records that are done with."),
+    "prune": ("prune", "Delete old records."),
     "quarantine": ("quarantine", "List, retry or discard records that cannot be handled."),
-    "record": ("record", "Record messages from JSON lines."),
-    "resume": ("pause", "End a pause."),
-    "serve": ("serve", "Serve a receiver of webhooks."),
+    "record": ("record", "Record messages from a file."),
+    "resume": ("pause", "Resume a tenant or a pipeline."),
+    "serve": ("serve", "Serve a webhook receiver."),
     "status": ("status", "Show health, pipelines and tenants."),
-    "unadopt": ("adopt", "Remove the triggers from an adopted table."),
+    "unadopt": ("adopt", "Stop recording changes of an adopted table."),
     "up": ("up", "Run everything on this machine."),
 }
-"""The module of each command in this package, and its line in the help. A module is imported when it is used."""
+"""The module of each command, and its summary. Modules are imported when their command is used."""
 
 
 class Commands(Group):
-    """The program's commands. Help imports none of their modules."""
+    """The program's commands. Showing help does not import their modules."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click passes it
         """Return the names of all commands."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Return a command; this imports its module."""
+        """Return a command, and import its module."""
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"taskbridge.cli.{COMMANDS[cmd_name][0]}")
@@ -57,7 +57,7 @@ class Commands(Group):
         return command
 
     def all_commands(self) -> dict[str, click.Command]:
-        """Return every command by its name; this imports all their modules."""
+        """Return all commands by name, and import their modules."""
         context = click.Context(self)
         found = {name: self.get_command(context, name) for name in COMMANDS}
         return {name: command for name, command in found.items() if command is not None}
@@ -94,12 +94,12 @@ def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> No
     callback=_show_version,
     help="Show the version and exit.",
 )
-@click.option("--traceback", is_flag=True, envvar="TASKBRIDGE_TRACEBACK", help="Show the traceback of an error.")
+@click.option("--traceback", is_flag=True, envvar="TASKBRIDGE_TRACEBACK", help="Show tracebacks of errors.")
 def cli(traceback: bool) -> None:  # noqa: ARG001 - read where a command fails
     """Latency-neutral batching on Celery, Redis and Postgres.
 
-    Commands use the servers of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL. If neither is set, they use the ones
-    that `taskbridge up` runs in the data directory.
+    Commands use the servers at TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL. If neither is set, they use those that
+    `taskbridge up` is running for the data directory.
     """
     from taskbridge.common.libraries import check_libraries
 
@@ -109,12 +109,12 @@ def cli(traceback: bool) -> None:  # noqa: ARG001 - read where a command fails
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "taskbridge") -> None:
-    """Run the program and end the process with its status: 0 done, 1 not done, 2 wrong use, 70 a fault of its own.
+    """Run the program and exit with its status: 0 success, 1 failure, 2 wrong usage, 70 internal error.
 
-    `arguments`: those of the process, unless others are given. `program`: how it is called.
+    `arguments`: by default those of the process. `program`: the name shown in messages.
     """
     for stream in (sys.stdout, sys.stderr):
-        # Where the stream's encoding lacks a character, its number is written instead.
+        # Escape characters that the stream's encoding lacks.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     interrupts.install()
     cli.main(None if arguments is None else list(arguments), prog_name=program)

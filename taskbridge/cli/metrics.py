@@ -1,4 +1,4 @@
-"""`taskbridge metrics`: figures of the deployment in Prometheus's text format."""
+"""`taskbridge metrics`: print the deployment's metrics in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from taskbridge.cli.options import data_dir_option, examples
 __all__ = ["metrics"]
 
 
-@click.command(
-    epilog=examples("taskbridge metrics"),
-)
+@click.command(epilog=examples("taskbridge metrics"))
 @data_dir_option
 def metrics(data_dir: Path) -> None:
-    """Print the deployment's metrics once, in Prometheus's text format, as a worker serves them.
+    """Print the deployment's metrics in Prometheus's text format, as a worker serves them.
 
-    If Postgres or Redis does not answer, its metrics are left out and the exit status is 1.
+    If Postgres or Redis does not answer, its metrics are missing and the exit status is 1.
     """
     from taskbridge.observe.metrics import Metrics
 
-    look = Metrics(environment.light_runtime(data_dir))
-    click.echo(look.text(), nl=False)
-    for problem in look.problems:
+    collected = Metrics(environment.light_runtime(data_dir))
+    click.echo(collected.text(), nl=False)
+    for problem in collected.problems:
         console.complain(problem)
-    if look.problems:
+    if collected.problems:
         raise click.exceptions.Exit(1)

@@ -1,4 +1,4 @@
-"""`taskbridge migrate`: the database's schema, and its move to another cluster."""
+"""`taskbridge migrate`: migrate the schema, or adapt a restored database to its new cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 
 from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples
+from taskbridge.common.texts import counted
 from taskbridge.errors import SchemaMismatch, UsageError
 
 if TYPE_CHECKING:
@@ -27,18 +28,17 @@ __all__ = ["migrate"]
     help='A revision such as 0001, "head" for the newest, or "base" to drop all tables.',
 )
 @click.option(
-    "--rebase", is_flag=True, help="After a restore or pg_upgrade: continue in another cluster. Stop all workers first."
+    "--rebase", is_flag=True, help="Adapt to a new cluster after a restore or pg_upgrade. Stop all workers first."
 )
-@click.option("--yes", is_flag=True, help="Needed by --to base and by --rebase.")
+@click.option("--yes", is_flag=True, help="Confirm --to base or --rebase.")
 @data_dir_option
 def migrate(revision: str, rebase: bool, yes: bool, data_dir: Path) -> None:
-    """Bring the schema up to date.
+    """Migrate the schema to the newest revision.
 
-    With --rebase, let a database that was restored into another cluster continue where it was: what was handled stays
-    handled, and what was pending stays pending.
+    With --rebase, adapt a database that was restored into another cluster, so that no record is lost or repeated.
     """
     if rebase and revision != "head":
-        raise click.UsageError("--rebase and --to are two steps: leave out one of them")
+        raise click.UsageError("--rebase and --to cannot be combined")
     if rebase:
         _rebase(data_dir, yes=yes)
         return
@@ -49,7 +49,7 @@ def migrate(revision: str, rebase: bool, yes: bool, data_dir: Path) -> None:
     from taskbridge.store.schema import head
 
     if revision == "base" and not yes:
-        raise click.UsageError("--to base drops all tables and their rows: add --yes if that is what you want")
+        raise click.UsageError("--to base drops all tables and their data: add --yes to confirm")
     environment.existing(data_dir)
     try:
         engine = environment.runtime().engine
@@ -57,15 +57,17 @@ def migrate(revision: str, rebase: bool, yes: bool, data_dir: Path) -> None:
         before, after = store.migrate(engine, revision)
         foreign = after == head() and not store.in_its_cluster(engine)
     except CommandError as error:
-        raise UsageError(f"there is no schema {revision!r} ({error}); the newest is {head()}") from error
+        raise UsageError(f"there is no revision {revision!r} ({error}); the newest is {head()}") from error
     if before == after:
         console.show(f"schema {after or 'none'}: nothing to do")
     else:
         console.show(f"schema {before or 'none'} -> {after or 'none'}")
     if foreign:
-        console.complain(f"what comes next: {FOREIGN_CLUSTER}")
+        console.complain(f"one more step: {FOREIGN_CLUSTER}")
     if after != revision and revision not in ("head", "base"):
-        raise SchemaMismatch(f"the database stays at {after}: only `--to base` goes back, and it drops the tables")
+        raise SchemaMismatch(
+            f"the database is still at {after}: it can only be downgraded with `--to base`, which drops all tables"
+        )
 
 
 def _rebase(data_dir: Path, *, yes: bool) -> None:
@@ -80,18 +82,18 @@ def _rebase(data_dir: Path, *, yes: bool) -> None:
             return
         if not yes:
             raise click.UsageError(
-                "--rebase rewrites cursors and transaction ids: add --yes once workers and producers have stopped"
+                "--rebase rewrites cursors and transaction ids: add --yes once all workers and producers are stopped"
             )
         done = _rebased()
-        # The gate still belongs to the database of the former cluster.
+        # The gate still belongs to the previous cluster.
         environment.runtime().release_gate()
     if done is None:
         console.show("the database is in its own cluster: nothing to do")
         return
-    console.show(f"rebased {done.cursors:,} cursors and {done.rows:,} rows")
+    console.show(f"rebased {counted(done.cursors, 'cursor')} and {counted(done.rows, 'row')}")
     for pipeline, count in done.quarantined.items():
-        console.show(f"{pipeline}: {count:,} pending records are tried first by the next sweeps")
-    console.tell("Workers and producers can start again.")
+        console.show(f"{pipeline}: {counted(count, 'pending record')} will be handled first")
+    console.tell("You can start workers and producers again.")
 
 
 def _rebased() -> Rebased | None:

@@ -1,4 +1,4 @@
-"""What `taskbridge up` does and shows while it runs."""
+"""Watch workers and show progress while `taskbridge up` runs."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 __all__ = ["Monitor", "has_pending", "is_idle"]
 
 POLL_SECONDS: Final = 0.1
-LOOK_SECONDS: Final = 0.5
-LOOKS_SHARE: Final = 0.05
-"""The part of the time that is spent on what is shown, at most."""
+SHOW_SECONDS: Final = 0.5
+SHOW_SHARE: Final = 0.05
+"""The maximum share of the time that is spent on showing the state."""
 LOST_SECONDS: Final = 30.0
 
 
 class Monitored(Protocol):
-    """The workers, as far as they are needed here."""
+    """What is needed of the workers here."""
 
     def watch(self) -> None:
-        """Restart those that died."""
+        """Restart workers that have died."""
 
 
 class Monitor:
-    """Watches the workers, and writes a line when the totals of the pipelines or their findings change.
+    """Watches the workers, and writes a line when the totals or findings of the pipelines change.
 
     Args:
         runtime: the process's runtime.
         workers: the workers to watch.
-        ours: whether the servers belong to this process. Nobody else restarts them, so the monitor gives up when they
-            have not answered for half a minute.
+        ours: whether the servers belong to this process. Nobody else can restart them, so the monitor gives up if they
+            do not answer for half a minute.
     """
 
     def __init__(self, runtime: Runtime, workers: Monitored, *, ours: bool) -> None:
@@ -46,15 +46,15 @@ class Monitor:
         self._workers = workers
         self._ours = ours
         self._context = Context.of(runtime)
-        self._next_look = 0.0
+        self._next_show = 0.0
         self._shown: tuple[object, ...] = ()
         self._lost_since: float | None = None
 
     def until(self, finished: Callable[[Runtime], bool], timeout: float | None) -> bool:
-        """Go on until `finished` says so, or for `timeout` seconds; return whether it did.
+        """Run until `finished` returns true, or for `timeout` seconds; return whether it did.
 
         Raises:
-            Unavailable: a worker died again and again, or our own servers no longer answer.
+            Unavailable: a worker keeps dying, or our own servers no longer answer.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -69,7 +69,7 @@ class Monitor:
     def _is_finished(self, finished: Callable[[Runtime], bool]) -> bool:
         try:
             with translated_errors():
-                self._look()
+                self._show()
                 done = finished(self._runtime)
         except Unavailable as error:
             self._note_lost(error)
@@ -78,41 +78,41 @@ class Monitor:
         return done
 
     def _note_lost(self, error: Unavailable) -> None:
-        # A server that reports a lock time-out answers all the same.
+        # A server that reports a lock timeout does answer.
         answers = error.__cause__ is not None and not is_away(error.__cause__)
         if self._lost_since is None:
-            console.complain(f"{error}. Trying again")
+            console.complain(f"{error}. Retrying")
         if self._lost_since is None or answers:
             self._lost_since = time.monotonic()
         elif self._ours and time.monotonic() - self._lost_since > LOST_SECONDS:
             raise Unavailable(
                 f"the embedded servers have not answered for {LOST_SECONDS:.0f} s ({error.what}): "
-                "start `taskbridge up` again; their logs are in the data directory"
+                "restart `taskbridge up`; the servers' logs are in the data directory"
             ) from error
 
-    def _look(self) -> None:
+    def _show(self) -> None:
         from taskbridge.observe.health import health
 
         before = time.monotonic()
-        if before < self._next_look:
+        if before < self._next_show:
             return
         found = health(self._context)
         totals = [totals_line(one) for one in found.pipelines]
-        # Sentences count seconds: a line is written when another pipeline or tenant is concerned, not at each look.
+        # Sentences contain seconds, so only write a line if other pipelines or tenants are affected.
         shown = (*totals, {(one.pipeline, one.tenant, one.colour) for one in found.findings})
         if shown != self._shown:
             self._shown = shown
             console.tell("; ".join([*totals, *(one.sentence for one in found.findings)]))
         after = time.monotonic()
-        self._next_look = after + max(LOOK_SECONDS, (after - before) / LOOKS_SHARE)
+        self._next_show = after + max(SHOW_SECONDS, (after - before) / SHOW_SHARE)
 
 
 def is_idle(runtime: Runtime) -> bool:
-    """Whether no tenant of any pipeline has a runner or a pending record; one that waits for a delay has both."""
+    """Whether no tenant has a runner or a pending record. A tenant that waits for a delay has both."""
     surveys = runtime.gate.survey(runtime.pipelines.names(), 1).values()
     return not any(one.runners for one in surveys) and not has_pending(runtime)
 
 
 def has_pending(runtime: Runtime) -> bool:
-    """Whether any tenant of any pipeline has a pending record, due or not."""
+    """Whether any tenant has a pending record, due or not."""
     return any(True for name in runtime.pipelines.names() for _ in runtime.pending(name))

@@ -1,4 +1,4 @@
-"""`taskbridge notify`: one event."""
+"""`taskbridge notify`: send an event."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from taskbridge.errors import TaskBridgeError, Unavailable
 __all__ = ["notify"]
 
 _WORDS: Final = {
-    "started": "started: the tenant was idle, and its run is published",
-    "delayed": "delayed: the tenant's last run was a moment ago, and the next one is scheduled",
-    "absorbed": "absorbed: the tenant has a runner, which handles this event as well",
+    "started": "started: the tenant was idle, and a run has been published",
+    "delayed": "delayed: the tenant ran a moment ago, and the next run is scheduled",
+    "absorbed": "absorbed: the tenant already has a runner, which also handles this event",
 }
 
 
@@ -27,9 +27,9 @@ _WORDS: Final = {
 @data_dir_option
 @json_option
 def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
-    """Send one event: tell TENANT's runner that there are new records, and print the gate's answer.
+    """Send an event, which tells TENANT's runner that there are new records, and print the answer.
 
-    If the broker is away, workers publish the run when it is back, and the exit status is 1.
+    If the broker is unavailable, workers publish the run later, and the exit status is 1.
     """
     from taskbridge.common.server_errors import translated_errors
     from taskbridge.producer import notify as notifying
@@ -44,6 +44,6 @@ def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
                 raise runtime.unpublished
         except TaskBridgeError as error:
             raise Unavailable(
-                f"{error}. The event is counted all the same: workers publish the run when the broker is back"
+                f"{error}. The event has been counted: workers will publish the run when the broker is back"
             ) from error
     console.answer({"pipeline": pipeline, "tenant": tenant, "answer": answer}, _WORDS[answer], as_json=as_json)

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options and argument types that several commands share."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ data_dir_option = click.option(
     show_default=True,
     show_envvar=True,
     metavar="DIR",
-    help="Where the embedded servers keep their data.",
+    help="Data directory of the embedded servers.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 
 
 class Number(click.FloatRange):
-    """A number in a range, as `click.FloatRange` takes it; NaN lies in none."""
+    """A `click.FloatRange` that rejects NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number."""
-        found: float = super().convert(value, param, ctx)
-        if found != found:
+        number: float = super().convert(value, param, ctx)
+        if number != number:
             self.fail(f"{value!r} is not a number", param, ctx)
-        return found
+        return number
 
 
 def _default(_: click.Context, __: click.Parameter, name: str | None) -> str:
-    """Return the pipeline that was named, else the only one that is declared, else `invoices` if that is declared."""
+    """Return the named pipeline, else `invoices` if it is declared, else the only declared one."""
     if name is not None:
         return name
     from taskbridge.declaring.pipeline import DECLARED, INVOICES
@@ -63,7 +63,7 @@ def _default(_: click.Context, __: click.Parameter, name: str | None) -> str:
     if not names or INVOICES in names:
         return INVOICES
     if len(names) > 1:
-        raise click.UsageError(f"several pipelines are declared: name one with --pipeline: {', '.join(names)}")
+        raise click.UsageError(f"several pipelines are declared; choose one with --pipeline: {', '.join(names)}")
     return names[0]
 
 
@@ -77,13 +77,13 @@ file_type: Final = click.Path(path_type=Path)
 
 
 def stored_text(value: str) -> str:
-    """Return text for Postgres: not empty, since every text holds the empty one, and UTF-8.
+    """Return non-empty text that Postgres can store.
 
     Raises:
-        click.BadParameter: it is not.
+        click.BadParameter: it is empty, or not UTF-8.
     """
     if not value.strip():
-        raise click.BadParameter("it is empty: write some text, or leave the option out")
+        raise click.BadParameter("it is empty: give some text, or omit the option")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -96,23 +96,23 @@ _LONGEST: Final = 36_500 * 86_400
 
 
 def duration(value: str) -> timedelta:
-    """Read a whole number with its unit, from a second to a hundred years.
+    """Parse a duration such as 30d, from one second to a hundred years.
 
     Raises:
-        click.BadParameter: it is none; the message says what may be written.
+        click.BadParameter: it is not a duration.
     """
-    found = re.fullmatch(r"([0-9]{1,10})([smhdw])", value)
-    seconds = 0 if found is None else int(found[1]) * _SECONDS[found[2]]
+    match = re.fullmatch(r"([0-9]{1,10})([smhdw])", value)
+    seconds = 0 if match is None else int(match[1]) * _SECONDS[match[2]]
     if not 0 < seconds <= _LONGEST:
-        raise click.BadParameter(f"{value!r} is not a duration: write a number from 1 and s, m, h, d or w, such as 30d")
+        raise click.BadParameter(f"{value!r} is not a duration: use a number with s, m, h, d or w, such as 30d")
     return timedelta(seconds=seconds)
 
 
 def moment_or_duration(value: str) -> datetime | timedelta:
-    """Read a time with its time zone, or how long ago, as `duration` does.
+    """Parse a time with a time zone, or a duration.
 
     Raises:
-        click.BadParameter: it is neither; the message says what may be written.
+        click.BadParameter: it is neither.
     """
     try:
         at = datetime.fromisoformat(value)
@@ -124,10 +124,10 @@ def moment_or_duration(value: str) -> datetime | timedelta:
         return duration(value)
     except click.BadParameter:
         raise click.BadParameter(
-            f"{value!r} is neither a duration nor a time with its zone: write 2h, or 2026-01-31T08:00Z"
+            f"{value!r} is neither a duration nor a time with a time zone: use, for example, 2h or 2026-01-31T08:00Z"
         ) from None
 
 
 def examples(*lines: str) -> str:
-    """Return the end of a command's help: lines that can be typed as they are."""
+    """Return the epilog of a command's help, with examples."""
     return "\n".join(("\b", "Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)))

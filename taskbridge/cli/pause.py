@@ -1,4 +1,4 @@
-"""`taskbridge pause`, `resume` and `drain`: hold a tenant or a pipeline without losing its events."""
+"""`taskbridge pause`, `resume` and `drain`: stop a tenant or a pipeline without losing events."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ __all__ = ["drain", "pause", "resume"]
 
 POLL_SECONDS: Final = 0.1
 POLLS_SHARE: Final = 0.1
-"""The part of the time that `drain` spends counting what is left, at most."""
+"""The maximum share of the time that `drain` spends counting pending records."""
 SHOWN_TENANTS: Final = 20
 
-_reason_option = click.option("--reason", type=stored_text, metavar="TEXT", help="Why; `taskbridge status` shows it.")
+_reason_option = click.option(
+    "--reason", type=stored_text, metavar="TEXT", help="The reason; `taskbridge status` shows it."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """A tenant of a pipeline, or the whole pipeline if `tenant` is None."""
+    """A tenant, or a whole pipeline if `tenant` is None."""
 
     runtime: Runtime
     pipeline: str
@@ -58,19 +60,19 @@ class _Scope:
         return [row["tenant"] for row in counts if row["pending"]]
 
     def pause(self, reason: str | None, action: str) -> dict[str, Any]:
-        """Pause it and return what `--json` prints; `action` is what the audit says."""
+        """Pause it and return what `--json` prints; `action` is the action in the audit table."""
         environment.note(self.runtime, action, **self.key, detail=reason)
         pause, new = self.runtime.pauses.pause(self.pipeline, self.tenant, reason, by=environment.system_user())
         values = {"reason": pause.reason, "paused_by": pause.paused_by, "paused_at": pause.paused_at}
         return self.key | {"paused": True, "new": new, **values}
 
     def warn_if_unknown(self) -> None:
-        """Say on stderr that nobody has seen this tenant yet."""
+        """Warn on stderr if the tenant is unknown."""
         from taskbridge.observe.context import Context
         from taskbridge.observe.inspect import tenant
 
         if self.tenant is not None and not tenant(Context.of(self.runtime), self.pipeline, self.tenant).known:
-            console.tell(f"{self.name} has neither records nor a runner yet: check its spelling.")
+            console.tell(f"{self.name} has neither records nor a runner: check the spelling.")
 
 
 @click.command(epilog=examples("taskbridge pause France --reason 'the price list is wrong'"))
@@ -80,14 +82,14 @@ class _Scope:
 @data_dir_option
 @json_option
 def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path, as_json: bool) -> None:
-    """Hold TENANT, or the whole pipeline without TENANT; a run that has begun finishes its batch.
+    """Pause TENANT, or the whole pipeline if TENANT is omitted; a current run finishes its batch.
 
-    Events are accepted and records stay pending until `taskbridge resume`: nothing is lost.
+    Nothing is lost: events are accepted, and records stay pending until `taskbridge resume`.
     """
     scope = _Scope.of(data_dir, pipeline, tenant)
     scope.warn_if_unknown()
     done = scope.pause(reason, "pause")
-    console.answer(done, f"{scope.name}: {'paused' if done['new'] else 'was paused already'}", as_json=as_json)
+    console.answer(done, f"{scope.name}: {'paused' if done['new'] else 'already paused'}", as_json=as_json)
 
 
 @click.command(epilog=examples("taskbridge resume France", "taskbridge resume --pipeline invoices"))
@@ -96,9 +98,9 @@ def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path,
 @data_dir_option
 @json_option
 def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> None:
-    """End the pause of TENANT, or of the whole pipeline without TENANT, and start what is pending.
+    """Resume TENANT, or the whole pipeline if TENANT is omitted, and start tenants with pending records.
 
-    Tenants that were paused one by one are resumed one by one.
+    Tenants that were paused individually must be resumed individually.
     """
     scope = _Scope.of(data_dir, pipeline, tenant)
     pauses, gate = scope.runtime.pauses, scope.runtime.gate
@@ -109,35 +111,37 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
     left = pauses.of(pipeline)
     started = [one for one in scope.pending() if left.holding(one) is None]
     environment.start(started, pipeline)
-    # Of others the gate holds a runner until the pause is over.
+    # Tenants without pending records may still have a runner that the pause holds.
     held = [one for one in gate.paused(pipeline) if tenant in (None, one) and left.holding(one) is None]
     gate.expire(pipeline, held, early=True)
     paused = (left.whole if tenant is None else left.holding(tenant)) is not None
-    was = "resumed" if released else "was not paused"
+    result = "resumed" if released else "was not paused"
     console.answer(
         scope.key | {"paused": paused, "resumed": released, "started": len(started)},
-        f"{scope.name}: {was}; {counted(len(started), 'tenant')} with pending records started",
+        f"{scope.name}: {result}; started {counted(len(started), 'tenant')} with pending records",
         as_json=as_json,
     )
     if tenant is not None and left.whole is not None:
-        console.tell(f"{pipeline} itself is still paused: `taskbridge resume --pipeline {pipeline}` ends that.")
+        console.tell(f"{pipeline} itself is still paused: resume it with `taskbridge resume --pipeline {pipeline}`.")
     elif tenant is None and left.tenants:
-        console.tell(f"{len(left.tenants):,} tenants are still paused one by one: `taskbridge status` names them.")
+        console.tell(
+            f"{counted(len(left.tenants), 'tenant is', 'tenants are')} still paused: `taskbridge status` lists them."
+        )
 
 
 @click.command(epilog=examples("taskbridge drain France", "taskbridge drain --pipeline invoices --timeout 60"))
 @click.argument("tenant", required=False)
 @pipeline_option
 @click.option(
-    "--timeout", type=Number(min=0), default=300.0, show_default=True, metavar="SECONDS", help="When to give up."
+    "--timeout", type=Number(min=0), default=300.0, show_default=True, metavar="SECONDS", help="How long to wait."
 )
 @_reason_option
 @data_dir_option
 @json_option
 def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None, data_dir: Path, as_json: bool) -> None:
-    """Wait until every record of TENANT, or of the pipeline, that is committed now is done with, then pause.
+    """Wait until all current records of TENANT, or of the pipeline, are handled, then pause it.
 
-    If records are left after --timeout, nothing is paused and the exit status is 1.
+    If records are left after --timeout, nothing is paused, and the exit status is 1.
     """
     started = time.monotonic()
     scope = _Scope.of(data_dir, pipeline, tenant)
@@ -154,7 +158,7 @@ def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None,
 
 
 def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
-    """Wait until nothing is left. Return what is left, by tenant, and whether all of that is paused."""
+    """Wait until no record is left. Return the number left, by tenant, and whether all those tenants are paused."""
     pauses, tenants_of = scope.runtime.pauses, scope.runtime.tenants_of(scope.pipeline)
     deadline = time.monotonic() + timeout
     snapshot = pauses.snapshot()
@@ -179,8 +183,8 @@ def _complain(scope: _Scope, left: dict[str, int], paused: bool) -> None:
         console.tell(f"{tenant}: {counted(records, 'record is', 'records are')} left")
     if len(left) > SHOWN_TENANTS:
         console.tell(f"... and {len(left) - SHOWN_TENANTS:,} more tenants (--json lists them)")
-    remedy = "`taskbridge status` shows why; a longer --timeout waits longer"
+    remedy = "`taskbridge status` shows why; use a longer --timeout to wait longer"
     if paused:
-        remedy = "paused tenants have pending records: `taskbridge resume` them first"
+        remedy = "paused tenants have pending records: use `taskbridge resume` first"
     pending = counted(sum(left.values()), "record is", "records are")
     console.complain(f"{scope.name}: not drained and not paused, {pending} pending: {remedy}")

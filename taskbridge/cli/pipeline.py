@@ -1,4 +1,4 @@
-"""`taskbridge pipeline remove`: what the database keeps of a pipeline that no longer exists."""
+"""`taskbridge pipeline remove`: delete what the database stores about a pipeline that no longer exists."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from taskbridge.errors import InvalidInput
 __all__ = ["pipeline"]
 
 QUIET_SECONDS: Final = 60.0
-"""A worker that declares a pipeline stores every few seconds that it looks for its records."""
+"""A worker that declares a pipeline stores every few seconds that it polls for its records."""
 
 
 @click.group(epilog=examples("taskbridge pipeline remove old-export --yes"))
 def pipeline() -> None:
-    """Pipelines, as the database knows them."""
+    """Manage the pipelines that are stored in the database."""
 
 
 @pipeline.command(epilog=examples("taskbridge pipeline remove old-export --yes"))
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="No worker declares it any more: remove it.")
+@click.option("--yes", is_flag=True, help="Confirm that no worker declares it any more.")
 @data_dir_option
 @json_option
 def remove(name: str, yes: bool, data_dir: Path, as_json: bool) -> None:
-    """Delete the cursors, quarantine and pauses of the pipeline NAME, which no module declares any more.
+    """Delete the cursors, quarantine and pauses of the pipeline NAME, which is no longer declared.
 
-    This cannot be undone; records stay until `taskbridge prune`.
+    This cannot be undone. Its records are kept until `taskbridge prune`.
     """
     from taskbridge.store import forget_pipeline, read_ages
 
@@ -40,10 +40,10 @@ def remove(name: str, yes: bool, data_dir: Path, as_json: bool) -> None:
     if not yes:
         raise click.UsageError("this cannot be undone: add --yes once no worker declares the pipeline")
     if read_ages(runtime.engine, [name])[name].poller < QUIET_SECONDS:
-        console.complain(f"a worker still declares {name!r}: stop it, and try again after {QUIET_SECONDS:g} s")
+        console.complain(f"a worker still declares {name!r}: stop it, and try again {QUIET_SECONDS:g} s later")
         raise click.exceptions.Exit(1)
     found = forget_pipeline(runtime.engine, name)
     if found is None:
-        raise InvalidInput(f"there is no pipeline {name!r}: `taskbridge doctor` names those that the database has")
-    text = f"{name} is removed: {found['cursors']:,} cursors, {found['quarantined']:,} rows of quarantine"
+        raise InvalidInput(f"there is no pipeline {name!r}: `taskbridge doctor` lists those in the database")
+    text = f"{name} removed: {found['cursors']:,} cursors, {found['quarantined']:,} rows in quarantine"
     console.answer({"pipeline": name, **found}, text, as_json=as_json)

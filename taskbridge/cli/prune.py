@@ -1,4 +1,4 @@
-"""`taskbridge prune`: delete old records that are done with."""
+"""`taskbridge prune`: delete old records that every pipeline has handled or discarded."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 __all__ = ["prune"]
 
-_STATES: Final = {"pending": "pending", "quarantined": "in quarantine", "retrying": "about to be tried again"}
+_STATES: Final = {"pending": "pending", "quarantined": "in quarantine", "retrying": "being retried"}
 
 
 class _Held:
-    """The old records that stay: how many, and for each reason one of the tenants that have them."""
+    """The old records that are kept: how many for each reason, and an example tenant."""
 
     def __init__(self) -> None:
         self.records: Counter[tuple[str, str | None, str]] = Counter()
         self.tenants: dict[tuple[str, str | None, str], str] = {}
 
     def add(self, held: Mapping[Holder, int]) -> None:
-        """Count what a step has left."""
+        """Count what a step has kept."""
         for one, records in held.items():
             reason = (one.source, one.pipeline, one.state)
             self.records[reason] += records
             self.tenants.setdefault(reason, one.tenant)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the reasons, that of the most records first."""
+        """Return the reasons, with the most frequent first."""
         return [
             dict(zip(("source", "pipeline", "state"), reason, strict=True))
             | {"records": records, "tenant": self.tenants[reason]}
@@ -53,19 +53,19 @@ class _Held:
     type=duration,
     required=True,
     metavar="DURATION",
-    help="Only what was written longer ago: a number with s, m, h, d or w.",
+    help="Only records written longer ago: a number with s, m, h, d or w.",
 )
-@click.option("--pipeline", metavar="NAME", help="Only what this pipeline reads.  [default: all]")
-@click.option("--deliveries", is_flag=True, help="Delete old rows of the journal as well.")
-@click.option("--dry-run", is_flag=True, help="Count and delete nothing.")
+@click.option("--pipeline", metavar="NAME", help="Only records that this pipeline reads.  [default: all]")
+@click.option("--deliveries", is_flag=True, help="Also delete old rows of the journal.")
+@click.option("--dry-run", is_flag=True, help="Only count, without deleting.")
 @data_dir_option
 @json_option
 def prune(
     older_than: timedelta, pipeline: str | None, deliveries: bool, dry_run: bool, data_dir: Path, as_json: bool
 ) -> None:
-    """Delete records that every pipeline reading them has handled or discarded, and say who holds back the rest.
+    """Delete old records that every pipeline reading them has handled or discarded, and show what is kept.
 
-    A pruned record that is written again is delivered again: choose an age after which nobody sends it once more.
+    If a pruned record is sent again, it is delivered again: choose an age after which that does not happen.
     """
     from taskbridge import store
 
@@ -81,7 +81,7 @@ def prune(
         _prune(store.prune(runtime.engine, what), counts, held)
         complete = True
     except (TaskBridgeError, Interrupted):
-        console.tell("Pruning was cut short; what is counted is done. Run it again for the rest.")
+        console.tell("Pruning was interrupted; what is counted has been deleted. Run it again for the rest.")
         raise
     finally:
         if as_json:
@@ -91,7 +91,7 @@ def prune(
 
 
 def _prune(steps: Iterator[Step], counts: Counter[str], held: _Held) -> None:
-    """Take step after step, with a progress bar. A signal ends it after a step."""
+    """Prune step by step, with a progress bar. A signal stops it between two steps."""
     with console.progress() as progress:
         tasks: dict[str, Any] = {}
         for step in interrupts.steps(steps):
@@ -107,10 +107,10 @@ def _show(counts: Counter[str], held: Sequence[dict[str, Any]], declared: set[st
     console.show("would be deleted:" if dry_run else "deleted:")
     console.show_counts(counts)
     if kept:
-        console.show(f"{counted(kept, 'old record stays', 'old records stay')}:")
+        console.show(f"{counted(kept, 'old record is', 'old records are')} kept:")
     for row in held:
-        records, pipeline = f"{counted(row['records'], 'record')}, such as of {row['tenant']!r}", row["pipeline"]
+        records, pipeline = f"{counted(row['records'], 'record')}, for example of {row['tenant']!r}", row["pipeline"]
         reason = "no pipeline reads this source" if pipeline is None else _STATES[row["state"]]
         console.show(f"  {pipeline or row['source']}: {records}: {reason}")
     for name in sorted({row["pipeline"] for row in held} - declared - {None}):
-        console.show(f"{name} is not declared here: if it no longer exists, `taskbridge pipeline remove` forgets it")
+        console.show(f"{name} is not declared here: if it no longer exists, use `taskbridge pipeline remove`")

@@ -1,4 +1,4 @@
-"""`taskbridge quarantine`: the records that cannot be handled, and those that no criterion matched."""
+"""`taskbridge quarantine`: records that cannot be handled, and records that no criterion matched."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SHOWN_CHARACTERS: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Which records of a pipeline a command is about."""
+    """Which records of a pipeline a command applies to."""
 
     pipeline: str
     ids: tuple[str, ...]
@@ -49,22 +49,22 @@ class _Choice:
     unmatched: bool
 
     def __post_init__(self) -> None:
-        """Raise an error unless something is chosen, in one way."""
+        """Check that records are chosen, either individually or all of them."""
         if self.tenant is not None:
             if self.unmatched:
-                raise click.UsageError("unmatched records have no tenant: leave out --tenant")
+                raise click.UsageError("unmatched records have no tenant: omit --tenant")
             check_tenant(self.tenant)
         if self.every == bool(self.ids or self.tenant or self.reason):
-            raise click.UsageError("choose records: give IDs, --tenant or --reason, or else --all for all of them")
+            raise click.UsageError("choose records by ID, --tenant or --reason, or all of them with --all")
 
     def find(self, runtime: LightRuntime) -> list[QuarantinedRecord]:
-        """Return the chosen records in quarantine; a discarded one is chosen by its ID only."""
+        """Return the chosen records in quarantine; discarded ones must be chosen by ID."""
         there = runtime.quarantine_of(self.pipeline)
         filters: dict[str, Any] = {"external_ids": self.ids, "tenant": self.tenant, "reason": self.reason}
         return there.find(self.pipeline, **filters, discarded=bool(self.ids))[0]
 
     def note(self, runtime: LightRuntime, action: str, records: list[QuarantinedRecord]) -> None:
-        """Write into the audit what is about to be done with these records."""
+        """Record in the audit table what is about to be done with these records."""
         tenants = {one.tenant for one in records}
         keys = {one.external_id for one in records} if self.ids else set()
         if records:
@@ -80,7 +80,7 @@ class _Choice:
     def end(
         self, verb: str, records: list[QuarantinedRecord], changed: list[tuple[str, str]], *, as_json: bool
     ) -> None:
-        """Print what was done, and end with status 1 if an ID is not in quarantine."""
+        """Print the result, and exit with status 1 if an ID is not in quarantine."""
         found = {one.external_id for one in records}
         missing = [one for one in dict.fromkeys(self.ids) if found.isdisjoint(key_spellings(one))]
         tenants = Counter(tenant for tenant, _ in changed)
@@ -92,17 +92,19 @@ class _Choice:
         )
         for one in missing:
             where = f"taskbridge quarantine list --all --pipeline {self.pipeline}"
-            console.complain(f"{one!r} is not in quarantine: see `{where}`")
+            console.complain(f"{one!r} is not in quarantine: check with `{where}`")
         if missing:
             raise click.exceptions.Exit(1)
 
 
 def _choosing(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--unmatched", is_flag=True, help="The records that no criterion matched instead."),
-        click.option("--all", "every", is_flag=True, help="All records of the pipeline."),
-        click.option("--reason", type=stored_text, metavar="TEXT", help="Those whose reason contains this text."),
-        click.option("--tenant", help="Those of this tenant.  [default: all tenants]"),
+        click.option("--unmatched", is_flag=True, help="Apply to records that no criterion matched."),
+        click.option("--all", "every", is_flag=True, help="Choose all records of the pipeline."),
+        click.option(
+            "--reason", type=stored_text, metavar="TEXT", help="Choose records with this text in their reason."
+        ),
+        click.option("--tenant", help="Choose records of this tenant.  [default: all tenants]"),
         click.argument("ids", metavar="[ID]...", nargs=-1, type=stored_text),
         pipeline_option,
     ):
@@ -112,28 +114,25 @@ def _choosing(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(epilog=examples("taskbridge quarantine list", "taskbridge quarantine retry --tenant France"))
 def quarantine() -> None:
-    """The records that cannot be handled, kept apart so that the others go on.
-
-    With --unmatched: the records that no criterion matched.
-    """
+    """List, retry or discard records that cannot be handled, or (with --unmatched) that no criterion matched."""
 
 
 @quarantine.command(
     "list", epilog=examples("taskbridge quarantine list --since 2h", "taskbridge quarantine list --json")
 )
 @click.argument("ids", metavar="[ID]...", nargs=-1, type=stored_text)
-@click.option("--tenant", help="Those of this tenant.  [default: all tenants]")
-@click.option("--reason", type=stored_text, metavar="TEXT", help="Those whose reason contains this text.")
-@click.option("--pipeline", metavar="NAME", help="Only of this pipeline.  [default: all that are declared]")
+@click.option("--tenant", help="Only records of this tenant.  [default: all tenants]")
+@click.option("--reason", type=stored_text, metavar="TEXT", help="Only records whose reason contains this text.")
+@click.option("--pipeline", metavar="NAME", help="Only this pipeline.  [default: all declared ones]")
 @click.option(
     "--since",
     type=moment_or_duration,
     metavar="DURATION|TIME",
-    help="Only since then: a number with s, m, h, d or w, or a time such as 2026-01-31T08:00Z.",
+    help="Only records quarantined since then: a duration such as 2h, or a time such as 2026-01-31T08:00Z.",
 )
-@click.option("--all", "discarded", is_flag=True, help="Include those that were discarded.")
-@click.option("--unmatched", is_flag=True, help="The records that no criterion matched instead.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Records to show at most.")
+@click.option("--all", "discarded", is_flag=True, help="Include discarded records.")
+@click.option("--unmatched", is_flag=True, help="List records that no criterion matched instead.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of records.")
 @data_dir_option
 @json_option
 def list_them(
@@ -148,14 +147,11 @@ def list_them(
     data_dir: Path,
     as_json: bool,
 ) -> None:
-    """List the records in quarantine with their reasons, oldest first.
-
-    An ID is a record's key or a message's id.
-    """
+    """List the records in quarantine with their reasons, oldest first. An ID is a record's key or a message id."""
     context = environment.context(data_dir, redis=False)
     if unmatched:
         if ids or tenant or reason or since or discarded:
-            raise click.UsageError("--unmatched goes with --pipeline and --limit only: leave out the other options")
+            raise click.UsageError("--unmatched can only be combined with --pipeline and --limit")
         _list_unmatched(context, pipeline, limit, as_json=as_json)
         return
     if tenant is not None:
@@ -173,7 +169,7 @@ def list_them(
     if as_json:
         console.emit_json({"pipeline": names[0] if len(names) == 1 else None, "count": count, "records": records})
     elif not records:
-        console.show(f"{', '.join(names)}: nothing to show is in quarantine")
+        console.show(f"{', '.join(names)}: no such records in quarantine")
     else:
         shown = {"id": "external_id", "since": "quarantined_at"}
         names = ["pipeline", "id", "tenant", "state", "attempts", "since", "reason"]
@@ -181,7 +177,7 @@ def list_them(
             (one | {"attempts": None if one["cause"] == "rejected" else one["attempts"]} for one in records),
             {name: shown.get(name, name) for name in names},
         )
-        console.show(*([f"and {count - len(records):,} more: see --limit"] if count > len(records) else ()))
+        console.show(*([f"and {count - len(records):,} more: use --limit"] if count > len(records) else ()))
     if pipeline is None:
         environment.tell_left_out(context)
 
@@ -193,7 +189,7 @@ def _show_dicts(rows: Iterable[dict[str, Any]], columns: dict[str, str]) -> None
 def _list_unmatched(context: Context, pipeline: str | None, limit: int, *, as_json: bool) -> None:
     from taskbridge.store import count_unmatched, read_unmatched, unmatched_sources
 
-    # A message that can never be recorded is stored under the name that it gave, whether or not there is a pipeline.
+    # A message that can never be recorded is stored under the name that it gave, even if there is no such pipeline.
     if pipeline is None:
         counts = unmatched_sources(context.database)
     else:
@@ -208,7 +204,7 @@ def _list_unmatched(context: Context, pipeline: str | None, limit: int, *, as_js
         console.emit_json({"unmatched": counts, "records": rows})
         return
     if not any(counts.values()):
-        console.show("a criterion matched every record")
+        console.show("no unmatched records")
         return
     for row in rows:
         payload = json.dumps(row["payload"], ensure_ascii=False)
@@ -219,7 +215,7 @@ def _list_unmatched(context: Context, pipeline: str | None, limit: int, *, as_js
     _show_dicts(rows, {name.replace("_", " "): name for name in columns})
     for name, count in counts.items():
         if count > limit:
-            console.show(f"{name}: and {count - limit:,} more: see --limit")
+            console.show(f"{name}: and {count - limit:,} more: use --limit")
 
 
 @quarantine.command(
@@ -229,13 +225,13 @@ def _list_unmatched(context: Context, pipeline: str | None, limit: int, *, as_js
 @data_dir_option
 @json_option
 def retry(data_dir: Path, as_json: bool, **chosen: Any) -> None:
-    """Try records again: their tenants are notified and take them first.
+    """Retry records: the next run of their tenant handles them first.
 
-    With --unmatched --all, match all unmatched records again, by the criteria as they are now.
+    With --unmatched --all, match all unmatched records against the current criteria.
     """
     choice = _Choice(**chosen)
     if choice.unmatched and not choice.every:
-        raise click.UsageError("unmatched records are matched again all together: add --all, without a choice")
+        raise click.UsageError("unmatched records can only be retried together: use --all")
     runtime, pipeline = environment.checked_runtime(data_dir), choice.pipeline
     if choice.unmatched:
         _match_again(pipeline, as_json=as_json)
@@ -247,7 +243,7 @@ def retry(data_dir: Path, as_json: bool, **chosen: Any) -> None:
     choice.end("retried", records, changed, as_json=as_json)
     paused = runtime.pauses.of(pipeline)
     if any(paused.holding(tenant) for tenant, _ in changed):
-        console.tell("Paused tenants are tried after `taskbridge resume`; `taskbridge status` names them.")
+        console.tell("Paused tenants are retried after `taskbridge resume`; `taskbridge status` lists them.")
 
 
 def _match_again(pipeline: str, *, as_json: bool) -> None:
@@ -264,7 +260,7 @@ def _match_again(pipeline: str, *, as_json: bool) -> None:
     counts = {"matched": tenants.total(), "unmatched": reasons.total()}
     console.answer(
         {"pipeline": pipeline, **counts, "tenants": tenants, "reasons": dict(reasons.most_common())},
-        f"{tenants.total():,} matched now, of {len(tenants):,} tenants; {reasons.total():,} stay unmatched",
+        f"{tenants.total():,} now matched, of {len(tenants):,} tenants; {reasons.total():,} still unmatched",
         *(f"  {count:,}: {reason}" for reason, count in reasons.most_common(console.SHOWN_PROBLEMS)),
         as_json=as_json,
     )
@@ -272,17 +268,17 @@ def _match_again(pipeline: str, *, as_json: bool) -> None:
 
 @quarantine.command("discard", epilog=examples("taskbridge quarantine discard 536365 --tenant France --yes"))
 @_choosing
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @data_dir_option
 @json_option
 def discard(yes: bool, data_dir: Path, as_json: bool, **chosen: Any) -> None:
-    """Discard records: they are handled no more, and `taskbridge prune` deletes them one day.
+    """Discard records: they will not be handled, and `taskbridge prune` may delete them.
 
-    `taskbridge quarantine list --all` shows them, and retry with the ID brings one back.
+    `taskbridge quarantine list --all` still lists them, and `retry ID` brings one back.
     """
     choice = _Choice(**chosen)
     if not yes and not sys.stdin.isatty():
-        raise click.UsageError("nobody can be asked here: add --yes if you want to give these records up")
+        raise click.UsageError("cannot ask for confirmation without a terminal: add --yes to discard these records")
     runtime, pipeline = environment.checked_runtime(data_dir), choice.pipeline
     records = [] if choice.unmatched else choice.find(runtime)
     if not yes and (records or choice.unmatched):
@@ -290,7 +286,7 @@ def discard(yes: bool, data_dir: Path, as_json: bool, **chosen: Any) -> None:
         what = f"{counted(len(records), 'record')} of {tenants}"
         if choice.unmatched:
             what = f"the chosen unmatched records of {pipeline}"
-        click.confirm(f"Give up {what}?", abort=True, err=True)
+        click.confirm(f"Discard {what}?", abort=True, err=True)
     if choice.unmatched:
         done = sorted(runtime.records_of(pipeline).discard(list(choice.ids) or None, choice.reason))
         text = f"{pipeline}: {counted(len(done), 'unmatched record')} discarded"

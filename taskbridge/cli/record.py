@@ -1,4 +1,4 @@
-"""`taskbridge record`: messages from a file or a pipe, for a pipeline with criteria."""
+"""`taskbridge record`: record messages from a file or a pipe, for a pipeline with criteria."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ STDIN: Final = Path("-")
 LONGEST_LINE: Final = 16 * 1024 * 1024
 COUNTS: Final = ("lines", "new", "known_before", "matched", "unmatched", "problems")
 KEPT_PROBLEMS: Final = 10_000
-"""Standard input may never end, so later ones are only counted."""
+"""Standard input may never end, so further problems are only counted."""
 
 
 @dataclass(slots=True)
 class _Recording:
-    """How far a file got. Of `counts`, `matched` and `unmatched` are of new messages, whose `tenants` are kept."""
+    """The progress of a file. `matched`, `unmatched` and `tenants` are about new messages."""
 
     pipeline: str
     id_field: str | None
@@ -44,7 +44,7 @@ class _Recording:
     complete: bool = False
 
     def take(self, number: int, raw: bytes, name: str) -> None:
-        """Record one line, or note what is wrong with it.
+        """Record a line, or note what is wrong with it.
 
         Raises:
             Unavailable: Postgres or Redis is unavailable.
@@ -54,7 +54,7 @@ class _Recording:
             self._record(_parsed(raw))
         except InvalidInput as error:
             self.counts["problems"] += 1
-            # The line says which message it is.
+            # The line number already says which message it is.
             text = re.sub(rf"^pipeline {re.escape(repr(self.pipeline))}(, message .+?)?: ", "", str(error))
             if self.counts["problems"] <= console.SHOWN_PROBLEMS:
                 console.tell(f"{name}:{number}: {text}")
@@ -79,7 +79,7 @@ class _Recording:
             return str(uuid.uuid4())
         found = payload.get(self.id_field) if isinstance(payload, dict) else None
         if not isinstance(found, str):
-            raise InvalidInput(f"there is no string in the field {self.id_field!r}, which holds the message id")
+            raise InvalidInput(f"the field {self.id_field!r}, which should hold the message id, is not a string")
         return found
 
     def show(self, *, as_json: bool) -> None:
@@ -93,19 +93,19 @@ class _Recording:
         console.show_counts(counts)
         if counts["unmatched"]:
             where = f"taskbridge quarantine list --unmatched --pipeline {self.pipeline}"
-            console.tell(f"`{where}` shows why none matched.")
+            console.tell(f"`{where}` shows why no criterion matched.")
 
     def how_far(self, file: Path) -> str:
-        """Return how far it got, and what records the rest."""
+        """Return how far it got, and how to record the rest."""
         text = f"{self.counts['lines']} messages up to line {self.last_line} were read"
         if self.id_field is not None:
-            return f"{text}. Record the file again for the rest: messages with a known id change nothing"
+            return f"{text}. Record the file again to continue: messages with a known id are ignored"
         if self.begun > self.last_line:
-            text += f"; line {self.begun} may be recorded as well, and a worker finds it then"
+            text += f"; line {self.begun} may have been recorded, too"
         if file == STDIN:
-            return f"{text}. The rest was not read"
+            return f"{text}. The rest was not recorded"
         rest = f"tail -n +{self.begun + 1} {shlex.quote(str(file))}"
-        return f"{text}. For the rest: {rest} | {console.spoken('taskbridge record')} {self.pipeline} -"
+        return f"{text}. To continue: {rest} | {console.spoken('taskbridge record')} {self.pipeline} -"
 
 
 @click.command(epilog=examples("taskbridge record log-alerts alerts.jsonl --id-field id"))
@@ -114,15 +114,14 @@ class _Recording:
 @click.option(
     "--id-field",
     metavar="NAME",
-    help="The field with a message's id, a string: a second message with it changes nothing. Without it every line is "
-    "a new message.",
+    help="The field with the message id, a string: a repeated id is ignored. By default every line is a new message.",
 )
 @data_dir_option
 @json_option
 def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_json: bool) -> None:
     """Record the messages of FILE, one JSON value per line, and notify the tenants that they match.
 
-    FILE may be `-` for standard input; a line that cannot be recorded is listed by its number, and the others go on.
+    Use `-` for standard input. Lines that cannot be recorded are skipped, and listed by number.
     """
     from taskbridge.producer.recording import criteria_of
 
@@ -148,23 +147,23 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
 def _opened(file: Path) -> Iterator[BinaryIO]:
     if file == STDIN:
         if sys.stdin is None:
-            raise InvalidInput("standard input is closed: pass a file, or pipe messages in")
+            raise InvalidInput("standard input is closed: give a file, or pipe messages in")
         yield sys.stdin.buffer
         return
     try:
         stream = file.open("rb")
     except OSError as error:
-        raise InvalidInput(f"cannot read {file} ({error.strerror}): pass a file that this user may read") from error
+        raise InvalidInput(f"cannot read {file} ({error.strerror}): give a file that this user can read") from error
     with stream:
         if stream.peek(2).startswith(b"\x1f\x8b"):
-            raise InvalidInput(f"{file} is compressed: unpack it with `gzip -dc`, for `taskbridge record NAME -`")
+            raise InvalidInput(f"{file} is compressed: pipe it through `gzip -dc` into `taskbridge record NAME -`")
         if not stream.peek(1):
-            raise InvalidInput(f"{file} is empty: pass a file with a message, as JSON, in each line")
+            raise InvalidInput(f"{file} is empty: give a file with a JSON message on each line")
         yield stream
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, each with its number; of one that is too long only the beginning."""
+    """Yield numbered lines that are not blank; of a line that is too long, only the beginning."""
     number = 0
     while raw := stream.readline(LONGEST_LINE + 1):
         number += 1
@@ -191,4 +190,4 @@ def _parsed(raw: bytes) -> Any:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"not JSON: {name} is no JSON number, write null or a string")
+    raise ValueError(f"not JSON: {name} is not a JSON number; use null or a string")

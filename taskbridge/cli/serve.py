@@ -1,4 +1,4 @@
-"""`taskbridge serve`: a receiver of webhooks, or any other ASGI app, and `POST /events`, under uvicorn."""
+"""`taskbridge serve`: serve a webhook receiver, or any other ASGI app, and `POST /events` with uvicorn."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ __all__ = ["app_named", "serve"]
 
 @click.command(epilog=examples("taskbridge serve shop.webhooks:app --port 8080", "taskbridge serve"))
 @click.argument("target", metavar="[MODULE:ATTRIBUTE]", required=False)
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address on which to listen.")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65_535), default=8000, show_default=True, help="The port; 0: any that is free."
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=8000,
+    show_default=True,
+    help="The port to listen on; 0 for any.",
 )
-@click.option("--access-log", is_flag=True, help="Log each request, which costs a tenth of its time.")
+@click.option("--access-log", is_flag=True, help="Log each request; this makes requests about 10% slower.")
 @data_dir_option
 def serve(target: str | None, host: str, port: int, access_log: bool, data_dir: Path) -> None:
-    """Serve the receiver of webhooks that MODULE:ATTRIBUTE names, and POST /events.
+    """Serve the webhook receiver MODULE:ATTRIBUTE, and POST /events if TASKBRIDGE_EVENTS_TOKENS is set.
 
-    POST /events needs TASKBRIDGE_EVENTS_TOKENS and no MODULE:ATTRIBUTE; both answer 503 while Postgres is away.
+    Both answer 503 while Postgres is unavailable, so that senders try again.
     """
     import uvicorn
 
@@ -45,7 +49,7 @@ def _app(target: str | None) -> Any:
     if target is None:
         if not has_events:
             raise click.UsageError(
-                "there is nothing to serve: name a MODULE:ATTRIBUTE, or set TASKBRIDGE_EVENTS_TOKENS for POST /events"
+                "there is nothing to serve: give a MODULE:ATTRIBUTE, or set TASKBRIDGE_EVENTS_TOKENS for POST /events"
             )
         return events()
     app = app_named(target)
@@ -56,12 +60,12 @@ def app_named(target: str) -> Any:
     """Return the ASGI app that MODULE:ATTRIBUTE names.
 
     Raises:
-        click.UsageError: it is written otherwise.
-        ConfigurationError: the module does not import, or has no such app.
+        click.UsageError: it does not have this form.
+        ConfigurationError: the module cannot be imported, or has no such app.
     """
     module, _, attribute = target.partition(":")
     if not module or not attribute:
-        raise click.UsageError(f"{target!r} is not MODULE:ATTRIBUTE: write it like shop.webhooks:app")
+        raise click.UsageError(f"{target!r} is not MODULE:ATTRIBUTE, such as shop.webhooks:app")
     if (directory := str(Path.cwd())) not in sys.path:
         sys.path.append(directory)
     try:
@@ -70,10 +74,10 @@ def app_named(target: str) -> Any:
         raise
     except Exception as error:
         raise ConfigurationError(
-            f"the module {module!r} does not import: {type(error).__name__}: {error}. Correct it, or its name"
+            f"the module {module!r} cannot be imported ({type(error).__name__}: {error}): correct it, or its name"
         ) from error
     if not callable(app):
         raise ConfigurationError(
-            f"{module}:{attribute} is not an ASGI app: name what `taskbridge.web.receiver` returned"
+            f"{module}:{attribute} is not an ASGI app: name the object that `taskbridge.web.receiver` returned"
         )
     return app

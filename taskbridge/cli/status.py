@@ -1,4 +1,4 @@
-"""`taskbridge status`: how the pipelines and their tenants stand."""
+"""`taskbridge status`: the state of the pipelines and their tenants."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ NOW: Final[dict[str, Sort]] = {
     "pending": "pending",
     "quarantine": "quarantined",
 }
-"""What tenants are sorted by as they stand now."""
+"""Sort orders by the current state."""
 LATELY: Final[dict[str, By]] = {"events": "events", "runs": "runs", "records": "records", "run-time": "run time"}
-"""What tenants are sorted by over the last hours, from the run history."""
+"""Sort orders by the load in the last hours, from the run history."""
 SAVED_DAYS: Final = 7
 SHOWN_PAUSES: Final = 20
 SHOWN_ERRORS: Final = 20
 NAMED: Final = 3
-"""How many tenants a line names."""
+"""How many tenants are named in a line."""
 RECORDS_BY_NAME: Final = 10_000
 RECORDS_SORTED: Final = 1_000
-"""How many records of each state are counted of a tenant: fewer where hundreds are compared."""
+"""Records of each state are counted up to this number for a tenant, fewer if hundreds are compared."""
 
 
 @click.command(epilog=examples("taskbridge status", "taskbridge status --sort runs --hours 1 --json"))
@@ -48,14 +48,14 @@ RECORDS_SORTED: Final = 1_000
     type=click.Choice([*NOW, *LATELY]),
     default="name",
     show_default=True,
-    help="Order of the tenants: as they stand now, or by what they caused in the last --hours "
+    help="Order of the tenants: by their current state, or by their load in the last --hours "
     f"({', '.join(LATELY)}; from the run history).",
 )
 @click.option("--failing", is_flag=True, help="Only tenants whose last run failed.")
-@click.option("--recent-failures", is_flag=True, help="What failed in the last --hours, including what has recovered.")
+@click.option("--recent-failures", is_flag=True, help="Show failures of the last --hours, including recovered ones.")
 @click.option("--hours", type=Number(0.01, 24 * 31), default=24.0, show_default=True, help="How far to look back.")
-@click.option("--after", metavar="TENANT", default="", help="Continue after this tenant, by name.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Lines to show at most.")
+@click.option("--after", metavar="TENANT", default="", help="Start after this tenant, in order of name.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Maximum number of rows.")
 @data_dir_option
 @json_option
 def status(
@@ -69,15 +69,15 @@ def status(
     data_dir: Path,
     as_json: bool,
 ) -> None:
-    """Show whether the deployment is healthy, what each pipeline saved, and how its tenants stand.
+    """Show the health of the deployment, the savings of each pipeline, and the state of its tenants.
 
-    --sort runs shows who is noisy, --failing who fails now, and --recent-failures what failed lately.
+    Use --sort runs to find noisy tenants, --failing for current failures, and --recent-failures for past ones.
     """
     if after and sort != "name":
-        raise click.UsageError("--after continues by name: leave out --after or --sort")
+        raise click.UsageError("--after requires the order by name: omit --after or --sort")
     uses_history = recent_failures or sort in LATELY
     if uses_history and (failing or after):
-        raise click.UsageError("--failing and --after show tenants as they stand now: leave them out")
+        raise click.UsageError("--failing and --after show the current state, not the history: omit them")
     context = environment.context(data_dir, redis=not uses_history)
     if recent_failures:
         _show_failures(context, pipeline, hours, limit, as_json=as_json)
@@ -124,9 +124,9 @@ def _show_tenants(
         console.show(f"{totals_line(lines[name])}{_savings(savings[name])}")
         _show_page(pages[name][:limit])
         if not pages[name]:
-            console.show(f"{name}: no tenants{' fail' if failing else ''}")
+            console.show(f"{name}: no tenants{' are failing' if failing else ''}")
         if len(pages[name]) > limit:
-            console.show("more tenants: " + ("--after continues here" if is_by_name else "see --limit"))
+            console.show(f"more tenants: use {'--after' if is_by_name else '--limit'}")
         console.show(*_pauses(name, pauses[name]))
     console.show(*_errors(context, names))
 
@@ -169,7 +169,7 @@ def _tenant_as_json(one: TenantLine) -> dict[str, Any]:
 
 
 def totals_line(one: PipelineLine) -> str:
-    """Return how a pipeline stands, on one line."""
+    """Return the state of a pipeline on one line."""
     pending = f"{one.pending:,}{' or more' if one.unseen else ''} pending"
     if one.unseen and not one.pending:
         pending = "pending unknown"
@@ -182,7 +182,7 @@ def _savings(saved: Saved) -> str:
         return ""
     events, runs = counted(saved.events, "event"), counted(saved.runs, "run")
     share = f"{saved.runs_saved / saved.events:.0%}"
-    return f"; in {SAVED_DAYS} days {events} became {runs}: {share} of the runs saved"
+    return f"; in {SAVED_DAYS} days, {events} became {runs}: {share} of the runs saved"
 
 
 def _show_page(tenants: Sequence[TenantLine]) -> None:
@@ -197,7 +197,7 @@ def _pauses(name: str, paused: Paused) -> Iterator[str]:
     for what, pause in [*whole, *sorted(paused.tenants.items())][:SHOWN_PAUSES]:
         by = f" by {pause.paused_by}" if pause.paused_by else ""
         reason = f" ({pause.reason})" if pause.reason else ""
-        yield f"{what}: paused {ago(pause.paused_at)}{by}{reason}; `taskbridge resume` ends the pause"
+        yield f"{what}: paused {ago(pause.paused_at)}{by}{reason}; resume it with `taskbridge resume`"
     if len(paused.tenants) > SHOWN_PAUSES:
         yield f"{name}: {len(paused.tenants) - SHOWN_PAUSES:,} more tenants are paused"
 
@@ -208,7 +208,7 @@ def _errors(context: Context, names: Sequence[str]) -> Iterator[str]:
     for one in failing(context, limit=SHOWN_ERRORS):
         if one.pipeline in names:
             kept = f"{counted(one.quarantined, 'record')} in quarantine" if one.quarantined else ""
-            who = f"{counted(one.tenants, 'tenant fails', 'tenants fail')} ({_whose(one)})" if one.tenants else ""
+            who = f"{counted(one.tenants, 'tenant')} failing ({_whose(one)})" if one.tenants else ""
             since = f", for {span(one.since)}" if one.since else ""
             yield f"{one.pipeline}: {', '.join(filter(None, (who, kept)))}{since}: {one_line(one.error)}"
 
@@ -246,10 +246,10 @@ def _show_failures(context: Context, pipeline: str | None, hours: float, limit: 
             f"  first {console.clock(one.first)}, last {console.clock(one.last)}{others}",
         )
     if found.more:
-        console.show(f"{counted(found.more, 'more kind')} of error: see --limit")
+        console.show(f"{counted(found.more, 'more kind')} of error: use --limit")
     if found.rejected:
         records = counted(found.rejected, "record was", "records were")
-        console.show(f"{records} rejected in that time: `taskbridge quarantine list` shows why")
+        console.show(f"{records} rejected in that period: `taskbridge quarantine list` shows why")
     _show_basis(context, pipeline, found.basis)
 
 

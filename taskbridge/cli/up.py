@@ -1,4 +1,4 @@
-"""`taskbridge up`: servers, schema and workers on one machine, until it is stopped or the work is done."""
+"""`taskbridge up`: run servers and workers on this machine until they are stopped or idle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COUNTERS: Final = ("events", "runs", "sweeps", "records", "first_event_ms")
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What the user asked for; `invoices` are those of their file."""
+    """The options of the command; `invoices` are those of the file."""
 
     invoices: list[Invoice]
     exit_when_idle: bool
@@ -41,14 +41,12 @@ class _Request:
 
 
 @click.command(epilog=examples("taskbridge up", "taskbridge up --import invoices.csv --exit-when-idle --json"))
-@click.option("--import", "file", type=file_type, metavar="FILE", help="Import the invoices of this CSV file first.")
+@click.option("--import", "file", type=file_type, metavar="FILE", help="First import the invoices of this CSV file.")
 @click.option(
-    "--tenant-column", default="Country", show_default=True, metavar="COLUMN", help="The file's column of the tenant."
+    "--tenant-column", default="Country", show_default=True, metavar="COLUMN", help="The column with the tenant."
 )
-@click.option(
-    "--key-column", default="InvoiceNo", show_default=True, metavar="COLUMN", help="The file's column of the key."
-)
-@click.option("--exit-when-idle", is_flag=True, help="Print a report and exit once all records are handled.")
+@click.option("--key-column", default="InvoiceNo", show_default=True, metavar="COLUMN", help="The column with the key.")
+@click.option("--exit-when-idle", is_flag=True, help="Exit with a report once all records are handled.")
 @click.option(
     "--timeout", type=Number(min=0, min_open=True), metavar="SECONDS", help="With --exit-when-idle: how long to wait."
 )
@@ -57,20 +55,20 @@ class _Request:
     type=click.IntRange(0, 64),
     default=1,
     show_default=True,
-    help="Worker processes; 0: only servers and schema, for workers of your own.",
+    help="Number of worker processes; 0 to run your own workers.",
 )
 @click.option("--concurrency", type=click.IntRange(1, 1024), default=2, show_default=True, help="Runs per worker.")
 @data_dir_option
 @json_option
 def up(file: Path | None, tenant_column: str, key_column: str, data_dir: Path, as_json: bool, **options: Any) -> None:
-    """Run everything on this machine: the servers if none are configured, the schema, and workers.
+    """Run everything on this machine: workers, and Postgres and Redis unless they are configured.
 
-    Ctrl-C stops all of it in order; a worker that dies is restarted, and its output is in DIR/worker-1.log and so on.
+    Ctrl-C stops everything; a worker that dies is restarted, and logs to DIR/worker-1.log and so on.
     """
     if not options["exit_when_idle"] and (as_json or options["timeout"]):
-        raise click.UsageError("--json and --timeout go with --exit-when-idle")
+        raise click.UsageError("--json and --timeout require --exit-when-idle")
     if options["exit_when_idle"] and not options["workers"]:
-        raise click.UsageError("--exit-when-idle needs a worker: leave out --workers 0")
+        raise click.UsageError("--exit-when-idle needs a worker: omit --workers 0")
     from taskbridge.cli.import_csv import read_invoices
 
     invoices = [] if file is None else read_invoices(file, tenant_column, key_column)
@@ -87,7 +85,7 @@ def up(file: Path | None, tenant_column: str, key_column: str, data_dir: Path, a
 
 
 def _run(request: _Request) -> tuple[dict[str, Any], bool] | None:
-    """Start all, do what was asked, stop all. Return --exit-when-idle's report, and whether any record is pending."""
+    """Start everything, wait, and stop everything. Return the report, if requested, and whether records are pending."""
     from taskbridge import store
     from taskbridge.cli.monitor import Monitor, has_pending, is_idle
     from taskbridge.cli.workers import Workers
@@ -100,7 +98,7 @@ def _run(request: _Request) -> tuple[dict[str, Any], bool] | None:
         store.migrate(runtime.engine)
         runtime.check()
         if request.invoices:
-            # Nothing is imported that nobody handles.
+            # Raises an error if no pipeline would handle them.
             _ = runtime.pipelines[INVOICES]
         with Workers(request.workers, request.concurrency, request.data_dir, console.complain) as workers:
             workers.wait_until_ready()
@@ -110,7 +108,7 @@ def _run(request: _Request) -> tuple[dict[str, Any], bool] | None:
             if not request.exit_when_idle:
                 if request.invoices:
                     console.complain(
-                        f"imported {changed:,} of {len(request.invoices):,} invoices; the rest is unchanged"
+                        f"imported {changed:,} of {len(request.invoices):,} invoices; the rest are unchanged"
                     )
                 _stay_up(monitor, _other_shell(request.data_dir) if ours else None)
                 return None
@@ -136,7 +134,7 @@ def _import(invoices: list[Invoice], workers: Workers) -> int:
         try:
             return send_invoices(invoices, on_progress)
         except (TaskBridgeError, Interrupted) as error:
-            rest = f"{done} of {len(invoices)} invoices were imported: import the file again for the rest"
+            rest = f"{done} of {len(invoices)} invoices were imported: import the file again to continue"
             if isinstance(error, Interrupted):
                 console.tell(rest)
                 raise
@@ -150,20 +148,19 @@ def _stay_up(monitor: Monitor, other_shell: str | None) -> None:
     try:
         monitor.until(lambda _: False, None)
     except Interrupted:
-        console.complain("stopping; a second Ctrl-C does not wait for current runs")
+        console.complain("stopping; press Ctrl-C again to stop without waiting for current runs")
 
 
 def _other_shell(data_dir: Path) -> str:
-    """Return the command that gives another shell the URLs."""
+    """Return the command that sets the URLs in another shell."""
     option = "" if data_dir == DEFAULT_DATA_DIR else f" --data-dir {shlex.quote(str(data_dir))}"
     return console.spoken(f'eval "$(taskbridge env{option})"')
 
 
 def _report(runtime: Runtime, imported: int, unchanged: int, seconds: float) -> dict[str, Any]:
-    """Return what `--exit-when-idle` reports.
+    """Return the report of `--exit-when-idle`.
 
-    `seconds` is from the first invoice until idle. The other numbers are those of the database, earlier imports
-    included.
+    `seconds` counts from the first invoice until idle. The other numbers are totals, including earlier imports.
     """
     from taskbridge.declaring.pipeline import INVOICES
 
@@ -190,5 +187,5 @@ def _show(report: dict[str, Any]) -> None:
         f"{report['imported']:,} invoices imported, {report['unchanged']:,} unchanged, in {report['seconds']:.1f} s; "
         f"{report['handled']:,} records handled, {report['pending']:,} pending, "
         f"{report['quarantined']:,} in quarantine; "
-        f"{report['deliveries']:,} deliveries, {report['duplicate_deliveries'] or 'none'} of them twice."
+        f"{report['deliveries']:,} deliveries, {report['duplicate_deliveries'] or 'no'} duplicates."
     )

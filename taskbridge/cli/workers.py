@@ -1,4 +1,4 @@
-"""The worker processes of `taskbridge up`: started, awaited, restarted, stopped."""
+"""Start, restart and stop the worker processes of `taskbridge up`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from taskbridge.embedded import Guarded
 from taskbridge.embedded.files import open_log, tail
 from taskbridge.errors import Unavailable
 from taskbridge.integration.app import app
-from taskbridge.integration.remote import ask
 from taskbridge.settings import Settings
 
 __all__ = ["Workers"]
 
 READY_SECONDS: Final = 60.0
 QUICK_SECONDS: Final = 30.0
-"""A worker that lives shorter than this has died soon after its start."""
+"""A worker that ends sooner than this has died soon after its start."""
 PAUSES: Final = (0.0, 1.0, 2.0, 4.0)
-"""Seconds before the second process of a worker that died soon after its start, the third, and so on to the fifth."""
+"""Seconds before each restart of a worker that keeps dying soon after its start."""
 _STOP: Final = ((signal.SIGTERM, 10.0), (signal.SIGQUIT, 3.0))
-"""A warm shutdown ends the runs that are under way. A run that a cold one cuts off comes back at its deadline."""
+"""A warm shutdown completes current runs. A run that a cold shutdown interrupts is restarted at its deadline."""
 HURRY_SECONDS: Final = 0.5
 
 
 class _Worker:
-    """One worker: its present process, and what is known of those before."""
+    """A worker: its current process, and how often earlier ones died."""
 
     def __init__(self, number: int, concurrency: int, data_dir: Path) -> None:
         self._number = number
@@ -49,10 +48,10 @@ class _Worker:
         self.process = self.start()
 
     def start(self) -> Guarded:
-        """Start the process; its output is appended to the log."""
+        """Start the process, which appends its output to the log."""
         command = [sys.executable, "-m", "celery", "-A", "taskbridge", "worker", "-n", f"{self.name}@%h"]
         command += ["--concurrency", str(self._concurrency), "--loglevel", "INFO"]
-        # Workers would ask each other for news at their start: that takes a second, and nothing here needs it.
+        # Synchronizing with other workers takes a second at startup, and is not needed here.
         command += ["--without-mingle", "--without-gossip"]
         self.started = time.monotonic()
         with open_log(self.log) as output:
@@ -60,23 +59,23 @@ class _Worker:
             return Guarded(command, stop=_STOP, output=output, environment=self._environment())
 
     def _environment(self) -> dict[str, str]:
-        """Return ours. Where metrics are served, each worker has a port of its own, the first the one that is set."""
+        """Return our environment. If metrics are served, each worker gets its own port, starting with the one set."""
         port = Settings.read().metrics_port
         return {**os.environ, "TASKBRIDGE_METRICS_PORT": str(port + self._number - 1 if port else 0)}
 
     def end_of_log(self) -> str:
-        """Return the end of what the process wrote, and where its log is."""
+        """Return the end of the process's output, and where its log is."""
         return f"the end of its log, {self.log}:\n{tail(self.log, self._log_start)}"
 
 
 class Workers(ExitStack):
-    """Worker processes that live as long as the `with` block.
+    """Worker processes that run during the `with` block.
 
     Args:
-        count: how many processes.
-        concurrency: runs at a time of each.
-        data_dir: where `worker-1.log` and so on lie.
-        announce: takes a line of text when a worker died and when it is started again.
+        count: the number of processes.
+        concurrency: how many runs each performs at a time.
+        data_dir: the directory for `worker-1.log` and so on.
+        announce: receives a line of text when a worker has died.
     """
 
     def __init__(self, count: int, concurrency: int, data_dir: Path, announce: Callable[[str], None]) -> None:
@@ -93,7 +92,7 @@ class Workers(ExitStack):
         """Wait until every worker answers.
 
         Raises:
-            Unavailable: one ended, or does not answer within a minute; the message has the end of its log.
+            Unavailable: one ended, or did not answer within a minute; the message has the end of its log.
         """
         deadline = time.monotonic() + READY_SECONDS
         missing = {worker.node: worker for worker in self._workers}
@@ -107,14 +106,14 @@ class Workers(ExitStack):
                     raise Unavailable(
                         f"{worker.name} does not answer after {READY_SECONDS:.0f} s; {worker.end_of_log()}"
                     )
-            for node in ask(app, "ping", list(missing), seconds=0.5):
-                missing.pop(node, None)
+            for reply in app.control.ping([*missing], timeout=0.5) or []:
+                missing = {node: worker for node, worker in missing.items() if node not in reply}
 
     def watch(self) -> None:
-        """Start again the workers that died.
+        """Restart workers that have died.
 
         Raises:
-            Unavailable: one died five times in a row, each time within half a minute of its start.
+            Unavailable: a worker died five times in a row, each time within half a minute of its start.
         """
         now = time.monotonic()
         for worker in self._workers:
@@ -128,22 +127,22 @@ class Workers(ExitStack):
                 worker.process = worker.start()
 
     def _note_end(self, worker: _Worker, status: int, now: float) -> None:
-        """Announce that a worker ended, and set when its next process starts.
+        """Announce that a worker has ended, and decide when to restart it.
 
         Raises:
-            Unavailable: it ended too often soon after its start.
+            Unavailable: it has ended too often soon after its start.
         """
         quick = now - worker.started < QUICK_SECONDS
         worker.quick_deaths = worker.quick_deaths + 1 if quick else 1
         text = f"{worker.name} (pid {worker.process.pid}) ended with status {status}"
         if worker.quick_deaths > len(PAUSES):
-            raise Unavailable(f"{text}, {worker.quick_deaths} times soon after its start; {worker.end_of_log()}")
+            raise Unavailable(f"{text}, {worker.quick_deaths} times shortly after starting; {worker.end_of_log()}")
         pause = PAUSES[worker.quick_deaths - 1]
         worker.start_at = now + pause
-        self.announce(f"{text}; it is started again{f' in {pause:.0f} s' if pause else ''}; {worker.end_of_log()}")
+        self.announce(f"{text}; restarting it{f' in {pause:.0f} s' if pause else ''}; {worker.end_of_log()}")
 
     def _stop(self) -> None:
-        """Stop all at the same time. After a second signal each gets its next stop signal every `HURRY_SECONDS`."""
+        """Stop all workers at once. After a second signal, each gets its next stop signal every `HURRY_SECONDS`."""
         interrupts.stopping()
         with ThreadPoolExecutor(max(1, len(self._workers))) as pool:
             left = {pool.submit(worker.process.stop) for worker in self._workers}

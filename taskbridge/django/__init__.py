@@ -1,1 +1,1 @@
-"""TaskBridge in a Django project: `INSTALLED_APPS = [..., "taskbridge.django"]`. Nothing else here knows of Django."""
+"""TaskBridge in a Django project: `INSTALLED_APPS = [..., "taskbridge.django"]`. Only this needs Django."""

@@ -16,21 +16,21 @@ class TaskBridge(AppConfig):
     verbose_name = "TaskBridge"
 
     def ready(self) -> None:
-        """Read Django's settings, and let the ORM write in the transactions of batches."""
+        """Read Django's settings, and make the ORM write in the transactions of batches."""
         from taskbridge import settings  # noqa: PLC0415 - Django loads this module early
-        from taskbridge.django import borrowing, checks, configuration, migrating, test_databases  # noqa: PLC0415
+        from taskbridge.django import checkout, checks, configuration, migrating, test_databases  # noqa: PLC0415
         from taskbridge.process.light_runtime import ALSO_CHECKED, CHECKED_FIRST  # noqa: PLC0415
         from taskbridge.process.runtime import reset_runtimes  # noqa: PLC0415
         from taskbridge.worker.middleware import MIDDLEWARE  # noqa: PLC0415
 
         if configuration.variables not in settings.GIVEN:
-            # The program `celery` configures the app, and so needs the names of queues, before it loads the project.
+            # The program `celery` has already configured the app, including its queues, before it loads the project.
             reset_runtimes()
             settings.GIVEN.append(configuration.variables)
             settings.OVERRIDES.append(test_databases.variables_of_a_test)
             configuration.note_names()
             test_databases.follow()
-            MIDDLEWARE.append(borrowing.borrowing)
+            MIDDLEWARE.append(checkout.checkout)
             ALSO_CHECKED.append(configuration.check_one_database)
             CHECKED_FIRST.append(test_databases.check_no_project_in_a_test)
             checks.connect_checks()

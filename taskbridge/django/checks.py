@@ -1,4 +1,4 @@
-"""Django system checks. Those of the database run with `check --database ALIAS`."""
+"""Django system checks. Database checks run with `check --database ALIAS`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.db import connections
 
 from taskbridge import store
 from taskbridge.common.server_errors import translated_errors
-from taskbridge.django.borrowing import OTHER_ISOLATION, REMEDY
+from taskbridge.django.checkout import OTHER_ISOLATION, REMEDY
 from taskbridge.django.configuration import (
     ALIAS,
     alias_of_handlers,
@@ -21,8 +21,8 @@ from taskbridge.django.configuration import (
     is_of_a_test,
     url_of,
 )
-from taskbridge.django.disconnecting import disconnect
 from taskbridge.django.migrations import unadopted
+from taskbridge.django.sessions import disconnect
 from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
 from taskbridge.process.light_runtime import LightRuntime
@@ -33,14 +33,14 @@ __all__ = ["connect_checks"]
 
 _CHECKS: Final[tuple[tuple[Callable[[Any], None], str], ...]] = (
     (store.check_version, "E003"),
-    # An error would prevent `manage.py migrate`, which fixes it, from running.
+    # A warning, because an error would prevent `manage.py migrate`, which fixes it, from running.
     (store.check_schema, "W004"),
     (store.check_cluster, "E004"),
 )
 
 
-def _said(error: TaskBridgeError, number: str) -> CheckMessage:
-    """Return an error as a Django check message, with its remedy as the hint."""
+def _message(error: TaskBridgeError, number: str) -> CheckMessage:
+    """Return an error as a check message, with its remedy as the hint."""
     kind = Error if number.startswith("E") else Warning
     return kind(error.what, hint=typed(error.remedy), id=f"taskbridge.{number}")
 
@@ -56,32 +56,32 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
     given = {name: "" for name in dir(settings) if name.startswith("TASKBRIDGE_") and name != ALIAS}
     for name, text in unknown_variables(given):
-        found.append(Warning(f"the setting {name} is not known and does nothing", hint=text, id="taskbridge.W001"))
+        found.append(Warning(f"the setting {name} is unknown and ignored", hint=text, id="taskbridge.W001"))
     alias = alias_of_handlers()
     if alias is not None and alias not in connections:
         return [Error(f"{ALIAS} is {alias!r}, which is not in DATABASES", id="taskbridge.E001")]
     if alias is not None and (wrapper := connections[alias]).vendor != "postgresql":
-        hint = f"name the alias of a PostgreSQL database in {ALIAS}, or None and set TASKBRIDGE_POSTGRES_URL"
+        hint = f"set {ALIAS} to the alias of a PostgreSQL database, or to None and set TASKBRIDGE_POSTGRES_URL"
         return [Error(f"the database {alias!r} is {wrapper.display_name}", hint=hint, id="taskbridge.E001")]
     if alias is not None and has_other_isolation(connections[alias]):
-        what = f"the database {alias!r} {OTHER_ISOLATION}, so each run of a handler that uses this database fails"
-        found.append(Warning(what, hint=f"leave isolation_level out, or {REMEDY}", id="taskbridge.W006"))
+        what = f"the database {alias!r} {OTHER_ISOLATION}, so handlers that use this database fail"
+        found.append(Warning(what, hint=f"remove isolation_level, or {REMEDY}", id="taskbridge.W006"))
     try:
         runtime = LightRuntime(Settings.read())
         if not runtime.settings.postgres_url:
-            raise TaskBridgeError(f"there is no TASKBRIDGE_POSTGRES_URL, and {ALIAS} is None", "set one of them")
+            raise TaskBridgeError(f"TASKBRIDGE_POSTGRES_URL is not set, and {ALIAS} is None", "set one of them")
         if not runtime.settings.redis_url:
             raise TaskBridgeError(
-                "there is no TASKBRIDGE_REDIS_URL, and CELERY_BROKER_URL is no Redis", "set the first"
+                "TASKBRIDGE_REDIS_URL is not set, and CELERY_BROKER_URL is not a Redis URL", "set TASKBRIDGE_REDIS_URL"
             )
         names = runtime.pipelines.names()
     except TaskBridgeError as error:
-        return [*found, _said(error, "E002")]
+        return [*found, _message(error, "E002")]
     handlers = {name: runtime.pipelines[name].handler for name in names}
     found += [
         Warning(
-            f"the handler of {name} is a coroutine function, so what it writes with the ORM commits on its own",
-            hint="write a plain function, or take care that a record may be handled twice",
+            f"the handler of {name} is a coroutine function, so its ORM writes do not commit with the cursor",
+            hint="use a plain function, or make the handler safe to repeat",
             id="taskbridge.W002",
         )
         for name, handler in handlers.items()
@@ -91,7 +91,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 
 def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Check the database itself, if it is TaskBridge's."""
+    """Check the database, if TaskBridge uses it."""
     alias = alias_of_handlers()
     if alias is None or alias not in (databases or ()) or connections[alias].vendor != "postgresql":
         return []
@@ -103,21 +103,21 @@ def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[Che
     try:
         engine = store.connect(configured.postgres_url or url_of(alias), configured.schema)
     except TaskBridgeError as error:
-        return [_said(error, "E002")]
+        return [_message(error, "E002")]
     try:
         with translated_errors():
             try:
                 check_one_database(configured)
             except TaskBridgeError as error:
-                return [_said(error, "E005")]
+                return [_message(error, "E005")]
             for check, number in _CHECKS:
                 try:
                     check(engine)
                 except TaskBridgeError as error:
-                    return [_said(error, number)]
+                    return [_message(error, number)]
             return list(_of_tables(engine, alias))
     except TaskBridgeError as error:
-        return [_said(error, "E003")]
+        return [_message(error, "E003")]
     finally:
         engine.dispose()
 
@@ -127,7 +127,7 @@ def _of_tables(engine: Any, alias: str) -> Iterator[CheckMessage]:
     for source, wrong in found.items():
         for fault in wrong:
             if fault.is_recorded and is_of_a_test(alias):
-                # Rows that migrations made before the adoption need no backfill in a test.
+                # In a test, rows from migrations before the adoption need no backfill.
                 continue
             yield Warning(
                 f"the adopted table of {source}: {fault.what}", hint=typed(fault.remedy), id="taskbridge.W003"
@@ -138,5 +138,5 @@ def _of_tables(engine: Any, alias: str) -> Iterator[CheckMessage]:
     if not was_open:
         disconnect(wrapper)
     for migration, source, command in missing:
-        what = f"{migration} is applied and adopts the source {source}, but no table is adopted as it"
-        yield Warning(f"{what}, so changes make no records", hint=typed(f"run: {command}"), id="taskbridge.W005")
+        what = f"the applied migration {migration} adopts a table as {source}, but no table is adopted"
+        yield Warning(f"{what}, so changes are not recorded", hint=typed(f"run: {command}"), id="taskbridge.W005")

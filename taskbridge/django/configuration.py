@@ -1,6 +1,6 @@
-"""TaskBridge's settings in a Django project: Django settings named TASKBRIDGE_*, and what other settings imply.
+"""TaskBridge's settings in a Django project: Django settings named TASKBRIDGE_*, and defaults from other settings.
 
-The environment takes precedence.
+Environment variables take precedence.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 ALIAS: Final = "TASKBRIDGE_DATABASE"
-"""The alias of the database in which handlers write; None: handlers use the ORM's own connections."""
+"""The alias of the database that handlers write to; None: handlers use the ORM's own connections."""
 _NOT_LIBPQ: Final = ("context", "cursor_factory", "prepare_threshold", "row_factory", "autocommit", "client_encoding")
 _REDIS: Final = ("redis://", "rediss://")
 _NEEDS_BACKSLASH: Final = re.compile(r"[\s\\]")
@@ -43,25 +43,25 @@ _BACKSLASH: Final = r"\\\g<0>"
 _READ_COMMITTED: Final = psycopg.IsolationLevel.READ_COMMITTED
 _CONNECT_SECONDS: Final = 5
 NAMES: Final[dict[str, object]] = {}
-"""The names of the databases when the project is loaded, before tests rename them."""
+"""The names of the databases when the project was loaded, before tests renamed them."""
 POSTGRES: Final = "TASKBRIDGE_POSTGRES_URL"
 
 
 def alias_of_handlers() -> str | None:
-    """Return the alias of the database in which handlers write."""
+    """Return the alias of the database that handlers write to."""
     found: str | None = getattr(settings, ALIAS, DEFAULT_DB_ALIAS)
     return found
 
 
 def has_other_isolation(wrapper: Any) -> bool:
-    """Whether a Django database has another isolation level than the transaction of a batch."""
+    """Whether a database has another isolation level than the transaction of a batch."""
     given: object = wrapper.settings_dict["OPTIONS"].get("isolation_level", _READ_COMMITTED)
     return given != _READ_COMMITTED
 
 
 def note_names() -> None:
-    """Note the names of the databases."""
-    # This loads no backend: the driver of one may be missing.
+    """Remember the names of the databases."""
+    # Do not load the backends: a driver may be missing.
     NAMES.update({alias: one["NAME"] for alias, one in connections.settings.items()})
 
 
@@ -71,32 +71,32 @@ def is_of_a_test(alias: str) -> bool:
 
 
 def alias_of_postgres() -> str | None:
-    """Return the alias of handlers if that is a database of PostgreSQL."""
+    """Return the alias that handlers write to, if it is a PostgreSQL database."""
     alias = alias_of_handlers()
     is_postgres = alias is not None and alias in connections and connections[alias].vendor == "postgresql"
     return alias if is_postgres else None
 
 
 def check_one_database(configured: Settings) -> None:
-    """Check that records and what handlers write are in one database: TASKBRIDGE_POSTGRES_URL may name another.
+    """Check that TASKBRIDGE_POSTGRES_URL, if set, names the database that handlers write to.
 
     Raises:
-        ConfigurationError: they are not, so nothing that Django writes would be seen.
-        psycopg.Error: one of them cannot be reached.
+        ConfigurationError: it names another one, so TaskBridge would not see what Django writes.
+        psycopg.Error: a database cannot be reached.
     """
     alias = alias_of_postgres()
     if alias is None:
         return
     urls = configured.postgres_url, url_of(alias)
-    # An app with settings of its own, as in a test, has chosen its database.
+    # An app with its own settings, as in a test, has chosen its database.
     if not urls[0] or urls[0] == urls[1] or urls[0] != Settings.read().postgres_url:
         return
     records, own = map(_where, urls)
     if records != own:
         raise ConfigurationError(
             f"TASKBRIDGE_POSTGRES_URL names another database ({records[1]}) than DATABASES[{alias!r}] ({own[1]}), so "
-            "nothing that Django writes would be seen",
-            "unset TASKBRIDGE_POSTGRES_URL, or let both name one database",
+            "TaskBridge would not see what Django writes",
+            "unset TASKBRIDGE_POSTGRES_URL, or use the same database in both",
         )
 
 
@@ -109,16 +109,16 @@ def _where(url: str) -> tuple[str, str]:
 
 
 def variables() -> dict[str, str]:
-    """Return what Django's settings say as environment variables.
+    """Return Django's settings as environment variables.
 
     Raises:
-        ConfigurationError: the alias of handlers is none.
+        ConfigurationError: TASKBRIDGE_DATABASE is not an alias in DATABASES.
     """
     found = {}
     alias = alias_of_handlers()
     if alias is not None and alias not in connections:
         there = ", ".join(connections)
-        raise ConfigurationError(f"{ALIAS} is {alias!r}, which is not in DATABASES", f"name one of {there}")
+        raise ConfigurationError(f"{ALIAS} is {alias!r}, which is not in DATABASES", f"use one of {there}")
     if alias is not None and connections[alias].vendor == "postgresql":
         found[POSTGRES] = url_of(alias)
     broker = getattr(settings, "CELERY_BROKER_URL", None)
@@ -141,18 +141,18 @@ def _text(value: object) -> str:
 
 
 def _modules() -> list[str]:
-    """Return the modules `pipelines` of the project's apps."""
+    """Return the modules named `pipelines` of the project's apps."""
     names = [f"{one.name}.pipelines" for one in apps.get_app_configs()]
     return [name for name in names if find_spec(name) is not None]
 
 
 def url_of(alias: str) -> str:
-    """Return the URL of a database of Django's, which in its tests is that of the test."""
+    """Return the URL of a Django database; in tests, that of the test database."""
     wrapper: Any = connections[alias]
     given = wrapper.get_connection_params()
     parts = {name: str(value) for name, value in given.items() if name not in _NOT_LIBPQ and value is not None}
     if role := wrapper.settings_dict["OPTIONS"].get("assume_role"):
-        # Django sets it after it has connected. So does Postgres, for whoever has the URL.
+        # Django sets the role after connecting; with this option, Postgres does the same for any client.
         parts["options"] = f"{parts.get('options', '')} -c role={_NEEDS_BACKSLASH.sub(_BACKSLASH, role)}".strip()
     user, password = (quote(parts.pop(name, ""), safe="") for name in ("user", "password"))
     login = f"{user}:{password}@" if password else f"{user}@" if user else ""

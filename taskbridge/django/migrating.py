@@ -1,6 +1,6 @@
-"""`manage.py migrate` brings TaskBridge's schema up to date before the project's own migrations.
+"""`manage.py migrate` migrates TaskBridge's schema before the project's own migrations.
 
-A migration that adopts a table therefore finds it, also in a test database.
+So it exists for migrations that adopt a table, even in a test database.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from django.db import connections
 from taskbridge import store
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.django.configuration import alias_of_handlers, check_one_database, url_of
-from taskbridge.django.disconnecting import disconnect
+from taskbridge.django.sessions import disconnect
 from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
 from taskbridge.settings import Settings
@@ -23,10 +23,10 @@ __all__ = ["bring_up_to_date"]
 
 
 def bring_up_to_date(using: str, verbosity: int = 1, **_: Any) -> None:
-    """Migrate TaskBridge's schema before the migrations of a database, if it is that of handlers.
+    """Migrate TaskBridge's schema before the migrations of a database, if handlers write to that database.
 
     Raises:
-        CommandError: TaskBridge's schema cannot be made, or its records are to be in another database.
+        CommandError: TaskBridge's schema cannot be migrated, or is configured to be in another database.
     """
     if using != alias_of_handlers() or connections[using].vendor != "postgresql":
         return
@@ -35,7 +35,7 @@ def bring_up_to_date(using: str, verbosity: int = 1, **_: Any) -> None:
             _bring_up_to_date(using, verbosity)
     except TaskBridgeError as error:
         raise CommandError(typed(str(error))) from error
-    # A role named like the schema would create the project's tables in it, until it has a new session.
+    # A role with the name of our schema would create the project's tables there, until it has a new session.
     wrapper = connections[using]
     with wrapper.cursor() as cursor:
         cursor.execute(query("own_schema_first"))

@@ -1,4 +1,4 @@
-"""The migration operation that adopts a table, and what a project's migrations say about adoptions."""
+"""The migration operation that adopts a table, and queries about adoptions in a project's migrations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from taskbridge import store
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.django.configuration import ALIAS, alias_of_handlers
-from taskbridge.django.lending import lent
+from taskbridge.django.sessions import sqlalchemy_connection
 from taskbridge.django.typed import typed
 from taskbridge.errors import InvalidInput, TaskBridgeError
 from taskbridge.settings import Settings
@@ -31,7 +31,7 @@ __all__ = ["AdoptTable", "adopting_migration", "unadopted"]
 
 
 class _AtTheEnd:
-    """Runs a function at the end of a migration: the schema editor asks each deferred statement for its text there."""
+    """Runs a function at the end of a migration, when the schema editor converts deferred statements to text."""
 
     def __init__(self, source: str, do: Callable[[], None]) -> None:
         self.source: Final = source
@@ -45,23 +45,23 @@ class _AtTheEnd:
 
 
 class AdoptTable(Operation):
-    """Makes one of the project's tables a source, as `taskbridge adopt` does: each change of a row is a record.
+    """Use one of the project's tables as a source, like `taskbridge adopt`: each change of a row is recorded.
 
-    Like the command it waits up to a minute for open writers of the table, without blocking others. Backwards it
-    unadopts the table, or adopts it as the previous operation of the same source does. It does nothing on databases
-    other than that of `TASKBRIDGE_DATABASE`.
+    Like the command, it waits up to a minute for open transactions that write to the table, without blocking others.
+    When reversed, it unadopts the table, or adopts it as the previous operation for the same source does. It does
+    nothing on databases other than `TASKBRIDGE_DATABASE`.
 
     Args:
         source: the name of the source.
-        model: the model, of the same app; tenant, key and columns are names of its fields.
+        model: a model of the same app; tenant, key and columns are names of its fields.
         table: instead of `model`, the table's name as in SQL; tenant, key and columns are names of its columns.
-        tenant: the field or column whose value is the tenant.
-        key: the field or column, or several, of the record's key.
-        columns: only changes of these, of the tenant and of the key are recorded; none: all changes are.
-        from_now_on: skip existing rows, and do not remind anybody of a backfill.
+        tenant: the field or column with the tenant.
+        key: the field or column, or several, with the record's key.
+        columns: only record changes of these fields or columns, the tenant and the key; if empty, record all changes.
+        from_now_on: skip existing rows, without a reminder to backfill.
 
     Raises:
-        TypeError: neither `model` nor `table` is given, or both are.
+        TypeError: not exactly one of `model` and `table` is given.
     """
 
     reversible = True
@@ -81,7 +81,7 @@ class AdoptTable(Operation):
         from_now_on: bool = False,
     ) -> None:
         if (model is None) == (table is None):
-            raise TypeError("AdoptTable takes either a model or a table: give one of the two")
+            raise TypeError("AdoptTable takes either a model or a table")
         self.source: Final = source
         self.model: Final = model
         self.table: Final = table
@@ -91,7 +91,7 @@ class AdoptTable(Operation):
         self.from_now_on: Final = from_now_on
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return the arguments, for a migration that Django writes."""
+        """Return the arguments, for migrations that Django writes."""
         named: dict[str, Any] = {"tenant": self.tenant, "key": self.key[0] if len(self.key) == 1 else list(self.key)}
         for name in ("model", "table"):
             if (value := getattr(self, name)) is not None:
@@ -103,7 +103,7 @@ class AdoptTable(Operation):
         return type(self).__qualname__, [self.source], named
 
     def state_forwards(self, app_label: str, state: ProjectState) -> None:
-        """Change nothing: the models stay as they are."""
+        """Do nothing: the models do not change."""
 
     def database_forwards(
         self,
@@ -112,7 +112,7 @@ class AdoptTable(Operation):
         from_state: ProjectState,  # noqa: ARG002 - Django's signature
         to_state: ProjectState,
     ) -> None:
-        """Make the table a source."""
+        """Adopt the table."""
         with self._connection(app_label, schema_editor) as connection:
             if connection is not None:
                 self._adopt(connection, app_label, to_state)
@@ -124,23 +124,23 @@ class AdoptTable(Operation):
         from_state: ProjectState,  # noqa: ARG002 - Django's signature
         to_state: ProjectState,  # noqa: ARG002
     ) -> None:
-        """Adopt the table as the migrations before do, or remove the triggers; records and cursors stay."""
+        """Adopt the table as an earlier migration does, or remove the triggers; records and cursors are kept."""
         with self._connection(app_label, schema_editor) as connection:
             if connection is None:
                 return
             before, deferred = self._before(schema_editor), schema_editor.deferred_sql
-            # If one migration adopts a source twice, its first adoption decides.
+            # If a migration adopts a source twice, its first adoption decides.
             deferred[:] = [one for one in deferred if not (isinstance(one, _AtTheEnd) and one.source == self.source)]
             if before is None:
                 store.unadopt_within(connection, self.source)
                 return
-        # Later operations of this migration may restore the column names that the earlier adoption uses.
+        # Reversing the other operations of this migration may restore the column names that the earlier adoption uses.
         deferred.append(_AtTheEnd(self.source, lambda: self._restore(*before, schema_editor)))
 
     def _before(self, schema_editor: BaseDatabaseSchemaEditor) -> tuple[AdoptTable, str, ProjectState] | None:
-        """Return what adopted the source before this, its app, and the models then; None: nothing did."""
+        """Return the earlier adoption of the source, its app and the models at that point; None: there is none."""
         loader = MigrationLoader(schema_editor.connection)
-        # Migration modules are loaded once, so an operation can be found by its identity.
+        # Migration modules are loaded only once, so operations can be compared by identity.
         own = next((key for key, one in loader.graph.nodes.items() if self in adoptions(one)), None)
         found: tuple[tuple[str, str], AdoptTable] | None = None
         for key, one in _adoptions(loader, schema_editor.connection.alias, own and loader.graph.forwards_plan(own)):
@@ -162,8 +162,8 @@ class AdoptTable(Operation):
                 before._adopt(connection, app_label, state)
             except (InvalidInput, LookupError, FieldDoesNotExist) as error:
                 raise InvalidInput(
-                    f"the earlier adoption cannot be made again ({error})",
-                    "go back with `manage.py migrate --fake`, and adopt the table by hand with `taskbridge adopt`",
+                    f"the earlier adoption cannot be restored ({error})",
+                    "reverse the migration with `manage.py migrate --fake`, then adopt the table by `taskbridge adopt`",
                 ) from error
 
     def _adopt(self, connection: Connection, app_label: str, state: ProjectState) -> None:
@@ -179,47 +179,48 @@ class AdoptTable(Operation):
         )
 
     def describe(self) -> str:
-        """Return what `manage.py migrate --plan` says."""
+        """Return the description for `manage.py migrate --plan`."""
         return f"Adopt {self.model or self.table} as the source {self.source}"
 
     @property
     def migration_name_fragment(self) -> str:
-        """A part of the name of a migration that Django names."""
+        """Part of the name of a migration that Django generates."""
         return f"adopt_{self.source}".replace("-", "_")
 
     @contextmanager
     def _connection(self, app_label: str, schema_editor: BaseDatabaseSchemaEditor) -> Iterator[Connection | None]:
-        """Yield a connection in the migration's transaction; None: there is nothing to do here.
+        """Yield a connection in the migration's transaction; None: there is nothing to do.
 
         Raises:
-            CommandError: it cannot be done; the message says why, and what to do.
+            CommandError: the operation failed; the message says why, and what to do.
         """
         alias = schema_editor.connection.alias
         ours = alias_of_handlers()
         if ours is None:
             raise CommandError(
-                f"{self.describe()}: {ALIAS} is None, so the records are in no database of Django's: "
-                "run `taskbridge adopt` there instead"
+                f"{self.describe()}: {ALIAS} is None, so the records are not in one of Django's databases: use "
+                "`taskbridge adopt` instead"
             )
         if alias != ours or not router.allow_migrate(alias, app_label, model_name=self.model and self.model.lower()):
             yield None
             return
         if schema_editor.collect_sql:
-            # What is run depends on the table, which may not be there yet.
+            # The statements depend on the table, which may not exist yet.
             command = "manage.py taskbridge adopt ... --print-sql"
             schema_editor.collected_sql.append(f"-- {self.describe()}: `{command}` prints it")
             yield None
             return
         try:
-            with translated_errors(), transaction.atomic(alias), lent(alias, Settings.read().schema) as connection:
+            schema = Settings.read().schema
+            with translated_errors(), transaction.atomic(alias), sqlalchemy_connection(alias, schema) as connection:
                 yield connection
         except TaskBridgeError as error:
             raise CommandError(typed(f"{self.describe()}: {error}")) from error
 
     def _names(self, app_label: str, state: ProjectState) -> tuple[str, str, list[str], list[str]]:
-        """Return table, tenant, key and watched columns as the database has them."""
+        """Return the names of the table and of the tenant, key and watched columns in the database."""
         if self.model is None:
-            assert self.table is not None  # noqa: S101 - for the type: `__init__` refuses else
+            assert self.table is not None  # noqa: S101 - `__init__` has checked this
             return self.table, self.tenant, list(self.key), list(self.columns)
         fields: Any = state.apps.get_model(app_label, self.model)._meta
 
@@ -227,7 +228,7 @@ class AdoptTable(Operation):
             return str(fields.pk.column if name == "pk" else fields.get_field(name).column)
 
         table = fields.db_table
-        # Django accepts quoted names, which is a way to name a schema.
+        # Django accepts quoted names, which can include a schema.
         name = table if table.startswith('"') else quoted(table)
         return name, column(self.tenant), [*map(column, self.key)], [*map(column, self.columns)]
 
@@ -238,13 +239,13 @@ def adoptions(migration: Migration) -> list[AdoptTable]:
 
 
 def _flat(operation: Operation) -> list[Operation]:
-    """Return an operation, or its parts, as of a SeparateDatabaseAndState."""
+    """Return an operation, or the parts of a SeparateDatabaseAndState."""
     parts: list[Operation] = getattr(operation, "database_operations", [])
     return [one for part in parts for one in _flat(part)] or [operation]
 
 
 def _state_after(loader: MigrationLoader, key: tuple[str, str], one: AdoptTable) -> ProjectState:
-    """Return the models as an operation of a migration knows them."""
+    """Return the models as of an operation of a migration."""
     state: ProjectState = loader.project_state(key, at_end=False)
     for operation in loader.graph.nodes[key].operations:
         operation.state_forwards(key[0], state)
@@ -254,11 +255,11 @@ def _state_after(loader: MigrationLoader, key: tuple[str, str], one: AdoptTable)
 
 
 def unadopted(connection: Any, there: Collection[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield migration, source and command of each applied adoption whose source is missing."""
+    """Yield the migration, source and command of each applied adoption whose source is missing."""
     loader = MigrationLoader(connection)
     applied = loader.graph.nodes.keys() & loader.applied_migrations.keys()
     in_order = sorted(applied, key=lambda key: len(loader.graph.forwards_plan(key)))
-    # The last of a source counts.
+    # The last adoption of a source counts.
     found = {one.source: (key, one) for key, one in _adoptions(loader, connection.alias, in_order)}
     for source, (key, one) in found.items():
         if source not in there:
@@ -267,11 +268,11 @@ def unadopted(connection: Any, there: Collection[str]) -> Iterator[tuple[str, st
 
 
 def adopting_migration(alias: str, source: str) -> str | None:
-    """Return a migration that adopts the source, applied or not, including those that tests leave out."""
+    """Return a migration that adopts the source, applied or not, even if tests skip it."""
     from django.test.utils import override_settings  # noqa: PLC0415 - for tests alone
 
     given: Any = settings.MIGRATION_MODULES
-    # pytest-django's `--nomigrations` sets an object that returns None for each app.
+    # pytest-django's `--nomigrations` sets an object that returns None for every app.
     modules = {label: module for label, module in given.items() if module} if isinstance(given, dict) else {}
     with override_settings(MIGRATION_MODULES=modules):
         loader = MigrationLoader(None)
@@ -282,7 +283,7 @@ def adopting_migration(alias: str, source: str) -> str | None:
 def _adoptions(
     loader: MigrationLoader, alias: str, keys: Iterable[tuple[str, str]] | None
 ) -> Iterator[tuple[tuple[str, str], AdoptTable]]:
-    """Yield the adoptions of these migrations that are for this database, each with its migration."""
+    """Yield the adoptions in these migrations that apply to this database, each with its migration."""
     for key in keys or ():
         for one in adoptions(loader.graph.nodes[key]):
             if router.allow_migrate(alias, key[0], model_name=one.model and one.model.lower()):

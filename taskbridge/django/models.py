@@ -1,1 +1,1 @@
-"""No models. Django announces migrations to apps that have this module."""
+"""There are no models, but Django only sends `pre_migrate` to apps that have this module."""

@@ -1,7 +1,7 @@
-"""In Django's tests TaskBridge uses the test database, under a key prefix of its own.
+"""In Django's tests, TaskBridge uses the test database and its own key prefix.
 
-Django renames a database while the process runs: it creates the test database, copies it for each process of `manage.py
-test --parallel`, and drops it. Postgres neither copies nor drops a database that has open sessions.
+Django renames databases while the process is running: it creates the test database, copies it for each process of
+`manage.py test --parallel`, and drops it. Postgres cannot copy or drop a database with open sessions.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _OF_THE_PROJECT: Final[dict[str, set[str]]] = {POSTGRES: set(), _PREFIX: set()}
 
 
 class _Current:
-    """The database that this process uses now."""
+    """The database that this process currently uses."""
 
     name: object = None
     prefix = ""
-    """The key prefix for a test database: always a new one, so that leftovers in Redis do not matter."""
+    """The key prefix for a test database, always a new one, so that old keys in Redis do not matter."""
 
 
 def follow() -> None:
-    """Follow the database of handlers from now on."""
+    """Keep track of the database that handlers write to."""
     for name, texts in _OF_THE_PROJECT.items():
         texts.update(str(text) for text in (os.environ.get(name), getattr(settings, name, None)) if text)
     alias = alias_of_postgres()
@@ -56,7 +56,7 @@ def follow() -> None:
 
 
 def _leave_databases(connection: Any, **_: Any) -> None:
-    """Close TaskBridge's sessions when Django connects to no database, which it does to create, copy or drop one."""
+    """Close TaskBridge's sessions when Django connects without a database, to create, copy or drop one."""
     if connection.alias == NO_DB_ALIAS:
         _delete_keys()
         reset_runtimes()
@@ -71,15 +71,15 @@ def _follow_name() -> None:
     _delete_keys()
     reset_runtimes()
     _Current.name, _Current.prefix = name, f"test-{secrets.token_hex(6)}"
-    from taskbridge.integration.installation import reset_apps  # noqa: PLC0415 - imports Celery
+    from taskbridge.integration.installation import reset_all  # noqa: PLC0415 - imports Celery
 
-    reset_apps()
-    # Unlike `atexit`, this also runs when a process of `--parallel` ends.
+    reset_all()
+    # Unlike `atexit`, this also runs when a `--parallel` process ends.
     Finalize(None, _delete_keys, exitpriority=1)
 
 
 def _delete_keys() -> None:
-    """Delete what the tests of this process left in Redis."""
+    """Delete the keys that this process's tests have left in Redis."""
     from taskbridge.testing.deploying import delete_keys  # noqa: PLC0415 - for tests alone
 
     for runtime in runtimes():
@@ -89,13 +89,13 @@ def _delete_keys() -> None:
                 with deadline(SECONDS):
                     delete_keys(runtime)
             except (redis.RedisError, TaskBridgeError):
-                log.debug("what tests left in Redis is not deleted", exc_info=True)
+                log.debug("the keys of tests in Redis could not be deleted", exc_info=True)
 
 
 def variables_of_a_test() -> dict[str, str]:
-    """Return the URL of Django's test database and a key prefix of its own; nothing outside of tests.
+    """Return the URL of Django's test database and its key prefix; nothing outside tests.
 
-    They replace the project's own values in the environment, but not what a test has set.
+    They override the project's own values in the environment, but not values that a test has set.
     """
     _follow_name()
     alias = alias_of_postgres()
@@ -106,27 +106,27 @@ def variables_of_a_test() -> dict[str, str]:
 
 
 def _is_of_the_project(name: str) -> bool:
-    """Whether a variable still has the project's value, if it has any."""
+    """Whether a variable is unset or still has the project's value."""
     given = os.environ.get(name) or getattr(settings, name, None)
     return not given or str(given) in _OF_THE_PROJECT[name]
 
 
 def check_no_project_in_a_test(configured: Settings) -> None:
-    """Check that a test without a test database writes neither into the project's database nor into its Redis.
+    """Check that a test without a test database does not use the project's own database and Redis.
 
-    Django itself blocks its own connections in such a test.
+    In such a test, Django blocks its own connections.
 
     Raises:
-        ConfigurationError: it would.
+        ConfigurationError: it would use them.
     """
     mail = sys.modules.get("django.core.mail")
     alias = alias_of_postgres()
-    # Django's test environment, which pytest-django sets up too, has this.
+    # Django's test environment, which pytest-django also uses, sets this.
     if alias is None or not hasattr(mail, "outbox") or is_of_a_test(alias):
         return
     if configured.postgres_url in {url_of(alias), *_OF_THE_PROJECT[POSTGRES]}:
         raise ConfigurationError(
-            "this is a test for which Django has made no database, so records and events would be the project's own",
-            f"take a TestCase or a TransactionTestCase with {alias!r} among its `databases`, or mark the test as "
+            "Django has not created a database for this test, so it would use the project's own database and Redis",
+            f"use a TestCase or a TransactionTestCase with {alias!r} in its `databases`, or mark the test with "
             "`django_db`",
         )

@@ -1,7 +1,7 @@
-"""For tests in Django's own classes.
+"""Helpers for Django's test classes.
 
-In a `TestCase` nothing is ever committed, so no worker could see it: `deliver` calls the handler with what the test has
-saved, in the test's own transaction. In a `TransactionTestCase`, `deployed` has the real gate, cursor and runner.
+In a `TestCase` nothing is ever committed, so no worker could see it. `deliver` calls the handler with what the test has
+saved, in the test's own transaction. In a `TransactionTestCase`, `deployed` uses the real gate, cursor and runner.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sqlalchemy import Connection
 
 from taskbridge.declaring.batch import Batch, Record, RetryAfter
 from taskbridge.declaring.pipeline import Pipeline
-from taskbridge.django.borrowing import CAUGHT
+from taskbridge.django.checkout import CAUGHT
 from taskbridge.django.configuration import alias_of_handlers, url_of
-from taskbridge.django.lending import lent
 from taskbridge.django.migrations import adopting_migration
+from taskbridge.django.sessions import sqlalchemy_connection
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
@@ -40,13 +40,13 @@ from taskbridge.worker.poller import poll_changes, reconcile
 __all__ = ["Delivered", "Deployed", "deliver", "deployed"]
 
 _KEPT: Final = ("adopted", "taskbridge_cluster", VERSION_TABLE)
-"""Our tables that `deployed` keeps: the adopted tables, the cluster, and the schema's version."""
+"""The tables that `deployed` does not empty: adoptions, the cluster, and the schema version."""
 _OWNER: Final = "0"
-"""Below the tokens of all runs."""
+"""Lower than the tokens of all runs."""
 
 
 class Delivered(Batch):
-    """A batch that the handler got. `retry_after`: the `RetryAfter` that it returned, if it did."""
+    """A batch that the handler was called with. `retry_after`: the `RetryAfter` that it returned, if any."""
 
     retry_after: RetryAfter | None = None
 
@@ -54,30 +54,31 @@ class Delivered(Batch):
 def deliver(name: str) -> list[Delivered]:
     """Call a pipeline's handler with the records that this test's transaction has written since the last call.
 
-    Batches are made as a worker makes them: of one tenant, oldest first. They are returned in order; what the handler
-    rejected is in `batch.rejected`. The handler is called at once: there are no runs, delays, rate limits or retries.
+    Batches are the same as in a worker: each has the records of one tenant, oldest first. They are returned in order;
+    `batch.rejected` has the records that the handler rejected. The handler is called immediately, without runs, delays,
+    rate limits or retries.
 
-    If the handler returns `RetryAfter`, it is in `batch.retry_after`. As in a worker, what the handler marked with
-    `batch.handled` and what it wrote is kept; if it marked nothing, what it wrote is rolled back. Its remaining records
-    come with the next call, and so do further batches of the tenant, or of all tenants if the scope is "pipeline".
+    If the handler returns `RetryAfter`, it is in `batch.retry_after`. As in a worker, the handler's writes are kept if
+    it marked records with `batch.handled`, otherwise they are rolled back. The next call delivers the remaining
+    records, and further batches of the tenant, or of all tenants if the scope is "pipeline".
 
     Raises:
-        Exception: what the handler raised, including `RetryAfter`; what was written in this call is rolled back, and
-            the next call delivers the same records.
+        Exception: what the handler raised, including `RetryAfter`; all writes of this call are rolled back, and the
+            next call delivers the same records.
         HandlerMistake: as in a run, for example if the handler returned an iterator.
-        ConfigurationError: there is no transaction, as in a TransactionTestCase; or there is no record, and a migration
-            that adopts the source's table has not run in the test's database.
+        ConfigurationError: there is no transaction, as in a TransactionTestCase; or there are no records because a
+            migration that adopts the source's table has not run in the test database.
         UnknownPipeline: no loaded module declares the pipeline.
     """
     runtime = LightRuntime(Settings.read())
     pipeline, alias = runtime.pipelines[name], alias_of_handlers()
     if alias is None or not connections[alias].in_atomic_block:
         raise ConfigurationError(
-            "`deliver` is for the transaction of a TestCase",
-            f"let {alias!r} be among its `databases`; in a TransactionTestCase use `deployed`",
+            "`deliver` only works in the transaction of a TestCase",
+            f"add {alias!r} to its `databases`; in a TransactionTestCase use `deployed`",
         )
     readers = sum(runtime.pipelines[one].source == pipeline.source for one in runtime.pipelines.names())
-    with transaction.atomic(alias), lent(alias, runtime.settings.schema) as connection:
+    with transaction.atomic(alias), sqlalchemy_connection(alias, runtime.settings.schema) as connection:
         batches: list[Delivered] = []
         left: list[Record] = []
         for tenant, records in _deliverable(connection, pipeline, alias):
@@ -94,9 +95,9 @@ def deliver(name: str) -> list[Delivered]:
 
 
 def _waits(batch: Delivered, tenant: str) -> bool:
-    """Whether a tenant has to wait because of the `RetryAfter` of a batch."""
-    told = batch.retry_after
-    return told is not None and (batch.tenant == tenant or told.scope == "pipeline")
+    """Whether a tenant must wait because of the `RetryAfter` of a batch."""
+    retry = batch.retry_after
+    return retry is not None and (batch.tenant == tenant or retry.scope == "pipeline")
 
 
 def _handled(
@@ -107,7 +108,7 @@ def _handled(
     connection: Connection,
     muted: AbstractContextManager[None],
 ) -> tuple[Delivered, int]:
-    """Call the handler with a batch; return it, and how many of its first records are done."""
+    """Call the handler with a batch; return the batch, and how many of its first records are done."""
     used = False
 
     def note_use(what: Callable[..., Any], *given: Any) -> Any:
@@ -115,7 +116,7 @@ def _handled(
         used = True
         return what(*given)
 
-    # A batch that asks to wait and keeps nothing is rolled back alone.
+    # A batch that asks to wait without marking records is rolled back separately.
     with transaction.atomic(wrapper.alias):
         with muted, wrapper.execute_wrapper(note_use), _session(connection) as session:
             batch = Delivered(
@@ -158,16 +159,16 @@ def _session(connection: Connection) -> Iterator[Callable[[], BatchSession]]:
 
 
 def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list[tuple[str, tuple[Record, ...]]]:
-    """Read what this transaction has written since the last call, batch by batch, and remember the position.
+    """Return batches of what this transaction has written since the last call, and store the new position.
 
     Raises:
-        ConfigurationError: there is nothing, and never will be.
+        ConfigurationError: there are no records, and there can be none.
     """
     schema, document = schema_of(connection), None
     with transaction.atomic(alias):
         if found := known(connection, pipeline.source):
             document = present(connection, found[0]).document
-        # This also undoes the search path that was set to read it.
+        # This also restores the search path.
         transaction.set_rollback(True, alias)
     mark = _mark("delivered", pipeline)
     which = {"source": pipeline.source, "mark": mark, "left": _mark("left", pipeline)}
@@ -195,22 +196,22 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
 
 
 def _check_adopted(connection: Connection, source: str, alias: str) -> None:
-    """Check that a source without records has its adopted table, if a migration adopts one.
+    """Check that a table is adopted as the source, if there is a migration for it.
 
     Raises:
-        ConfigurationError: it has none in the test's database.
+        ConfigurationError: no table is adopted in the test database.
     """
     there = any(not one.ended for one in known(connection, source))
     if not there and (migration := adopting_migration(alias, source)) is not None:
         raise ConfigurationError(
-            f"no table is adopted as {source} in the test's database, so what a test saves makes no records: the "
-            f"migration {migration} adopts one, and it was not run",
-            "let the tests run it: no `--nomigrations`, no None in MIGRATION_MODULES, no False for MIGRATE in TEST",
+            f"no table is adopted as {source} in the test database, so a test's changes are not recorded: the "
+            f"migration {migration}, which adopts it, was not run",
+            "run migrations in tests: without `--nomigrations`, None in MIGRATION_MODULES, or MIGRATE=False in TEST",
         )
 
 
 def _mark(what: str, pipeline: Pipeline) -> str:
-    """Return the name of the transaction's parameter that holds a pipeline's position."""
+    """Return the name of the transaction parameter that stores a pipeline's position."""
     return f"taskbridge.{what}_{pipeline.name.replace('-', '_')}"
 
 
@@ -221,7 +222,7 @@ def _set(connection: Connection, name: str, value: str) -> None:
 
 @contextmanager
 def _muted(connection: Connection, pipeline: Pipeline, tenant: str) -> Iterator[None]:
-    """Record nothing that the handler writes back into its tenant's rows, as in a batch's transaction."""
+    """As in a batch's transaction, do not record what the handler writes back into its tenant's rows."""
     owner = {"pipeline": pipeline.name, "tenant": tenant, "token": _OWNER}
     connection.exec_driver_sql(query("own_cursor", schema_of(connection)), owner)
     _set(connection, "taskbridge.batch", _OWNER)
@@ -231,7 +232,7 @@ def _muted(connection: Connection, pipeline: Pipeline, tenant: str) -> Iterator[
 
 
 def _called(pipeline: Pipeline, batch: Batch) -> Any:
-    """Call the handler, await it if need be, and return its result."""
+    """Call the handler, await it if necessary, and return its result."""
     handler: Any = pipeline.handler
     returned = handler(batch)
     if inspect.isawaitable(returned):
@@ -245,31 +246,31 @@ def _called(pipeline: Pipeline, batch: Batch) -> Any:
 
 
 class Deployed:
-    """A deployment of one test: its database, and a key prefix of its own."""
+    """The deployment of a test: its database and its own key prefix."""
 
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.has_ended = False
 
     def run_all(self, *, through_failures: bool = False) -> int:
-        """Find what was saved, with or without an event, do all runs in this process, and return their number.
+        """Find all saved records, with or without an event, perform all runs in this process, and return their number.
 
-        Args, Raises: as `taskbridge.testing.drain`; ConfigurationError too in a transaction, as that of a TestCase; and
-            where nothing was found, and a migration that adopts the table of a pipeline was not run in the test's
-            database; and after the block of `deployed`.
+        Args, Raises: as `taskbridge.testing.drain`. ConfigurationError is also raised in a transaction, such as that of
+            a TestCase, if nothing was found because a migration that adopts a table was not run in the test database,
+            and after the block of `deployed`.
         """
         self._check_lasts()
         alias = alias_of_handlers()
         if alias is not None and connections[alias].in_atomic_block:
             raise ConfigurationError(
-                "`run_all` is for a TransactionTestCase: of what is not committed yet no run would find anything",
-                "use `deliver` in a TestCase; elsewhere call it after the block of `atomic`",
+                "`run_all` cannot be used in a transaction, because runs only see what is committed",
+                "use `deliver` in a TestCase; elsewhere call it after the `atomic` block",
             )
         runtime = runtime_of(self.app)
         for name in runtime.pipelines.names():
             runtime.register(runtime.pipelines[name])
             poll_changes(runtime, name)
-            # This finds what was there before the first poll.
+            # This finds what existed before the first poll.
             reconcile(runtime, name)
         runs = drain_all(app=self.app, through_failures=through_failures)
         if not runs and alias is not None:
@@ -279,7 +280,7 @@ class Deployed:
         return runs
 
     def notified(self, pipeline: str) -> dict[str, int]:
-        """Return the tenants that have events and no run since, each with the number of its events.
+        """Return the tenants that have been notified since their last run, each with the number of its events.
 
         Raises:
             ConfigurationError: the block of `deployed` has ended.
@@ -290,30 +291,30 @@ class Deployed:
     def _check_lasts(self) -> None:
         if self.has_ended:
             raise ConfigurationError(
-                "the block of `deployed` has ended, and what was in Redis is deleted: ask within the block"
+                "the block of `deployed` has ended, and its keys in Redis have been deleted: call this within the block"
             )
 
 
 @contextmanager
 def deployed(app: Celery) -> Iterator[Deployed]:
-    """Let an app use the test's database, emptied of records, under a key prefix of its own.
+    """Make an app use the test database, without existing records, and its own key prefix.
 
-    The gate's clock stands still; only runs advance it.
+    The gate's clock is frozen; only runs advance it.
 
     Raises:
-        ConfigurationError: TASKBRIDGE_DATABASE is None, or the database is not one of a test.
+        ConfigurationError: TASKBRIDGE_DATABASE is None, or the database is not a test database.
     """
     alias = alias_of_handlers()
     if alias is None:
-        raise ConfigurationError("TASKBRIDGE_DATABASE is None: there is no database of Django's to work on")
+        raise ConfigurationError("TASKBRIDGE_DATABASE is None, so there is no Django database to use")
     if not _is_of_a_test(alias):
         raise ConfigurationError(
-            f"the database {connections[alias].settings_dict['NAME']} of the alias {alias!r} is none of a test, and "
-            "`deployed` empties it",
-            "use it in a TransactionTestCase, whose database Django makes",
+            f"the database {connections[alias].settings_dict['NAME']} of the alias {alias!r} is not a test database, "
+            "and `deployed` would empty it",
+            "use it in a TransactionTestCase, for which Django creates a database",
         )
     with own_deployment(app, TASKBRIDGE_POSTGRES_URL=url_of(alias)) as runtime:
-        # In a TestCase nothing is committed, and this would wait for its transaction.
+        # In a TestCase nothing has been committed, and this would wait for its transaction.
         if not connections[alias].in_atomic_block:
             _empty(runtime)
         here = Deployed(app)
@@ -324,7 +325,7 @@ def deployed(app: Celery) -> Iterator[Deployed]:
 
 
 def _is_of_a_test(alias: str) -> bool:
-    """Whether the database has the name that Django gives to test databases."""
+    """Whether the database has the name of a test database."""
     named = connections[alias].settings_dict
     return str(named["NAME"]).startswith(named["TEST"]["NAME"] or TEST_DATABASE_PREFIX)
 

@@ -1,4 +1,4 @@
-"""Messages name commands as they are typed in a Django project, and the setting that names the database."""
+"""Adapt the commands and settings in messages to a Django project."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["as_typed_here", "typed"]
 
 
 def as_typed_here() -> dict[str, str]:
-    """Return the parts of messages that read differently in this project, with their replacements."""
+    """Return the parts of messages that differ in this project, with their replacements."""
     commands = {f"taskbridge {name}": f"manage.py taskbridge {name}" for name in COMMANDS}
     return commands | {"taskbridge migrate": "manage.py migrate", POSTGRES: _where_postgres_is_set()}
 
 
 def typed(text: str) -> str:
-    """Return a message as it reads in this project."""
+    """Return a message adapted to this project."""
     console.TYPED.update(as_typed_here())
     return console.spoken(text)
 

@@ -1,7 +1,7 @@
-"""PostgreSQL and Redis for one machine: started for one process, and certain to end with it.
+"""PostgreSQL and Redis for a single machine, started by one process and guaranteed to end with it.
 
-Both listen on 127.0.0.1 only, each on a free port and behind a random password. Any command can be started with the
-same certainty through `Guarded`.
+Both listen only on 127.0.0.1, on a free port, with a random password. `Guarded` gives any other command the same
+guarantee.
 """
 
 from __future__ import annotations

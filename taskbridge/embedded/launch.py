@@ -1,4 +1,4 @@
-"""Start a server on a free port and wait until it answers; stop one that an earlier process left."""
+"""Start a server on a free port and wait until it answers; stop servers that an earlier process left behind."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _PORT_TAKEN: Final = re.compile(r"Address (already )?in use")
 
 
 class Server(Protocol):
-    """What `listen` needs to know of a server."""
+    """What `listen` needs to know about a server."""
 
     name: str
     log: Path
     start_seconds: float
 
     def start(self, port: int, output: BinaryIO) -> Guarded:
-        """Start it on `port`, with its output to `output`."""
+        """Start it on `port`, writing its output to `output`."""
 
     def answers(self, port: int, pid: int) -> bool:
-        """Say whether the process `pid` itself answers on `port`."""
+        """Whether the process `pid` itself answers on `port`."""
 
 
 @contextmanager
 def listen(server: Server) -> Iterator[tuple[int, Guarded]]:
-    """Run `server` on a free port of 127.0.0.1; yield port and process. It answers by then, and ends with the block.
+    """Run `server` on a free port of 127.0.0.1 during the block; yield the port and the process once it answers.
 
-    Another process can take the port before the server does; then another port is tried.
+    If another process takes the port first, another port is tried.
 
     Raises:
-        Unavailable: it does not start, or does not answer within its `start_seconds`; with the end of its log.
+        Unavailable: it did not start, or did not answer within its `start_seconds`; the message has the end of its log.
     """
     for attempts_left in reversed(range(_ATTEMPTS)):
         port = free_port()
@@ -62,22 +62,19 @@ def listen(server: Server) -> Iterator[tuple[int, Guarded]]:
                     yield port, guarded
                     return
                 time.sleep(_POLL_SECONDS)
-        said = tail(server.log, log_start)
-        if not attempts_left or not _PORT_TAKEN.search(said):
-            raise Unavailable(f"{server.name} did not start; the end of its log, {server.log}:\n{said}")
+        output_text = tail(server.log, log_start)
+        if not attempts_left or not _PORT_TAKEN.search(output_text):
+            raise Unavailable(f"{server.name} did not start; the end of its log, {server.log}:\n{output_text}")
 
 
 def server_environment() -> dict[str, str]:
-    """Return the environment of the servers.
-
-    It is short: PG* variables would change what PostgreSQL does, and the user's secrets are not theirs to see.
-    """
+    """Return a minimal environment for the servers, without PG* variables and without the user's secrets."""
     inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC", **inherited}
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on now."""
+    """Return an unused port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -85,13 +82,13 @@ def free_port() -> int:
 
 
 def stop_leftovers(programs: tuple[str, ...], path: Path) -> None:
-    """Stop the processes of `programs` that work in the directory `path` or were started with `path`.
+    """Stop the processes of `programs` whose working directory is `path`, or that were started with `path`.
 
-    Every process of PostgreSQL works in its cluster. After a crash one of them may go on for hours with its query, and
-    until it ends no server starts on the cluster.
+    Every PostgreSQL process has the cluster as its working directory. After a crash, one of them may keep executing its
+    query for hours, and no server can start on the cluster until it ends.
 
     Raises:
-        Unavailable: one does not end.
+        Unavailable: a process does not end.
     """
     left = [one for one in psutil.process_iter() if _serves(one, programs, path)]
     for number in (signal.SIGINT, signal.SIGKILL):
@@ -102,7 +99,7 @@ def stop_leftovers(programs: tuple[str, ...], path: Path) -> None:
                 continue
         _, left = psutil.wait_procs(left, LEFTOVER_SECONDS)
     if left:
-        raise Unavailable(f"process {left[0].pid} still serves {path} and does not end: restart the machine")
+        raise Unavailable(f"process {left[0].pid} still uses {path} and cannot be stopped: restart the machine")
 
 
 def _serves(process: psutil.Process, programs: tuple[str, ...], path: Path) -> bool:
@@ -110,5 +107,5 @@ def _serves(process: psutil.Process, programs: tuple[str, ...], path: Path) -> b
         if process.name() not in programs:
             return False
         return process.cwd() == str(path) or str(path) in process.cmdline()
-    except psutil.Error:  # it has ended, or is another user's
+    except psutil.Error:  # it has ended, or belongs to another user
         return False

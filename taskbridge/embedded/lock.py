@@ -1,4 +1,4 @@
-"""One process serves a data directory: a file lock that the kernel frees however that process ends."""
+"""Only one process serves a data directory: a file lock, which the kernel releases however that process ends."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from taskbridge.errors import AlreadyRunning
 __all__ = ["hold", "holder"]
 
 ATTEMPTS: Final = 30
-"""Somebody who looks at the lock has it for a moment; waits of random length keep two of them out of step."""
+"""`holder` takes the lock for a moment, so `hold` retries, at random intervals."""
 
-# Lock files held by this process. The lock would outlive it in a child that has one open.
+# Lock files held by this process. If a child kept one open, the lock would outlive this process.
 _held = closed_in_children()
 
 
 @contextmanager
 def hold(path: Path, data_dir: Path) -> Iterator[None]:
-    """Hold the lock file `path`, which then contains our pid.
+    """Hold the lock file `path`, and write our pid to it.
 
     Raises:
         AlreadyRunning: another process serves `data_dir`.
@@ -45,13 +45,13 @@ def hold(path: Path, data_dir: Path) -> Iterator[None]:
 
 
 def holder(path: Path) -> int | None:
-    """Return the pid of the process that holds the lock file `path`, or None. Nothing is created."""
+    """Return the pid of the process that holds the lock file `path`, or None. This creates nothing."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        # Shared, so that two who look do not take each other for the holder.
+        # Shared, so that two callers do not take each other for the holder.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _read_pid(descriptor)
@@ -69,7 +69,7 @@ def _take(descriptor: int, data_dir: Path) -> None:
         else:
             return
     raise AlreadyRunning(
-        f"{data_dir} is served by another process (pid {_read_pid(descriptor)}): stop that one first, use its servers "
+        f"{data_dir} is in use by another process (pid {_read_pid(descriptor)}): stop that process, use its servers "
         "(`taskbridge env` prints their URLs), or choose another data directory"
     )
 

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: its cluster, its settings, and whether it answers."""
+"""The embedded PostgreSQL server and its cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from taskbridge.errors import Unavailable
 from taskbridge.settings import Settings
 
 NAME = "taskbridge"
-"""Of the role and of the database."""
+"""The name of the role and of the database."""
 
 _STOP = ((signal.SIGINT, 15.0), (signal.SIGQUIT, 5.0))  # fast shutdown, then immediate
 _SETTINGS = {
@@ -32,23 +32,23 @@ _SETTINGS = {
     "shared_buffers": "64MB",
     "max_prepared_transactions": "10",
 }
-# Of servers for tests. Their files may lie in memory, so the write-ahead log has a bound.
+# For tests. Their files may be in memory, so the size of the write-ahead log is limited.
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off", "max_wal_size": "256MB"}
-# Tests connect thousands of times, and each iteration costs the client time. Iterations protect passwords that people
-# choose; ours are random.
+# Tests connect thousands of times, and each iteration costs the client time. Iterations protect weak passwords; ours
+# are random.
 _MADE_QUICKLY = ("--no-sync", "--set=scram_iterations=1")
 
 
 class Postgres:
-    """The server of the cluster `place`/postgres; its log and its password are in `data_dir`."""
+    """The server of the cluster `directory`/postgres; its log and its password are in `data_dir`."""
 
     name = "PostgreSQL"
     start_seconds = 60.0  # recovery after a crash takes part of it
 
-    def __init__(self, data_dir: Path, place: Path, account: Account | None, *, durable: bool) -> None:
+    def __init__(self, data_dir: Path, directory: Path, account: Account | None, *, durable: bool) -> None:
         self.log = data_dir / "postgres.log"
         self._password_file = data_dir / "postgres.password"
-        self._cluster = place / "postgres"
+        self._cluster = directory / "postgres"
         self._account = account
         self._durable = durable
         self._schema = Settings.read().schema
@@ -56,20 +56,20 @@ class Postgres:
         self._password = ""
 
     def prepare(self) -> None:
-        """Make the cluster where it is missing, and stop what a killed process left.
+        """Create the cluster if it is missing, and stop servers that a killed process left behind.
 
         Raises:
-            Unavailable: the cluster is another version's or another user's, or its password is lost.
+            Unavailable: the cluster belongs to another version or user, or its password is lost.
         """
         if not self._cluster.exists():
             self._create()
         self._check_cluster()
         stop_leftovers(("postgres",), self._cluster)
-        # A stale file whose pid now belongs to another program of the same user would keep PostgreSQL from starting.
+        # PostgreSQL would not start if the pid in a stale file now belonged to another program of the same user.
         (self._cluster / "postmaster.pid").unlink(missing_ok=True)
 
     def url(self, port: int) -> str:
-        """Return the URL of the database, the password included."""
+        """Return the URL of the database, including the password."""
         return f"postgresql://{NAME}:{self._password}@{HOST}:{port}/{NAME}"
 
     def start(self, port: int, output: BinaryIO) -> Guarded:
@@ -86,12 +86,12 @@ class Postgres:
         )
 
     def answers(self, port: int, pid: int) -> bool:
-        """Say whether our own server accepts queries on `port`, and make the database where it is missing.
+        """Whether our own server accepts queries on `port`; creates the database if it is missing.
 
         Raises:
             Unavailable: the password in the data directory is not the cluster's.
         """
-        # The server writes "ready" when it has the port: no other program that took the port is asked.
+        # The server writes "ready" once it has the port, so we never talk to another program that took the port.
         lines = self._pid_file_lines()
         if lines[:1] != [str(pid)] or lines[7:8] != ["ready"]:
             return False
@@ -99,13 +99,13 @@ class Postgres:
             with self._connect(port, "postgres") as connection:
                 if not has_database(connection, NAME):
                     make_database(connection, NAME)
-                # An operator's `SELECT * FROM deliveries` finds our tables; those in `public` come first.
+                # `SELECT * FROM deliveries` finds our tables; those in `public` come first.
                 set_search_path(connection, NAME, ["public", self._schema])
         except psycopg.OperationalError as error:
             if "password authentication failed" in str(error):
                 raise Unavailable(
-                    f"the password in {self._password_file} is not that of the cluster {self._cluster}: restore that "
-                    "file, or move the cluster away to begin anew"
+                    f"the password in {self._password_file} does not match the cluster {self._cluster}: restore the "
+                    "file, or move the cluster away to start over"
                 ) from error
             return False
         return True
@@ -120,11 +120,11 @@ class Postgres:
             autocommit=True,
             connect_timeout=5,
             sslmode="disable",
-            require_auth="scram-sha-256",  # another program on this port does not learn the password
+            require_auth="scram-sha-256",  # never reveal the password to another program on this port
         )
 
     def _create(self) -> None:
-        """Make the cluster in another directory and rename that when it is complete: half a cluster is never used."""
+        """Create the cluster in a temporary directory, which is renamed once it is complete."""
         for half_made in self._cluster.parent.glob("postgres.new-*"):
             shutil.rmtree(half_made, ignore_errors=True)
         building = self._cluster.with_name(f"postgres.new-{secrets.token_hex(4)}")
@@ -171,7 +171,7 @@ class Postgres:
             ).returncode
         if status != 0:
             raise Unavailable(
-                f"initdb could not make a cluster in {building.parent} (status {status}); the end of its log, "
+                f"initdb could not create a cluster in {building.parent} (status {status}); the end of its log, "
                 f"{self.log}:\n{tail(self.log, log_start)}"
             )
 
@@ -179,25 +179,25 @@ class Postgres:
         owner = os.geteuid() if self._account is None else self._account.uid
         if self._cluster.stat().st_uid != owner:
             raise Unavailable(
-                f"the cluster {self._cluster} belongs to another user: run the command as the user who made it, or "
+                f"the cluster {self._cluster} belongs to another user: run the command as its owner, or "
                 "choose another data directory"
             )
         major = (self._cluster / "PG_VERSION").read_text(encoding="utf-8").strip()
         if major != str(POSTGRES_MAJOR):
             raise Unavailable(
-                f"the cluster {self._cluster} was made by PostgreSQL {major}, and this is PostgreSQL {POSTGRES_MAJOR}: "
-                f"move that directory away to begin anew, or dump it with pg_dumpall of version {major} first"
+                f"the cluster {self._cluster} was created by PostgreSQL {major}, but this is PostgreSQL "
+                f"{POSTGRES_MAJOR}: move it away to start over, or dump it with pg_dumpall of version {major} first"
             )
         try:
             self._password = self._password_file.read_text(encoding="utf-8")
         except FileNotFoundError as error:
             raise Unavailable(
-                f"{self._password_file} is missing, and without it nobody can log in to the cluster {self._cluster}: "
-                "restore that file, or move the cluster away to begin anew"
+                f"{self._password_file} is missing, so nobody can log in to the cluster {self._cluster}: restore the "
+                "file, or move the cluster away to start over"
             ) from error
 
     def _pid_file_lines(self) -> list[str]:
-        """Return PostgreSQL's own record of itself: the pid first, the state in line 8."""
+        """Return the lines of PostgreSQL's pid file: the pid is in line 1, the state in line 8."""
         try:
             text = (self._cluster / "postmaster.pid").read_text(encoding="utf-8")
         except FileNotFoundError:

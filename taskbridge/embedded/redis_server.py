@@ -1,4 +1,4 @@
-"""The embedded Redis (or Valkey): its settings, and whether it answers."""
+"""The embedded Redis (or Valkey) server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from taskbridge.embedded.launch import HOST, server_environment, stop_leftovers
 
 __all__ = ["RedisServer"]
 
-_ANSWER_SECONDS: Final = 1.0  # another program that took the port may accept and not answer
+_ANSWER_SECONDS: Final = 1.0  # another program that took the port may accept connections and never reply
 
-# Redis may lose everything at any time, so nothing is kept on disk. No key is evicted: a full Redis refuses to write.
-# The process keeps the title that it was started with, by which `stop_leftovers` knows it.
+# The data in Redis may be lost at any time, so nothing is kept on disk. No key is evicted: when full, Redis refuses
+# writes. The process title must not change, because `stop_leftovers` identifies the process by it.
 _SETTINGS: Final = """\
 bind {host}
 port {port}
@@ -36,28 +36,28 @@ set-proc-title no
 
 
 class RedisServer:
-    """A server without persistence; its log is in `data_dir`, its settings in `place`."""
+    """A server without persistence; its log is in `data_dir`, its settings are in `directory`."""
 
     name = "Redis"
     start_seconds = 15.0
 
-    def __init__(self, data_dir: Path, place: Path, account: Account | None) -> None:
+    def __init__(self, data_dir: Path, directory: Path, account: Account | None) -> None:
         self.log = data_dir / "redis.log"
-        self._settings = place / "redis.conf"
+        self._settings = directory / "redis.conf"
         self._account = account
         self._program = find_redis(account)
         self._password = ""
 
     def prepare(self) -> None:
-        """Stop a server that a killed process left; raises as `stop_leftovers`."""
+        """Stop a server that a killed process left behind; raises as `stop_leftovers`."""
         stop_leftovers(("redis-server", "valkey-server"), self._settings)
 
     def url(self, port: int) -> str:
-        """Return the URL of database 0, the password included."""
+        """Return the URL of database 0, including the password."""
         return f"redis://:{self._password}@{HOST}:{port}/0"
 
     def start(self, port: int, output: BinaryIO) -> Guarded:
-        """Start the server on `port`, with a password of its own."""
+        """Start the server on `port`, with a new password."""
         self._password = secrets.token_urlsafe(24)
         settings = _SETTINGS.format(host=HOST, port=port, password=self._password)
         write_private(self._settings, settings, self._account)
@@ -71,7 +71,7 @@ class RedisServer:
         )
 
     def answers(self, port: int, pid: int) -> bool:
-        """Say whether our own server answers on `port`."""
+        """Whether our own server answers on `port`."""
         client = redis.Redis(
             host=HOST,
             port=port,

@@ -1,4 +1,4 @@
-"""Both servers of a data directory: started and stopped together, found by other processes."""
+"""Start and stop both servers of a data directory, and let other processes find them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from taskbridge.embedded import lock
 from taskbridge.embedded.account import server_account
+from taskbridge.embedded.directories import choose_directory, noted_directory
 from taskbridge.embedded.files import write_private
 from taskbridge.embedded.launch import listen
-from taskbridge.embedded.place import choose_place, noted_place
 from taskbridge.embedded.postgres import Postgres
 from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.errors import ConfigurationError, Unavailable
@@ -21,7 +21,7 @@ from taskbridge.errors import ConfigurationError, Unavailable
 
 @dataclass(frozen=True)
 class Servers:
-    """Where both servers listen. The URLs hold their passwords, so neither is part of the `repr`."""
+    """The URLs of both servers. They contain passwords, so the `repr` leaves them out."""
 
     postgres_url: str = field(repr=False)
     redis_url: str = field(repr=False)
@@ -29,10 +29,10 @@ class Servers:
 
 @contextmanager
 def held(data_dir: Path) -> Iterator[Path]:
-    """Make the directory if it is missing and hold it while the `with` block lasts; yield its whole path.
+    """Create the directory if it is missing and lock it during the block; yield its absolute path.
 
     Raises:
-        AlreadyRunning: another process holds the directory.
+        AlreadyRunning: another process has locked the directory.
         ConfigurationError: the directory cannot be used.
     """
     with ExitStack() as stack:
@@ -45,11 +45,11 @@ def held(data_dir: Path) -> Iterator[Path]:
 
 @contextmanager
 def serve(data_dir: Path, *, durable: bool = True) -> Iterator[Servers]:
-    """Run PostgreSQL and Redis for `data_dir` while the `with` block lasts, and stop both at its end.
+    """Run PostgreSQL and Redis for `data_dir` during the block, and stop both at its end.
 
-    The directory is made if it is missing. Postgres's data stay in it; those of Redis do not. Until the end,
-    `running(data_dir)` finds the servers from other processes. They also end when this process is killed.
-    `durable=False` trades safety after a power cut for speed: for tests.
+    The directory is created if it is missing. It keeps the data of Postgres, but not those of Redis. During the block,
+    `running(data_dir)` finds the servers from other processes. The servers also stop if this process is killed.
+    `durable=False` makes tests faster, but a power failure may lose data.
 
     Raises: as `held`; Unavailable: a server is not installed or does not start.
     """
@@ -73,14 +73,14 @@ def _usable(data_dir: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigurationError(
-            f"the data directory {data_dir} cannot be used ({error}): choose one that is writable with --data-dir"
+            f"the data directory {data_dir} cannot be used ({error}): choose a writable one with --data-dir"
         ) from error
 
 
 def running(data_dir: Path) -> Servers | None:
-    """Return the servers that a process serves from `data_dir` now, or None. Nothing is created or changed.
+    """Return the servers that a process runs for `data_dir` now, or None. This creates and changes nothing.
 
-    What a killed process left does not count: nobody holds its lock.
+    Servers that a killed process left behind do not count, because nobody holds the lock.
 
     Raises:
         Unavailable: the servers belong to another user.
@@ -102,12 +102,12 @@ def running(data_dir: Path) -> Servers | None:
 
 
 def _start(stack: ExitStack, data_dir: Path, *, durable: bool) -> Servers:
-    account = server_account(noted_place(data_dir) / "postgres")
-    place = choose_place(data_dir, account)
-    if place != data_dir:  # a copied data directory points to the same place
-        stack.enter_context(lock.hold(place / "lock", data_dir))
-    redis = RedisServer(data_dir, place, account)
-    postgres = Postgres(data_dir, place, account, durable=durable)
+    account = server_account(noted_directory(data_dir) / "postgres")
+    directory = choose_directory(data_dir, account)
+    if directory != data_dir:  # a copy of the data directory refers to the same cluster
+        stack.enter_context(lock.hold(directory / "lock", data_dir))
+    redis = RedisServer(data_dir, directory, account)
+    postgres = Postgres(data_dir, directory, account, durable=durable)
     redis.prepare()
     postgres.prepare()
     postgres_port, _ = stack.enter_context(listen(postgres))

@@ -40,12 +40,12 @@ __all__ = [
 
 DEFAULTS: Final[dict[str, Any]] = {
     "broker_connection_retry_on_startup": True,
-    # Without a number: Celery gives up after 100, and the worker ends.
+    # By default Celery gives up after 100 attempts, and the worker ends.
     "broker_connection_max_retries": None,
     "task_ignore_result": True,
-    # The order of the queues does not count for messages that a worker has reserved, so it reserves few.
+    # Reserved messages are outside the order of the queues, so a worker reserves few.
     "worker_prefetch_multiplier": 1,
-    # Seconds. A message of `record_event` whose worker was killed comes again after this. No task takes as long.
+    # In seconds. A `record_event` message whose worker was killed is redelivered after this. No task takes that long.
     "broker_transport_options": {"visibility_timeout": 300, **BOUNDED_CONNECTIONS},
 }
 
@@ -53,19 +53,19 @@ DEFAULTS: Final[dict[str, Any]] = {
 def make_app(settings: Settings | None = None) -> Bridge:
     """Return TaskBridge on a Celery app of its own.
 
-    The app's configuration: defaults, then the module of CELERY_CONFIG_MODULE, then the broker of `settings`. Without
-    that variable the program `celery`, and no other, takes celeryconfig.py where one can be imported. The settings are
-    read from the environment when the app is first used, if none are given.
+    The app is configured by our defaults, then by the module that CELERY_CONFIG_MODULE names, then by the broker of
+    `settings`. If that variable is unset, the program `celery` (and no other) loads celeryconfig.py if it can be
+    imported. If `settings` is None, they are read from the environment when the app is first used.
     """
 
     def configuration() -> dict[str, Any]:
         values = DEFAULTS | {"task_default_queue": keys_of(made).queue(Queue.FIRST)} | _celeryconfig()
-        # A setting that cannot be read is reported where it is used; raised here it would drown in Celery's own trace.
+        # An invalid setting is reported where it is used. Raised here, it would be lost in Celery's own traceback.
         with suppress(TaskBridgeError):
             values["broker_url"] = runtime_of(made).settings.broker
         return values
 
-    # Not the current app: a process may have its own, and its tasks stay there.
+    # Not the current app: the process may have its own, which must keep its tasks.
     made = Celery("taskbridge", set_as_current=False)
     made.add_defaults(configuration)
     return install(made, settings)
@@ -74,7 +74,7 @@ def make_app(settings: Settings | None = None) -> Bridge:
 def _celeryconfig() -> dict[str, Any]:
     name = os.environ.get("CELERY_CONFIG_MODULE")
     if not name:
-        # Other programs, such as `taskbridge`, do not run what happens to lie in the directory that they are used in.
+        # Other programs, such as `taskbridge`, must not run a file that happens to be in the current directory.
         if not is_celery(Path(sys.argv[0])) or importlib.util.find_spec("celeryconfig") is None:
             return {}
         name = "celeryconfig"

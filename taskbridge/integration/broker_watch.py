@@ -1,10 +1,10 @@
-"""A worker's connections to the broker that were lost without notice: nothing was closed, and no answer comes.
+"""Detect connections to the broker that were lost silently: never closed, never answered.
 
-Without a time-out, redis-py waits for an answer on such a connection until the system gives it up, and the worker's
-main process with it. A time-out for all sockets would also end connections to a server that is merely slow, and with
-them the message of a `BRPOP` that it answers late. So a thread looks for answers that are overdue and asks the broker
-on a new connection. If that is answered and the old ones stay silent, it shuts their sockets down: whoever waits on
-them gets the error of a closed connection, and Celery reconnects as it always does.
+Without a timeout, redis-py blocks on such a connection until the operating system gives up, and so does the worker's
+main process. A socket timeout would also drop connections to a server that is merely slow, and lose the message of a
+`BRPOP` that is answered late. So a thread looks for overdue replies and pings the broker on a new connection. If the
+ping is answered and the old connections stay silent, it shuts their sockets down: the blocked call raises, and Celery
+reconnects as usual.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ __all__ = ["BrokerWatchStep", "watched"]
 log = logging.getLogger(__name__)
 
 OVERDUE: Final = 2.0
-"""Seconds after which an answer that has not come raises suspicion."""
+"""Seconds after which a missing reply is suspicious."""
 LOOK_EVERY: Final = 1.0
 CONFIRM_AFTER: Final = 0.5
-"""Seconds that a suspect has for its answer once the broker has answered on a new connection."""
+"""Seconds that a suspect connection has to reply once the broker has answered a ping."""
 PROBE_TIMEOUT: Final = 1.0
 CLOSES_WITHIN: Final = 30.0
-"""Seconds for which the watch outlasts the steps of a worker: it closes its connections after they have stopped."""
+"""Seconds for which the thread outlives the worker's steps: Celery closes its connections after stopping them."""
 
 _connections: WeakValueDictionary[int, _Watched] = WeakValueDictionary()
 
 
 class _Watched:
-    """What a connection of redis-py does besides: it knows when the next answer is due."""
+    """Mixin for a redis-py connection that tracks when the next reply is due."""
 
     plain: ClassVar[type]
-    """The class of redis-py."""
+    """redis-py's own class."""
     _sock: Any
 
     # kombu looks for this parameter by its name.
     def __init__(self, *arguments: Any, health_check_interval: float = 0, **options: Any) -> None:
         self.due = math.inf
-        """When the answer to what was sent is due, in seconds of the monotonic clock."""
+        """When the reply is due, by the monotonic clock; infinite if none is expected."""
         self.heard = time.monotonic()
-        """When the last answer came."""
+        """When the last reply arrived."""
         self.options = options
         above: Any = super()
         above.__init__(*arguments, health_check_interval=health_check_interval, **options)
         _connections[id(self)] = self
 
     def send_packed_command(self, *arguments: Any, **options: Any) -> None:
-        # Before, since it may have to wait until it can send; after, since it may ask for something itself.
+        # Before, because sending may block; again afterwards, because sending may itself exchange commands.
         self.due = time.monotonic()
         above: Any = super()
         above.send_packed_command(*arguments, **options)
@@ -75,7 +75,7 @@ class _Watched:
             self.due += float(arguments[-1]) or math.inf
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
-        # Of several answers each is waited for.
+        # In a pipeline, each reply is waited for in turn.
         self.due = min(self.due, time.monotonic())
         above: Any = super()
         try:
@@ -85,23 +85,23 @@ class _Watched:
 
 
 def watched(kind: Any) -> type:
-    """Return the class of a redis-py connection with what the watch needs."""
+    """Return a subclass of a redis-py connection class that can be watched."""
     return type(f"Watched{kind.__name__}", (_Watched, kind), {"plain": kind})
 
 
 def _is_readable(sock: socket.socket) -> bool:
-    """Whether something came on this socket that nobody has read, as while the main thread is busy."""
+    """Whether there is unread data on this socket, for example because the main thread is busy."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def _sockets(*, due_before: float, heard_before: float = -math.inf) -> dict[int, tuple[_Watched, socket.socket, float]]:
-    """Return silent connections by id, each with its socket and when its answer was due.
+    """Return silent connections by id, each with its socket and when its reply was due.
 
     Args:
-        due_before: those whose answer was due before this time.
-        heard_before: besides, those that wait for no answer and had their last one before this time.
+        due_before: include connections whose reply was due before this time.
+        heard_before: also include connections that expect no reply and got their last one before this time.
     """
     found = {}
     for reference in _connections.valuerefs():
@@ -111,7 +111,7 @@ def _sockets(*, due_before: float, heard_before: float = -math.inf) -> dict[int,
             continue
         due = one.due
         if due < due_before or (due == math.inf and one.heard < heard_before):
-            # It may be closed at any time.
+            # Another thread may close it at any time.
             with suppress(OSError, ValueError):
                 if not _is_readable(sock):
                     found[id(one)] = (one, sock, due)
@@ -119,7 +119,7 @@ def _sockets(*, due_before: float, heard_before: float = -math.inf) -> dict[int,
 
 
 def _answers(one: _Watched) -> bool:
-    """Whether the broker answers on a new connection of the same kind."""
+    """Whether the broker answers a ping on a new connection of the same kind."""
     timeouts = {"socket_timeout": PROBE_TIMEOUT, "socket_connect_timeout": PROBE_TIMEOUT}
     probe: Any = one.plain(**one.options | timeouts | {"retry": Retry(NoBackoff(), 0)})
     try:
@@ -135,7 +135,7 @@ def _answers(one: _Watched) -> bool:
 
 
 class BrokerWatchStep(bootsteps.StartStopStep):
-    """Watches connections of the transports of `taskbridge.integration.transport`, in a thread of the main process."""
+    """Watches the connections of our transports, in a thread of the worker's main process."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -148,14 +148,14 @@ class BrokerWatchStep(bootsteps.StartStopStep):
         threading.Thread(target=self._watch, args=(worker,), name="taskbridge-broker", daemon=True).start()
 
     def _watch(self, worker: Any) -> None:
-        # Not until this step is stopped, which is the first: the others may wait for the broker as they stop.
+        # Keep watching after this step is stopped: it is the first, and the others may wait for the broker.
         ends = math.inf
         while time.monotonic() < ends:
             time.sleep(LOOK_EVERY)
             try:
                 self._look()
             except Exception as error:
-                log.warning("the look at the broker's connections failed: %s", error_line(error))
+                log.warning("checking the broker connections failed: %s", error_line(error))
             if worker.blueprint.shutdown_complete.is_set():
                 ends = min(ends, time.monotonic() + CLOSES_WITHIN)
 
@@ -168,11 +168,11 @@ class BrokerWatchStep(bootsteps.StartStopStep):
         lost = [due for key, (_, sock, due) in suspects.items() if key in still and still[key][1:] == (sock, due)]
         if not lost:
             return
-        # All that were silent since go with it. Else the main thread would find one lost connection after another.
+        # Close every connection that has been silent since, or the main thread would run into one after another.
         silent = _sockets(due_before=time.monotonic() - LOOK_EVERY, heard_before=min(lost))
         log.warning(
-            "the broker has not answered for %.0f s, and answers on a new connection: %d connections were lost without "
-            "notice and are closed, so that this worker reconnects",
+            "the broker has not replied for %.0f s but answers on a new connection: closing %d silently lost "
+            "connections so that this worker reconnects",
             time.monotonic() - min(lost),
             len(silent),
         )

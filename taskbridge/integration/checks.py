@@ -1,4 +1,4 @@
-"""The checks of `taskbridge doctor`: each asks one question, and says what it found and what to do about it."""
+"""The checks of `taskbridge doctor`. Each answers one question, with a remedy for each finding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from kombu.exceptions import ChannelError
+from kombu.exceptions import ChannelError, ContentDisallowed
 from redis.exceptions import NoPermissionError
 
 from taskbridge.common.server_errors import translated_errors
@@ -20,9 +20,16 @@ from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import Queue
 from taskbridge.gate.message import check_serializer
-from taskbridge.integration.installation import check_journal, installed_beside
-from taskbridge.integration.remote import ask
-from taskbridge.integration.transport import BOUNDED_CONNECTIONS, BROKER_SECONDS, DECLARED_COMMAND, TRANSPORTS, bounded
+from taskbridge.integration.installation import check_journal
+from taskbridge.integration.transport import (
+    BOUNDED_CONNECTIONS,
+    BROKER_SECONDS,
+    DECLARED_COMMAND,
+    REDIS_SCHEMES,
+    TRANSPORTS,
+    bounded,
+    scheme_of_broker,
+)
 from taskbridge.observe.context import Context
 from taskbridge.observe.health import health, nobody_looks
 from taskbridge.process.broker import broker_connection
@@ -46,12 +53,12 @@ SKEW_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 1.0
 PROBE_SECONDS: Final = 5.0
 RECONCILER_SECONDS: Final = 300.0
-"""A base is stored after each page, and rests for half a minute at the most; a page may wait for its time-outs."""
+"""The reconciler stores its position after each page, and rests for at most half a minute between passes."""
 INTERVALS: Final = 10
 OTHER_SESSIONS: Final = 4
-"""Sessions that a worker may need besides one for each slot: to look for records, and to listen."""
+"""Sessions that a worker may need in addition to one per slot: to poll for records, and to listen."""
 _LIMITS: Final = ("max_connections", "the CONNECTION LIMIT of the role", "the CONNECTION LIMIT of the database")
-"""What limits sessions, in the order of `session_limits`."""
+"""What can limit the number of sessions, in the order of the query `session_limits`."""
 
 
 class Level(StrEnum):
@@ -81,7 +88,7 @@ def _problem(text: str, remedy: str) -> Finding:
 
 
 class _Examined:
-    """The deployment that is examined. What several checks need is asked for once."""
+    """The deployment under examination. What several checks need is fetched once."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -92,14 +99,26 @@ class _Examined:
         return (*self.runtime.keys.queues,)
 
     def ask(self, command: str) -> dict[str, Any]:
-        """Ask the workers that serve our queues. Celery would take an empty list of workers for all."""
-        return ask(self.runtime.app, command, self.ours, seconds=ANSWER_SECONDS) if self.ours else {}
+        """Return the replies of the workers that serve our queues to a remote control command."""
+        # Celery takes an empty list of workers for all workers.
+        return self._broadcast(command, self.ours) if self.ours else {}
+
+    def _broadcast(self, command: str, workers: list[str] | None = None) -> dict[str, Any]:
+        control: Any = self.runtime.app.control
+        try:
+            replies = control.broadcast(command, destination=workers, reply=True, timeout=ANSWER_SECONDS)
+        except ContentDisallowed:
+            raise ConfigurationError(
+                "workers reply with a serializer that this app does not accept",
+                "name the module of your app, as in `celery -A`: `taskbridge doctor -A MODULE`",
+            ) from None
+        return {worker: reply for one in replies or () for worker, reply in one.items()}
 
     @cached_property
     def served(self) -> dict[str, set[str]]:
-        """The queues of each worker that answers."""
-        answers = ask(self.runtime.app, "active_queues", seconds=ANSWER_SECONDS)
-        return {worker: {one["name"] for one in queues} for worker, queues in answers.items()}
+        """The queues of each worker that replies."""
+        replies = self._broadcast("active_queues")
+        return {worker: {one["name"] for one in queues} for worker, queues in replies.items()}
 
     @cached_property
     def ours(self) -> list[str]:
@@ -108,17 +127,17 @@ class _Examined:
 
     @cached_property
     def pools(self) -> dict[str, Any]:
-        """What each of our workers says of its pool."""
+        """What each of our workers reports about its pool."""
         return {worker: stats.get("pool", {}) for worker, stats in self.ask("stats").items()}
 
     def row(self, name: str) -> Any:
-        """Return the row that a named query finds, with the names of its columns."""
+        """Return the only row of a named query, by column."""
         (found,) = fetch(self.runtime.engine, name)
         return found
 
     @cached_property
     def redis_info(self) -> dict[str, Any] | None:
-        """What Redis says of itself; None: this user may not ask."""
+        """The reply to INFO; None: this user is not allowed to send it."""
         try:
             info: dict[str, Any] = self.runtime.redis.info()
         except NoPermissionError:
@@ -130,7 +149,7 @@ Findings = Iterator[Finding]
 
 
 class Check(NamedTuple):
-    """A question, and what is said if nothing was found. It is asked if the checks that it needs found no problem."""
+    """A check; skipped if one that it needs has found a problem. `sound` is reported if it finds nothing."""
 
     name: str
     question: Callable[[_Examined], Findings | None]
@@ -139,7 +158,7 @@ class Check(NamedTuple):
 
 
 def examine(runtime: Runtime) -> list[Finding]:
-    """Make all checks. One that needs what another found out of order is left out."""
+    """Run all checks, except those that need a check which has found a problem."""
     examined, found, sound = _Examined(runtime), list[Finding](), set[str]()
     for check in CHECKS:
         if not sound.issuperset(check.needs):
@@ -151,8 +170,8 @@ def examine(runtime: Runtime) -> list[Finding]:
         except TaskBridgeError as error:
             findings.append(_problem(error.what, error.remedy))
         except Exception as error:
-            # Nothing that the other checks found may be lost.
-            remedy = "a check that fails so is a bug: report it"
+            # Keep the findings of the other checks.
+            remedy = "please report this as a bug"
             findings.append(_problem(f"this check failed: {error_line(error)}", remedy))
         if not any(one.level is Level.PROBLEM for one in findings):
             sound.add(check.name)
@@ -173,7 +192,7 @@ def _postgres(examined: _Examined) -> Findings:
     check_version(examined.runtime.engine)
     server = examined.row("server")
     if server["is_standby"]:
-        yield _problem(f"{server['version']} is a standby, which takes no writes", "name the primary")
+        yield _problem(f"{server['version']} is a standby, which is read-only", "connect to the primary")
     else:
         yield Finding(Level.OK, str(server["version"]))
 
@@ -182,9 +201,9 @@ def _encoding(examined: _Examined) -> Findings:
     name = examined.row("server")["encoding"]
     remedy = "move to a database with `ENCODING 'UTF8'`"
     if name == "SQL_ASCII":
-        yield _warning(f"{name} checks no text, and refuses documents with characters outside of ASCII", remedy)
+        yield _warning(f"{name} does not validate text, and rejects documents with non-ASCII characters", remedy)
     elif name != "UTF8":
-        yield _warning(f"{name} refuses names and documents with characters that it lacks", remedy)
+        yield _warning(f"{name} rejects names and documents with characters that it lacks", remedy)
 
 
 def _pooler(examined: _Examined) -> Findings:
@@ -192,32 +211,32 @@ def _pooler(examined: _Examined) -> Findings:
     found = pooler_of(examined.runtime.engine, settings.postgres_url)
     if found is None:
         return
-    prepares = "statements are prepared" if found.prepares else "no statement is prepared"
+    prepares = "statements are prepared" if found.prepares else "statements are not prepared"
     yield Finding(
         Level.OK, f"{found.name} in {found.mode} mode: {prepares}, and each transaction sets its own time limits"
     )
     if settings.tail_listens:
         yield _warning(
-            "TASKBRIDGE_TAIL_LISTENS has no effect: nobody can LISTEN through a pooler, so workers poll",
-            "leave it out, or let TASKBRIDGE_POSTGRES_URL of the workers lead to Postgres itself",
+            "TASKBRIDGE_TAIL_LISTENS has no effect: LISTEN does not work through a pooler, so workers poll",
+            "unset it, or point TASKBRIDGE_POSTGRES_URL of the workers directly at Postgres",
         )
 
 
 def _tables(examined: _Examined) -> Findings:
-    """Say whether the changes of adopted tables are recorded, and their rows can be read."""
+    """Check that changes of adopted tables are recorded, and that their rows can be read."""
     engine = examined.runtime.engine
     others = undeclared_readers(engine, examined.runtime.pipelines.names())
     for source, wrong in check_adoptions(engine).items():
         for name in others.get(source, ()):
             yield _warning(
-                f"{source}: the pipeline {name} has read it too, so what a handler writes back into it is not muted",
-                f"if {name} is no more, run `taskbridge pipeline remove {name}`; else name what counts "
-                "with `taskbridge adopt --columns`",
+                f"{source}: the pipeline {name} has read it too, so what a handler writes back is recorded as a change",
+                f"if {name} no longer exists, run `taskbridge pipeline remove {name}`; otherwise limit the watched "
+                "columns with `taskbridge adopt --columns`",
             )
         for what, remedy, is_recorded in wrong:
             yield (_warning if is_recorded else _problem)(f"{source}: {what}", remedy)
         if not wrong:
-            yield Finding(Level.OK, f"{source}: its changes are recorded, and its rows can be read")
+            yield Finding(Level.OK, f"{source}: changes are recorded, and rows can be read")
 
 
 def _redis(examined: _Examined) -> Findings:
@@ -225,20 +244,20 @@ def _redis(examined: _Examined) -> Findings:
     info = examined.redis_info
     if info is None:
         yield _warning(
-            "INFO is refused to this user, so its version, role and eviction policy are unknown",
-            "grant +info, or see for yourself that it is a primary with maxmemory-policy noeviction",
+            "this user may not send INFO, so the version, role and eviction policy are unknown",
+            "grant +info, or check yourself that it is a primary with maxmemory-policy noeviction",
         )
         return
     version = f"Valkey {info['valkey_version']}" if "valkey_version" in info else info["redis_version"]
     if info.get("cluster_enabled"):
-        yield _problem(f"{version} is a cluster: it parts a tenant's keys", "use a single server")
+        yield _problem(f"{version} is a cluster, which splits up a tenant's keys", "use a single server")
     elif info.get("role") != "master":
-        yield _problem(f"{version} is a replica, which takes no writes", "name the primary")
+        yield _problem(f"{version} is a replica, which is read-only", "connect to the primary")
     elif info.get("maxmemory") and info.get("used_memory", 0) >= info["maxmemory"]:
-        yield _problem(f"{version} is out of memory, so it refuses writes", "raise maxmemory, or delete other keys")
+        yield _problem(f"{version} is out of memory and refuses writes", "raise maxmemory, or delete other keys")
     elif "err" in (info.get("aof_last_write_status"), info.get("rdb_last_bgsave_status")):
         yield _problem(
-            f"{version} could not write its data to disk, and may refuse writes", "its log says why; free the disk"
+            f"{version} could not save to disk, and may refuse writes", "free disk space; its log has the details"
         )
     else:
         yield Finding(Level.OK, str(version))
@@ -251,7 +270,7 @@ def _eviction(examined: _Examined) -> Findings:
     policy, limit = info.get("maxmemory_policy", "unknown"), info.get("maxmemory", 0)
     if policy != "noeviction" and limit:
         yield _warning(
-            f"{policy} with {limit:,} bytes: keys of the gate and queues can vanish when memory is full",
+            f"{policy} with {limit:,} bytes: keys of the gate and queues may be evicted when memory is full",
             "set maxmemory-policy noeviction",
         )
 
@@ -268,9 +287,9 @@ def _clocks(examined: _Examined) -> Findings:
         ("Redis and Postgres", (redis - float(postgres)) - (after - before) / 2, after - before),
     )
     for clocks, skew, took in measured:
-        # When within the time of the question the answer was made is unknown.
+        # The reply may have been made at any moment of the round trip.
         if abs(skew) - took / 2 > SKEW_SECONDS:
-            yield _warning(f"{clocks} are {abs(skew):.1f} s apart", "let NTP set the clock of each machine")
+            yield _warning(f"{clocks} are {abs(skew):.1f} s apart", "synchronize the clocks with NTP")
 
 
 def _pipelines(examined: _Examined) -> Findings:
@@ -278,7 +297,7 @@ def _pipelines(examined: _Examined) -> Findings:
 
 
 def _journal(examined: _Examined) -> Findings:
-    """Say that a worker would not start with these variables; workers that run have others."""
+    """Warn that a worker would not start with these variables; running workers have other ones."""
     try:
         check_journal(examined.runtime)
     except ConfigurationError as error:
@@ -295,7 +314,7 @@ def _broker(examined: _Examined) -> Findings:
 
 
 def _length(connection: Any, queue: str) -> int:
-    """Return how many messages wait; an empty queue of Redis is one that does not exist."""
+    """Return the number of messages in a queue; in Redis an empty queue does not exist."""
     channel = connection.channel()
     try:
         length: int = channel.queue_declare(queue, passive=True).message_count
@@ -310,40 +329,38 @@ def _workers(examined: _Examined) -> Findings:
     runtime, queues = examined.runtime, ", ".join(examined.queues)
     if not runtime.app.conf.worker_enable_remote_control:
         yield _warning(
-            "the app's worker_enable_remote_control is off, so its workers cannot be asked what they serve",
-            f"see in their logs that they serve {queues}",
+            "the app's worker_enable_remote_control is off, so its workers cannot report which queues they serve",
+            f"check in their logs that they serve {queues}",
         )
         return
     if not examined.ours and (seen := _seen_elsewhere(examined)):
         yield _problem(
-            f"{seen}, but none that serves it answers at {_broker_of(runtime)}",
-            "if the workers have an app of your own, name its module as `celery` does: `taskbridge doctor -A MODULE`; "
-            "else let TASKBRIDGE_BROKER_URL name the broker of the workers; if they have just ended, start them",
+            f"{seen}, but no worker that serves it replies at {_broker_of(runtime)}",
+            "if the workers run your own app, name its module as in `celery -A`: `taskbridge doctor -A MODULE`; "
+            "otherwise set TASKBRIDGE_BROKER_URL to the broker of the workers; if they have just stopped, start them",
         )
     elif not examined.served:
-        own = installed_beside(runtime.app)
-        worker = f"`celery -A {own} worker`" if own else "`celery -A taskbridge worker`, or a worker of your own app"
         yield _problem(
-            f"no worker answers within {ANSWER_SECONDS:g} s, so nothing is handled",
-            f"start {worker}, or `taskbridge up`",
+            f"no worker replied within {ANSWER_SECONDS:g} s, so nothing is handled",
+            "start `celery -A taskbridge worker`, a worker of your own app, or `taskbridge up`",
         )
     else:
         for queue in examined.queues:
             if serving := sum(queue in names for names in examined.served.values()):
                 yield Finding(Level.OK, f"{serving:,} serve {queue}")
             else:
-                yield _problem(f"none of {len(examined.served):,} serves {queue}", f"name it in -Q: {queues}")
+                yield _problem(f"none of {len(examined.served):,} serves {queue}", f"add it to -Q: {queues}")
         yield from _declarations(examined)
         yield from _time_limits(examined)
 
 
 def _seen_elsewhere(examined: _Examined) -> str:
-    """Say of which pipeline a worker has just looked for records; "" if there is none."""
-    # Other checks report what cannot be asked here.
+    """Return a sentence about a pipeline that a worker has just polled; "" if there is none."""
+    # Other checks report errors that occur here.
     with suppress(Exception):
         for name, ages in read_ages(examined.runtime.engine, examined.runtime.pipelines.names()).items():
             if not nobody_looks(ages.poller, examined.runtime.settings.tail_interval):
-                return f"a worker has looked for records of {name} {ages.poller:,.0f} s ago"
+                return f"a worker polled {name} {ages.poller:,.0f} s ago"
     return ""
 
 
@@ -354,18 +371,18 @@ def _broker_of(runtime: Runtime) -> str:
 
 
 def _declarations(examined: _Examined) -> Findings:
-    """Say which workers take runs of pipelines that they do not declare."""
+    """Warn about workers that take runs of pipelines which they do not declare."""
     for worker, declared in sorted(examined.ask(DECLARED_COMMAND).items()):
         lacks = sorted({*examined.runtime.pipelines.names()} - {*declared}) if isinstance(declared, list) else []
         if lacks:
             yield _warning(
-                f"{worker} does not declare {', '.join(lacks)}, and may take a run of it, which then waits",
-                "name the same modules in TASKBRIDGE_PIPELINES of every worker",
+                f"{worker} does not declare {', '.join(lacks)}: it delays each run of it that it takes from the queue",
+                "set the same TASKBRIDGE_PIPELINES for every worker",
             )
 
 
 def _time_limits(examined: _Examined) -> Findings:
-    """Say which workers kill a run before its time budget is spent. A pool without time limits reports none."""
+    """Warn about workers that kill a run before its time budget is spent. Some pools have no time limits."""
     runtime = examined.runtime
     pipelines = [runtime.pipelines[name] for name in runtime.pipelines.names()]
     longest = runtime.settings.run_budget + max((one.soft_time_limit or 0 for one in pipelines), default=0)
@@ -373,34 +390,35 @@ def _time_limits(examined: _Examined) -> Findings:
         _, hard = pool.get("timeouts") or (0, 0)
         if hard and hard <= longest:
             yield _warning(
-                f"{worker} kills the process of a run that takes {hard:g} s, while a run may take {longest:g} s; each "
-                "kill counts as a failed attempt of the records in hand",
+                f"{worker} kills the process of a run after {hard:g} s, but a run may take {longest:g} s; each kill "
+                "counts as a failed attempt of its records",
                 "set task_time_limit (or --time-limit) to more than TASKBRIDGE_RUN_BUDGET plus the longest "
                 "soft_time_limit of a pipeline",
             )
 
 
 def _transport(examined: _Examined) -> Findings:
-    """Say which workers keep a transport that their app or its broker's URL has chosen, and which have no time-out."""
+    """Report workers that use a transport other than ours, and warn about those without a socket timeout."""
     runtime = examined.runtime
-    if not str(runtime.app.conf.broker_url).startswith(("redis", "sentinel")):
+    if scheme_of_broker(runtime.app.conf) not in REDIS_SCHEMES:
         return
     for worker, conf in sorted(examined.ask("conf").items()):
         transport = conf.get("broker_transport")
         if runtime.publishes_in_gate and transport not in TRANSPORTS:
             yield Finding(
-                Level.OK, f"{worker} keeps {transport or 'that of kombu'}: each run's message is written to `unacked`"
+                Level.OK,
+                f"{worker} uses {transport or 'the transport of kombu'}, which writes run messages to `unacked`",
             )
         if not (conf.get("broker_transport_options") or {}).get("socket_timeout"):
             yield _warning(
-                f"the app of {worker} sets no socket_timeout for its broker: a process that publishes hangs when a "
-                "connection is lost without notice",
+                f"the app of {worker} sets no socket_timeout for its broker: a process that publishes hangs if a "
+                "connection is lost silently",
                 f"add to the app's broker_transport_options: {BOUNDED_CONNECTIONS}",
             )
 
 
 def _probe(examined: _Examined) -> Findings:
-    """Send a probe through each queue, as runs are sent, and wait until a worker answers."""
+    """Send a probe through each queue, as runs are sent, and wait for a worker to answer."""
     runtime = examined.runtime
     if runtime.eager:
         return
@@ -414,7 +432,7 @@ def _probe(examined: _Examined) -> Findings:
         waiting = {queue for queue in waiting if runtime.gate.answered(probes[queue]) is None}
         time.sleep(0.02 if waiting else 0)
     if not waiting:
-        yield Finding(Level.OK, f"workers answered a probe through each queue within {time.monotonic() - began:.1f} s")
+        yield Finding(Level.OK, f"workers answered a probe through each queue in {time.monotonic() - began:.1f} s")
     untaken = {queue for queue in waiting if (text := texts[queue]) and runtime.gate.withdraw(queue, text)}
     for queue in sorted(waiting):
         yield _unanswered(examined, runtime.keys.queue(queue), is_taken=queue not in untaken)
@@ -424,24 +442,23 @@ def _unanswered(examined: _Examined, queue: str, *, is_taken: bool) -> Finding:
     within = f"{queue} within {PROBE_SECONDS:g} s"
     if examined.ours and _all_busy(examined, queue):
         return _warning(
-            f"no worker answered a probe through {within}: all their slots are busy",
-            "run `taskbridge doctor` again when one is free; if that is seldom so, start more workers",
+            f"no worker answered a probe through {within}: all slots are busy",
+            "run `taskbridge doctor` again when one is free; if they are usually busy, start more workers",
         )
     if is_taken:
         return _problem(
-            f"no worker answered a probe through {queue} in this Redis within {PROBE_SECONDS:g} s",
-            "let TASKBRIDGE_REDIS_URL name one database for this process and all workers; if it does, look at the "
-            "workers' logs",
+            f"a worker took a probe from {queue}, but did not answer in this Redis within {PROBE_SECONDS:g} s",
+            "use the same TASKBRIDGE_REDIS_URL for this process and all workers; otherwise read the workers' logs",
         )
     return _problem(
-        f"no worker took a probe out of {within}, though some serve it",
-        "let this process and the workers have the same broker_transport_options (`taskbridge doctor -A MODULE` has "
-        "those of your app) and variables TASKBRIDGE_*",
+        f"no worker took a probe from {within}, although some serve it",
+        "use the same TASKBRIDGE_* variables and broker_transport_options for this process and the workers "
+        "(`taskbridge doctor -A MODULE` uses the options of your app)",
     )
 
 
 def _all_busy(examined: _Examined, queue: str) -> bool:
-    """Whether no worker that serves a queue has a free slot."""
+    """Whether every worker that serves a queue is busy."""
     active = examined.ask("active")
     return all(
         len(active.get(worker, ())) >= examined.pools.get(worker, {}).get("max-concurrency", 1)
@@ -451,28 +468,28 @@ def _all_busy(examined: _Examined, queue: str) -> bool:
 
 
 def _work(examined: _Examined) -> Findings:
-    """Look for work that does not go on."""
+    """Look for stalled work."""
     runtime = examined.runtime
     read = {runtime.pipelines[name].source for name in runtime.pipelines.names()}
     for source in unread_sources(runtime.engine, read):
         yield _warning(
-            f"{source}: no pipeline reads this source, so its records lie there",
-            "declare a pipeline with this source; if the name was mistyped, write them under the right one",
+            f"{source}: no pipeline reads this source, so its records are never handled",
+            "declare a pipeline with this source; if the name is a typo, write the records again under the right one",
         )
     longest = max(RECONCILER_SECONDS, INTERVALS * runtime.settings.base_interval)
     for name, ages in read_ages(runtime.engine, runtime.pipelines.names()).items():
         if ages.reconciler > longest and not nobody_looks(ages.poller, runtime.settings.tail_interval):
-            since = "ever since it was declared" if math.isinf(ages.reconciler) else f"for {ages.reconciler:,.0f} s"
+            since = "never" if math.isinf(ages.reconciler) else f"last {ages.reconciler:,.0f} s ago"
             yield _warning(
-                f"{name}: nobody looks for what Redis may have forgotten, {since}",
-                "start a worker that declares the pipeline; if one runs, its log says what keeps it",
+                f"{name}: the reconciler is not running ({since})",
+                "start a worker that declares the pipeline; if one is running, its log says what is wrong",
             )
     for one in health(Context.of(runtime)).findings:
         yield (_problem if one.grave else _warning)(one.sentence, one.remedy)
 
 
 def _sessions(examined: _Examined) -> Findings:
-    """Compare what the workers that answer may need with what the role of this process can have."""
+    """Compare the number of sessions that the workers may need with what this process's role may open."""
     slots = [pool.get("max-concurrency", 0) for pool in examined.pools.values()]
     if not slots:
         return
@@ -480,9 +497,7 @@ def _sessions(examined: _Examined) -> Findings:
     limits = examined.row("session_limits").values()
     limit, whose = min((one, whose) for one, whose in zip(limits, _LIMITS, strict=True) if one is not None)
     workers = counted(len(slots), "worker")
-    text = (
-        f"{workers} may need {need:,} sessions of Postgres at once, and {whose} leaves {limit:,} to all of its clients"
-    )
+    text = f"{workers} may need {need:,} Postgres sessions at once, and {whose} allows {limit:,} for all clients"
     if need > limit:
         yield _warning(text, "raise it, or start workers with fewer slots (-c)")
     else:
@@ -491,18 +506,18 @@ def _sessions(examined: _Examined) -> Findings:
 
 CHECKS: Final = (
     Check("Postgres", _postgres),
-    Check("encoding", _encoding, ("Postgres",), "UTF8, which holds every name and document"),
+    Check("encoding", _encoding, ("Postgres",), "UTF8, which can store every name and document"),
     Check("pooler", _pooler, ("Postgres",)),
-    Check("schema", lambda examined: check_schema(examined.runtime.engine), ("Postgres",), "that of this version"),
+    Check("schema", lambda examined: check_schema(examined.runtime.engine), ("Postgres",), "up to date"),
     Check(
         "cluster",
         lambda examined: check_cluster(examined.runtime.engine),
         ("schema",),
-        "the one whose transaction ids the cursors hold",
+        "matches the transaction ids in the cursors",
     ),
     Check("tables", _tables, ("schema",)),
     Check("Redis", _redis),
-    Check("eviction", _eviction, ("Redis",), "no key is dropped"),
+    Check("eviction", _eviction, ("Redis",), "keys are never evicted"),
     Check("gate", lambda examined: examined.runtime.check_owner(), ("Postgres", "Redis")),
     Check("clocks", _clocks, ("Postgres", "Redis"), f"they agree within {SKEW_SECONDS:g} s"),
     Check("pipelines", _pipelines),
@@ -515,9 +530,9 @@ CHECKS: Final = (
         "work",
         _work,
         ("cluster", "Redis", "pipelines"),
-        "records are looked for, no run is overdue, no circuit is open, no tenant fails, no record is in quarantine "
-        "or unmatched",
+        "workers poll for records; no run is overdue, no circuit is open, no tenant is failing, and no record is in "
+        "quarantine or unmatched",
     ),
     Check("sessions", _sessions, ("cluster", "broker")),
 )
-"""In the order in which they are made and shown."""
+"""In the order in which they run."""

@@ -1,7 +1,7 @@
-"""A worker whose main process ends by an error ends for good, also if Celery's shutdown does not.
+"""End a worker whose main process failed, even if Celery's shutdown hangs.
 
-Celery then shuts down as for SIGTERM: it waits for the results of the pool's processes. If the error came from reading
-those results, it waits forever, and a supervisor sees a process that is alive.
+After an error Celery shuts down as it does for SIGTERM: it waits for the results of the pool's processes. If reading
+those results caused the error, it waits forever, and a supervisor sees a live process.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["FailedWorkerStep"]
 log = logging.getLogger(__name__)
 
 ENDS_WITHIN: Final = 30.0
-"""Seconds that a failed worker has for its shutdown, with the calls that handlers are in."""
+"""Seconds that a failed worker has to shut down, including the handlers' current calls."""
 
 
 class FailedWorkerStep(bootsteps.StartStopStep):
-    """Bound the shutdown after an error, in a thread of the main process."""
+    """Limits how long a shutdown takes after an error, in a thread of the main process."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -35,15 +35,15 @@ class FailedWorkerStep(bootsteps.StartStopStep):
         return serves(worker.app)
 
     def start(self, worker: Any) -> None:
-        """Do nothing: an error may come later."""
+        """Do nothing: an error may occur later."""
 
     def stop(self, worker: Any) -> None:
-        """Bound the rest of the shutdown if an error is its reason; Celery stops this step before the pool."""
+        """Limit the rest of the shutdown if an error caused it; Celery stops this step before the pool."""
         if worker.exitcode == EX_FAILURE:
             threading.Thread(target=_end, name="taskbridge-end", daemon=True).start()
 
 
 def _end() -> None:
     time.sleep(ENDS_WITHIN)
-    log.critical("the worker failed, and its shutdown did not end within %.0f s: it ends now", ENDS_WITHIN)
+    log.critical("the worker failed and did not shut down within %.0f s: exiting now", ENDS_WITHIN)
     os._exit(EX_FAILURE)

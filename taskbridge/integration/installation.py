@@ -1,4 +1,4 @@
-"""TaskBridge on a Celery app that is there already: it adds tasks, queues and threads of the worker, and no more."""
+"""Install TaskBridge on an existing Celery app: it adds tasks, queues and worker threads, and nothing else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ from taskbridge.integration.broker_watch import BrokerWatchStep
 from taskbridge.integration.failed_worker import FailedWorkerStep
 from taskbridge.integration.queue_order import QueueOrder
 from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
-from taskbridge.integration.transport import DECLARED_COMMAND, check_versions, transport_of
+from taskbridge.integration.transport import (
+    DECLARED_COMMAND,
+    REDIS_SCHEMES,
+    check_versions,
+    scheme_of_broker,
+    transport_of,
+)
 from taskbridge.observe.metrics_server import MetricsStep
 from taskbridge.process.runtime import Runtime, keys_of, runtime_of, serves
 from taskbridge.producer.producer import Bridge
@@ -34,38 +40,36 @@ from taskbridge.settings import Settings, unknown_variables
 from taskbridge.store import is_adopted
 from taskbridge.worker.ticker import TickerStep
 
-__all__ = ["apply_config", "check_pool", "install", "installed_beside", "is_installed", "reset_app", "reset_apps"]
+__all__ = ["apply", "check_journal", "check_pool", "install", "is_installed", "reset", "reset_all"]
 
-REDIS: Final = frozenset({"redis", "rediss", "sentinel"})
 SILENT_SECONDS: Final = 3.0
-"""A worker that starts says of a server that it has not answered for so long, and waits on."""
+"""A starting worker reports a server that has not answered for this long, and keeps waiting."""
 ORDER: Final = "queue_order_strategy"
 GREEN: Final = ("gevent", "eventlet")
-"""Celery's pools whose tasks, and all threads of the worker, take turns in one thread."""
+"""Celery's pools that run all tasks, and all threads of the worker, in one operating system thread."""
 
 _INSTALLED: WeakKeyDictionary[Celery, Bridge] = WeakKeyDictionary()
 
 
 def install(app: Celery, settings: Settings | None = None) -> Bridge:
-    """Add TaskBridge to a Celery app and return what its producers call. A second call returns the same.
+    """Add TaskBridge to a Celery app and return what its producers call. Calling it again returns the same object.
 
-    The app gets the tasks `taskbridge.*`, their queues beside its own, and in the workers that serve these a ticker,
-    and metrics where a port is set. Its other tasks and queues, its broker, serializer,
-    results and default queue stay as they are. The app is not configured by this, so it may come before or after
-    `app.config_from_object`.
+    The app gets the tasks `taskbridge.*` and their queues. Workers that serve these queues run a ticker, and serve
+    metrics if a port is set. The app's other tasks and queues, its broker, serializer, results and default queue stay
+    as they are. This does not configure the app, so it can be called before or after `app.config_from_object`.
 
     Args:
-        app: the app, whatever its broker.
-        settings: where gate and records are. None: what the environment says when they are first needed.
+        app: the app, with any broker.
+        settings: which Postgres and Redis to use. None: as the environment says when they are first needed.
 
     Raises:
-        ConfigurationError: it was installed with other settings before.
+        ConfigurationError: TaskBridge is already installed on this app with other settings.
     """
     before = _INSTALLED.get(app)
     if before is not None:
         if settings is not None and runtime_of(app).settings != settings:
             raise ConfigurationError(
-                f"TaskBridge is installed on the app {app.main!r} with other settings already: "
+                f"TaskBridge is already installed on the app {app.main!r} with other settings: "
                 "call `taskbridge.install` once for each app"
             )
         return before
@@ -76,7 +80,7 @@ def install(app: Celery, settings: Settings | None = None) -> Bridge:
     _add_queues(app)
     app.on_after_configure.connect(_configured, weak=False)
     if app.configured:  # type: ignore[attr-defined]
-        apply_config(app)
+        apply(app)
     return bridge
 
 
@@ -85,24 +89,10 @@ def is_installed(app: Celery) -> bool:
     return app in _INSTALLED
 
 
-def installed_beside(app: Celery) -> str | None:
-    """Return where another app is that TaskBridge was installed on, as `celery -A` takes it; None: none is known."""
-    for other in list(_INSTALLED):
-        # Other modules may have imported it from its own, which has the shortest name as a rule.
-        found = [
-            name.removesuffix(".celery")
-            for name, module in list(sys.modules.items())
-            if other is not app and any(one is other for one in list(getattr(module, "__dict__", {}).values()))
-        ]
-        if found:
-            return min(found, key=len)
-    return None
-
-
 def _add_queues(app: Celery) -> None:
-    """Let Celery know our queues beside those of the app, also where the app has only its default queue.
+    """Add our queues to those of the app, even if the app has only its default queue.
 
-    Not by `task_queues`: the app may still change it, and its default queue, until Celery makes the queues.
+    `task_queues` is no place for them: the app may change it, and its default queue, until Celery creates the queues.
     """
     amqp: Any = app.amqp
     made = amqp.queues_cls
@@ -117,22 +107,22 @@ def _add_queues(app: Celery) -> None:
         _select(amqp.queues, app)
 
 
-def reset_app(app: Celery) -> None:
-    """Let the app make its queues, routes and pool anew when they are next used: its settings have changed.
+def reset(app: Celery) -> None:
+    """Make the app recreate its queues, routes and pool when they are next used, because its settings have changed.
 
-    `Celery.close` is not for this: an app that is closed learns of no shared task that is declared afterwards.
+    `Celery.close` cannot be used for this: a closed app misses shared tasks that are declared afterwards.
     """
     vars(app).pop("amqp", None)
     app._pool = None  # type: ignore[attr-defined]
     _add_queues(app)
 
 
-def reset_apps() -> None:
-    """Do so for all apps that TaskBridge was installed on, and fit their configuration to what they read then."""
+def reset_all() -> None:
+    """Reset all apps on which TaskBridge is installed, and apply our configuration to them again."""
     for app in list(_INSTALLED):
-        reset_app(app)
+        reset(app)
         if app.configured:  # type: ignore[attr-defined]
-            apply_config(app)
+            apply(app)
 
 
 def _select(queues: Any, app: Celery) -> None:
@@ -141,44 +131,38 @@ def _select(queues: Any, app: Celery) -> None:
 
 
 def _configured(sender: Celery, **_: Any) -> None:
-    apply_config(sender)
+    apply(sender)
 
 
-def apply_config(app: Any) -> None:
-    """Change what our tasks need in the configuration, and nothing else: other tasks and queues stay as they are."""
+def apply(app: Any) -> None:
+    """Configure what our tasks need, and leave the app's other tasks and queues as they are."""
     conf, keys = app.conf, keys_of(app)
     first, following = ({"queue": keys.queue(queue)} for queue in Queue)
     ours = {NOTIFY_TASK: first, RECORD_TASK: first, RUN_TASK: following}
     routes = conf.task_routes or ()
     routes = list(routes) if isinstance(routes, (list, tuple)) else [routes]
-    # Behind those of other settings, which the app may have had meanwhile, they would do nothing.
+    # Ours must come first, or the app's routes may win; the app may have changed them since.
     if routes[:1] != [ours]:
         conf.task_routes = [ours, *(one for one in routes if one != ours)]
-        # A router keeps the routes that it was made with, so it is made anew. Where there is none yet, `update` would
-        # make one, and with it the queues, too early.
+        # A router keeps the routes it was created with, so create it again. If there is none yet, `update` would create
+        # it too early, and the queues with it.
         if "router" in vars(app.amqp):
             conf.update(task_routes=conf.task_routes)
     options = conf.broker_transport_options
-    if _uses_redis(conf) and options.get(ORDER, "round_robin") == "round_robin":
+    if scheme_of_broker(conf) in REDIS_SCHEMES and options.get(ORDER, "round_robin") == "round_robin":
         conf.broker_transport_options = {**options, ORDER: f"{QueueOrder.__module__}:{QueueOrder.__qualname__}"}
-
-
-def _uses_redis(conf: Any) -> bool:
-    brokers = conf.broker_read_url
-    first = brokers if isinstance(brokers, str) or not brokers else brokers[0]
-    return str(first).partition("://")[0] in REDIS
 
 
 @signals.celeryd_init.connect(weak=False)
 def _worker_begins(instance: Any, options: Any, **_: Any) -> None:
-    """Fit the configuration again: the app may have changed it since `install`. A worker has a transport of ours.
+    """Apply the configuration again, because the app may have changed it since `install`, and choose our transport.
 
-    One whose `-Q` names other queues alone keeps that of kombu.
+    A worker whose `-Q` names only other queues keeps kombu's transport.
     """
     app, chosen = instance.app, options.get("queues") or ()
     if app not in _INSTALLED:
         return
-    apply_config(app)
+    apply(app)
     names = chosen.split(",") if isinstance(chosen, str) else chosen
     serves_ours = not names or any(str(name).strip().startswith(OURS) for name in names)
     if serves_ours and (transport := transport_of(app.conf)):
@@ -186,27 +170,27 @@ def _worker_begins(instance: Any, options: Any, **_: Any) -> None:
 
 
 def check_pool(pool: Any) -> None:
-    """See that a worker with this pool can serve our queues.
+    """Check that a worker with this pool can serve our queues.
 
     Args:
-        pool: its class, or its name as Celery has it, such as `prefork` or `celery.concurrency.solo:TaskPool`.
+        pool: its class, or its name as Celery takes it, such as `prefork` or `celery.concurrency.solo:TaskPool`.
 
     Raises:
-        ConfigurationError: its tasks share one thread with the ticker and with heartbeats.
+        ConfigurationError: the pool's tasks share one thread with the ticker and the heartbeats.
     """
     modules = [one.__module__ for one in pool.__mro__] if isinstance(pool, type) else [str(pool).partition(":")[0]]
     for name in GREEN:
         if name in modules or f"celery.concurrency.{name}" in modules:
             raise ConfigurationError(
                 f"a worker with the pool {name} cannot serve the queues of TaskBridge: its tasks share one thread with "
-                "the ticker and with heartbeats, so a handler that computes stops them all",
-                "start it with -P prefork, threads or solo; for tasks of yours that need this pool, start another "
-                "worker whose -Q names their queues alone",
+                "the ticker and the heartbeats, so a handler that computes blocks them all",
+                "start it with -P prefork, threads or solo; if tasks of yours need this pool, start a separate "
+                "worker whose -Q names only their queues",
             )
 
 
 def _answer_doctor() -> None:
-    """Let this worker tell which pipelines it declares, as a command of Celery's remote control."""
+    """Add a remote control command that returns the pipelines which this worker declares."""
     from celery.worker.control import inspect_command  # noqa: PLC0415 - only workers need it
 
     def declared(state: Any, **_: Any) -> list[str]:
@@ -216,18 +200,17 @@ def _answer_doctor() -> None:
 
 
 @contextmanager
-def _told_if_silent(server: str, name: str) -> Iterator[None]:
-    """Say on stderr that a server is silent, while the block waits for it; `name` as in `address_of`."""
+def _report_silence(server: str, name: str) -> Iterator[None]:
+    """Report on stderr if the block waits long for a server; `name` is as in `place_of`."""
 
-    def tell() -> None:
-        address = address_of(name)
-        where = f" ({address})" if address else ""
+    def report() -> None:
+        place = place_of(name)
+        where = f" ({place})" if place else ""
         sys.stderr.write(
-            f"taskbridge: {server}{where} has not answered for {SILENT_SECONDS:g} s, and this worker waits on for a "
-            "while\n"
+            f"taskbridge: {server}{where} has not answered for {SILENT_SECONDS:g} s; this worker is still waiting\n"
         )
 
-    timer = threading.Timer(SILENT_SECONDS, tell)
+    timer = threading.Timer(SILENT_SECONDS, report)
     timer.daemon = True
     timer.start()
     try:
@@ -237,10 +220,10 @@ def _told_if_silent(server: str, name: str) -> Iterator[None]:
 
 
 def check_journal(runtime: Runtime) -> None:
-    """See that the built-in journal does not handle the changes of an adopted table in place of the shop's handler.
+    """Check that the built-in journal does not handle the changes of an adopted table.
 
     Raises:
-        ConfigurationError: it would.
+        ConfigurationError: it would, in place of the handler that the table was adopted for.
     """
     names = runtime.pipelines.names()
     if INVOICES in names and runtime.pipelines[INVOICES] is JOURNAL and is_adopted(runtime.database, INVOICES):
@@ -249,23 +232,23 @@ def check_journal(runtime: Runtime) -> None:
 
 @signals.worker_init.connect(weak=False)
 def _refuse_to_start(sender: Any, **_: Any) -> None:
-    """End a worker of our queues that could not work, with the reason and the next step, before it takes a message."""
+    """Stop a worker of our queues that could not work, with the reason and a remedy, before it takes a message."""
     app = sender.app
     if app not in _INSTALLED or not serves(app):
         return
     for name, text in unknown_variables(os.environ):
-        sys.stderr.write(f"taskbridge: the variable {name} is not known and does nothing: {text}\n")
+        sys.stderr.write(f"taskbridge: the variable {name} is unknown and ignored: {text}\n")
     try:
         check_pool(sender.pool_cls)
         check_serializer(app)
-        with _told_if_silent("the broker", "broker"):
+        with _report_silence("the broker", "broker"):
             check_versions(app)
         runtime = runtime_of(app)
         runtime.pipelines.names()
-        with _told_if_silent("Redis", "Redis"), translated_errors():
+        with _report_silence("Redis", "Redis"), translated_errors():
             runtime.gate.check_version()
         runtime.check(redis=False)
-        # Where Redis takes no writes for a while, the worker's thread takes it later.
+        # If Redis refuses writes for now, the worker's thread takes ownership later.
         with translated_errors(), suppress(RedisError):
             runtime.own_gate()
         with translated_errors():
@@ -276,5 +259,5 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
         raise SystemExit(error.exit_status) from None
     except Exception:
         traceback.print_exc()
-        sys.stderr.write("taskbridge: this worker cannot start, as is said above\n")
+        sys.stderr.write("taskbridge: this worker cannot start; the error is shown above\n")
         raise SystemExit(1) from None

@@ -1,4 +1,4 @@
-"""In which order a worker looks at its queues, where Redis is the broker."""
+"""The order in which a worker polls its queues, if Redis is the broker."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["QueueOrder"]
 
 
 class QueueOrder:
-    """Each queue of the app has its turn, as kombu's own `round_robin` gives it, and our queues have one together.
+    """Round robin over the app's queues, as in kombu, with our two queues sharing one turn.
 
-    Within that turn first events come before continuations, but not more than `FIRSTS_IN_A_ROW`: then a continuation
-    that waits comes first. Else a storm of first events would keep all continuations waiting until its end. kombu makes
-    one of these for each connection; the methods have the names of kombu's own orders (`kombu.utils.scheduling`).
+    Within that turn, first events come before continuations, but at most `FIRSTS_IN_A_ROW` in a row: a storm of first
+    events must not starve the continuations. kombu creates one of these for each connection; the methods are named as
+    in kombu's own strategies (`kombu.utils.scheduling`).
     """
 
     def __init__(self) -> None:
@@ -23,18 +23,18 @@ class QueueOrder:
         self._in_a_row = 0
 
     def update(self, queues: Iterable[str]) -> None:
-        """Begin anew with these queues."""
+        """Start over with these queues."""
         names = sorted(queues)
         self._ours = [name for name in names if name.startswith(OURS)]
         others = [[name] for name in names if name not in self._ours]
         self._turns = [turn for turn in (self._ours, *others) if turn]
 
     def consume(self, count: int) -> list[str]:
-        """Return the first `count` queues, in the order in which to look at them now."""
+        """Return the first `count` queues, in the order in which to poll them."""
         return [name for turn in self._turns for name in self._ordered(turn)][:count]
 
     def rotate(self, last_used: str) -> str:
-        """Let the others come before the queue that a message was taken from."""
+        """Move the queue that a message was taken from behind the others."""
         if last_used in self._ours:
             self._in_a_row = self._in_a_row + 1 if last_used == self._ours[0] else 0
         self._turns.sort(key=lambda turn: last_used in turn)

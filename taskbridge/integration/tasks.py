@@ -30,10 +30,10 @@ NOTIFY_TASK: Final = "taskbridge.notify_event"
 RECORD_TASK: Final = "taskbridge.record_event"
 HIDDEN: Final = "(...)"
 RETRIED_WITHIN: Final = 120.0
-"""Seconds between two tries of a message, at the most.
+"""The longest wait between two attempts to record a message, in seconds.
 
-Well below the visibility timeout of Redis (300 s in the package's own app): a message that a worker holds for longer
-than that is delivered a second time. And long enough that 10,000 messages are about 110 tries a second.
+It is well below Redis's visibility timeout (300 s in the package's own app), because a message that a worker holds
+longer than that is delivered again, and long enough that 10,000 messages cause only about 110 attempts a second.
 """
 
 
@@ -45,50 +45,53 @@ else:
 
 
 class RecordTask(_Task):
-    """`record_event`: its arguments hold a document, which logs, events and Flower must not show."""
+    """`record_event`: its arguments hold a document, which must not appear in logs, events or Flower."""
 
     abstract = True
     _reported = LogThrottle()
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *further: Any, **options: Any) -> AsyncResult[Any]:
-        """Publish it; its arguments are shown as `(...)`."""
+        """Publish the task, with its arguments shown as `(...)`."""
         options = {"argsrepr": HIDDEN, "kwargsrepr": HIDDEN, "serializer": task_serializer(self), **options}
         return super().apply_async(args, kwargs, *further, **options)
 
     def retry_later(self, kind: type[Exception], failure: str) -> NoReturn:
-        """Publish the message again, due after a back-off that doubles from 1 s to `RETRIED_WITHIN`.
+        """Publish the message again after a back-off that doubles from 1 s to `RETRIED_WITHIN`.
 
-        Not to be called while an exception is handled: Celery's events show a whole chain of exceptions, and a
-        driver's error may quote the document.
+        Do not call it while handling an exception: Celery's events show the whole chain of exceptions, and a driver's
+        error may quote the document.
         """
         failure = printable(failure)[:500]
         if count := self._reported.counted(kind):
             log.warning(
-                "%d messages cannot be recorded yet and are retried, the last %s: %s", count, self.request.id, failure
+                "%d messages cannot be recorded yet and will be retried, the last %s: %s",
+                count,
+                self.request.id,
+                failure,
             )
         longest = min(RETRIED_WITHIN, 2.0 ** min(self.request.retries, 10))
         try:
             self.retry(exc=Unavailable(failure), countdown=longest * random.uniform(0.5, 1))  # noqa: S311 - jitter
         except Reject:
-            # The broker did not take it. Celery would drop the message here.
-            log.error("message %s is neither recorded (%s) nor published again", self.request.id, failure)
+            # The broker refused it, and Celery would drop the message here.
+            log.error("message %s could be neither recorded (%s) nor republished", self.request.id, failure)
         time.sleep(1)
         raise Reject(failure, requeue=True)
 
 
 def register(app: Celery) -> NotifyTask:
-    """Add the tasks to `app` and return `notify_event`. Celery makes them later, so `app` is not configured by this."""
-    # Not shared: Celery would put them into every other app of the process as well.
+    """Add the tasks to `app` and return `notify_event`. Celery creates them later, so `app` is not configured."""
+    # Not shared: Celery would also add them to every other app of the process.
     ours: dict[str, Any] = {"shared": False, "ignore_result": True}
 
-    # Early ack: a lost run comes back through its deadline in seconds, and not through the visibility timeout.
+    # Early ack: a lost run is restarted by its deadline within seconds, not by the visibility timeout.
     @app.task(name=NOTIFY_TASK, base=NotifyTask, **ours, acks_late=False)
     def notify_event(tenant: str, pipeline: str = INVOICES) -> str:
         """Tell the tenant's runner that there are new records."""
         return notify(app, tenant, pipeline).name.lower()
 
-    # It carries data, so it is acknowledged when that is committed, or published again. A repeated message has the
-    # same id. If its process dies, it is retried after `default_retry_delay`, and not at once, over and over.
+    # It carries data, so it is acknowledged once that is committed or the message is published again. A redelivered
+    # message has the same id. If its process dies, it is retried after `default_retry_delay` instead of at once.
     @app.task(
         name=RECORD_TASK,
         base=RecordTask,
@@ -104,7 +107,7 @@ def register(app: Celery) -> NotifyTask:
     def record(self: RecordTask, *arguments: Any, **keywords: Any) -> str:
         """Record one message of a pipeline with criteria: `pipeline, payload, message_id=None`.
 
-        Without an id of its own the message has the task's.
+        A message without an id gets the task's.
         """
         try:
             return record_message(runtime_of(app), arguments, keywords, str(self.request.id))
@@ -116,7 +119,7 @@ def register(app: Celery) -> NotifyTask:
 
     @app.task(name=RUN_TASK, **ours, acks_late=False)
     def run(pipeline: str, tenant: str, token: str) -> None:
-        """One run of a tenant; published by the gate."""
+        """Perform one run of a tenant; published by the gate."""
         slot.work(runtime_of(app), pipeline, tenant, token)
 
     made: NotifyTask = notify_event

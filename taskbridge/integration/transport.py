@@ -1,20 +1,19 @@
-"""kombu's Redis transports, without their entries in Redis for the run messages that a worker has.
+"""kombu's Redis transports, without the bookkeeping in Redis for run messages.
 
-kombu keeps each message that is not acknowledged in a hash and in a sorted set of Redis: two transactions for each
-message. So the message comes again, after the visibility timeout, when its worker is killed. A run message needs none
-of this: a lost one comes again by its deadline, within seconds. The worker alone remembers the run messages that it
-has, for the prefetch limit and for a warm shutdown. All other messages are treated as before, also those of
-`record_event`.
+kombu stores each unacknowledged message in a hash and a sorted set, which costs two transactions per message, so that
+it is redelivered after the visibility timeout if its worker is killed. Run messages do not need this: a lost one is
+republished by its deadline within seconds. So the worker keeps them in memory only, for the prefetch limit and for a
+warm shutdown. All other messages, including those of `record_event`, are treated as in kombu.
 
-Celery chooses a transport by the setting `broker_transport`. `Transport.Channel` and `Channel.QoS` are there to be
-replaced.
+Celery chooses a transport by the setting `broker_transport`; kombu lets subclasses replace `Transport.Channel` and
+`Channel.QoS`.
 
-Redis may refuse commands for a while: its disk is full (MISCONF), it has too few replicas (NOREPLICAS), it is a replica
-itself (READONLY). kombu takes such an answer for an error of the program, and the worker ends. Here it waits, and makes
-later what was refused.
+Redis may refuse commands for a while: its disk is full (MISCONF), it has too few replicas (NOREPLICAS), or it is a
+replica (READONLY). kombu treats such a reply as a bug in the program, and the worker ends. Here the worker waits, and
+repeats later what was refused.
 
-What remains: a full Redis lets a worker take a message and refuses its entry. Until the entry is made, seconds after
-Redis has memory again, the message is only in the worker, and a kill loses it.
+One gap remains: a Redis that is out of memory lets a worker take a message but refuses to store its entry. Until the
+entry is stored, seconds after Redis has memory again, the message exists only in the worker, and a kill loses it.
 """
 
 from __future__ import annotations
@@ -45,67 +44,69 @@ __all__ = [
     "BOUNDED_CONNECTIONS",
     "BROKER_SECONDS",
     "DECLARED_COMMAND",
+    "REDIS_SCHEMES",
     "TRANSPORTS",
     "SentinelTransport",
     "Transport",
     "bounded",
     "check_versions",
+    "scheme_of_broker",
     "transport_of",
 ]
 
 DECLARED_COMMAND: Final = "taskbridge_pipelines"
-"""The command of Celery's remote control by which a worker tells what pipelines it declares."""
+"""The remote control command that returns the pipelines which a worker declares."""
 BROKER_SECONDS: Final = 5
 BOUNDED_CONNECTIONS: Final = {"socket_timeout": 30, "socket_connect_timeout": BROKER_SECONDS, "socket_keepalive": True}
-"""Options of an app's broker with which no process waits for ever on a connection that was lost without notice.
+"""Broker options with which no process blocks forever on a silently lost connection.
 
-A worker's watch finds such a connection sooner. A shorter time-out would also end connections to a slow server.
+Workers detect such a connection sooner. A shorter timeout would also drop connections to a slow server.
 """
 REFUSED_WAIT: Final = 1.0
-"""Seconds until the broker is asked again what it refused."""
+"""Seconds until a refused command is sent again."""
 
 log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """Logs when the broker begins to refuse commands, and when it takes them again."""
+    """Logs when the broker starts to refuse commands, and when it accepts them again."""
 
     def __init__(self) -> None:
         self._refuses = False
 
     def refused(self, error: ResponseError) -> None:
-        """Note that it refused a command."""
+        """The broker refused a command."""
         if not self._refuses:
-            log.warning("the broker refuses commands, and this worker waits for it: %s", error_line(error))
+            log.warning("the broker refuses commands, and this worker waits: %s", error_line(error))
         self._refuses = True
 
     def taken(self) -> None:
-        """Note that it took a command of the kind that it refused."""
+        """The broker accepted a command of the kind that it refused."""
         if self._refuses:
-            log.warning("the broker takes commands again")
+            log.warning("the broker accepts commands again")
         self._refuses = False
 
 
 class QoS(redis.QoS):
-    """The messages that a worker has and did not acknowledge."""
+    """The unacknowledged messages of a worker."""
 
-    # For the types: kombu's stubs do not have them all.
+    # Types that kombu's stubs lack.
     channel: Any
     _delivered: Any
     _flush: Callable[[], None]
     _remove_from_indices: Callable[..., Any]
-    # Of the process: a connection that replaces another goes on where that was.
+    # Shared by the process: a new connection continues where the previous one was.
     _refusals = Refusals()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._only_here: set[str] = set()
-        """The messages that Redis has no entries of."""
+        """The messages that have no entry in Redis."""
         self._owed: OrderedDict[str, Callable[[], object]] = OrderedDict()
-        """Changes of messages that Redis refused, by message. None needs another to be made first."""
+        """Changes that Redis refused, by message. They can be repeated in any order."""
 
     def append(self, message: Any, delivery_tag: str) -> None:
-        """Remember a message. It is in no queue any more, so it is kept also where Redis refuses its entry."""
+        """Keep a message. It is no longer in any queue, so keep it even if Redis refuses its entry."""
         self._only_here.add(delivery_tag)
         virtual.QoS.append(self, message, delivery_tag)
         if not _is_run(message):
@@ -121,7 +122,7 @@ class QoS(redis.QoS):
         virtual.QoS.ack(self, delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Forget a message, and with `requeue` put it back."""
+        """Forget a message; with `requeue`, return it to its queue."""
         if not requeue:
             self.ack(delivery_tag)
             return
@@ -132,7 +133,7 @@ class QoS(redis.QoS):
         virtual.QoS.ack(self, delivery_tag)
 
     def restore_visible(self, *args: Any, **options: Any) -> None:
-        """Put back messages of workers that died; make changes that were refused."""
+        """Requeue the messages of dead workers, and repeat refused changes."""
         self.make_up()
         try:
             super().restore_visible(*args, **options)
@@ -140,7 +141,7 @@ class QoS(redis.QoS):
             self._refusals.refused(error)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Put back all messages that the worker has, at its end or that of its connection; log what was refused."""
+        """Requeue all messages when the worker or its connection ends, and log what Redis refused."""
         try:
             if not self._is_given_up():
                 self.make_up()
@@ -149,14 +150,14 @@ class QoS(redis.QoS):
             self._log_owed()
 
     def restore_unacked(self, client: Any = None) -> Any:
-        """Put back all messages that the worker has, each into its queue.
+        """Return all messages of the worker to their queues.
 
-        Where the connection was lost and given up, or Redis refuses it, they stay away: a run comes again by its
-        deadline, and any other message after the visibility timeout.
+        If the connection was abandoned or Redis refuses, they are not requeued: a run is republished by its deadline,
+        and any other message is redelivered after the visibility timeout.
         """
         self._flush()
         if not self._is_given_up():
-            # Those without entries where the next ones are taken from, so that the oldest is the first.
+            # Those without entries go to the head of the queue, the oldest one last, so that it is taken first.
             for tag in [tag for tag in reversed(self._delivered) if tag in self._only_here]:
                 self._put_back(tag)
             for tag in [tag for tag in self._delivered if tag not in self._only_here]:
@@ -164,7 +165,7 @@ class QoS(redis.QoS):
         self._delivered.clear()
 
     def make_up(self) -> None:
-        """Make changes that were refused, the latest first, until Redis refuses one."""
+        """Repeat refused changes, the latest first, until Redis refuses one."""
         tag = ""
         try:
             while self._owed:
@@ -172,16 +173,16 @@ class QoS(redis.QoS):
                 change()
                 del self._owed[tag]
         except ResponseError as error:
-            # Redis may refuse one kind and take others, so the next time another one is tried.
+            # Redis may refuse one kind of change and accept others, so try another one next time.
             self._owed.move_to_end(tag, last=False)
             self._refusals.refused(error)
         else:
             self._refusals.taken()
 
     def _change(self, delivery_tag: str, change: Callable[[], object]) -> None:
-        """Change a message in Redis, or later where that refuses; `change` can be called again after it failed."""
+        """Change a message in Redis now, or later if Redis refuses; `change` must be repeatable."""
         if self._is_given_up():
-            # The end of a task that outlasted the connection. Its message comes again like all that were lost with it.
+            # A task outlived its connection. Its message is redelivered, like all that were lost with the connection.
             return
         self._owed[delivery_tag] = change
         self._owed.move_to_end(delivery_tag)
@@ -192,40 +193,40 @@ class QoS(redis.QoS):
         self._only_here.discard(delivery_tag)
 
     def _remove(self, delivery_tag: str) -> None:
-        # Anew at each try: a pipeline forgets its commands when they are refused.
+        # Built again for each attempt: a pipeline discards its commands when they are refused.
         self._remove_from_indices(delivery_tag).execute()
 
     def _put_back(self, delivery_tag: str) -> None:
-        """Put a message that is only here where the next one is taken from."""
+        """Return a message without an entry to the head of its queue."""
         message = self._delivered[delivery_tag]
-        told = message.delivery_info
+        info = message.delivery_info
 
         def put_back() -> None:
             with self.pipe_or_acquire() as pipe:
-                # It has an entry all the same where the answer to that was lost.
+                # It does have an entry if the reply to storing it was lost.
                 self._remove_from_indices(delivery_tag, pipe)
-                self.channel._do_restore_message(message._raw, told["exchange"], told["routing_key"], pipe)
+                self.channel._do_restore_message(message._raw, info["exchange"], info["routing_key"], pipe)
                 pipe.execute()
             self._only_here.discard(delivery_tag)
 
         self._change(delivery_tag, put_back)
 
     def _is_given_up(self) -> bool:
-        """Whether the connection was lost; kombu would raise AttributeError here, and that ends a worker."""
+        """Whether the connection was abandoned. kombu would raise AttributeError, which ends a worker."""
         return self.channel.connection is None or self.channel.connection.client is None
 
     def _log_owed(self) -> None:
         without = sum(tag in self._only_here for tag in self._owed)
         if again := len(self._owed) - without:
             log.warning(
-                "the broker refused until the connection ended that %s done or put back: after the visibility timeout "
-                "they come again",
-                counted(again, "message is", "messages are"),
+                "the broker refused to acknowledge or requeue %s before the connection ended: they will be redelivered "
+                "after the visibility timeout",
+                counted(again, "message"),
             )
         if without:
             log.error(
-                "the broker took %s from its queues and refused to take them back: runs come again by their "
-                "deadlines, others are lost",
+                "the broker refused to take back %s that it had delivered: runs are republished by their deadlines, "
+                "others are lost",
                 counted(without, "message", "messages"),
             )
         self._owed.clear()
@@ -236,15 +237,15 @@ def _is_run(message: Any) -> bool:
     return bool(message.headers.get("task") == RUN_TASK)
 
 
-class _Patient:
-    """What a channel of ours does besides: it waits where Redis refuses what a worker asks."""
+class _WaitingChannel:
+    """Mixin for a channel that waits while Redis refuses commands."""
 
     unacked_mutex_key: str
     _create_client: Callable[[], Any]
     qos: Any
     _refusals = Refusals()
 
-    # The app's own options are before these.
+    # The app's own options override these.
     socket_connect_timeout: Any = BROKER_SECONDS
     socket_keepalive: Any = True
 
@@ -252,22 +253,22 @@ class _Patient:
         self._in_poll: Any = False
         self._asks_again = 0.0
         super().__init__(*args, **options)
-        # Whatever Redis answers, the connection can be used.
+        # An error reply does not mean that the connection is broken.
         self.connection_errors = redis.Transport.connection_errors
 
     def wait_until_writable(self) -> None:
-        """Wait as long as Redis refuses to write; a worker that is told to stop does."""
+        """Wait while Redis refuses writes, unless the worker is told to stop."""
         from celery.worker.state import maybe_shutdown  # noqa: PLC0415 - only workers need it
 
         while True:
             client = self._create_client()
             try:
-                # As kombu does it at this time. It ends by itself, and changes nothing where another worker has it.
+                # kombu's own mutex: the key expires by itself, and nothing changes if another worker holds it.
                 client.set(self.unacked_mutex_key, "", nx=True, px=1)
             except ResponseError as error:
                 self._refusals.refused(error)
                 maybe_shutdown()
-                # The next try asks whoever has the address then: after a failover, no longer this server.
+                # Reconnect for the next attempt: after a failover another server has the address.
                 client.connection_pool.disconnect()
                 time.sleep(REFUSED_WAIT)
             else:
@@ -305,7 +306,7 @@ class _Patient:
             raise Empty from error
 
     def maybe_refresh_binding_expiry(self) -> None:
-        """Keep the queues of remote control alive; kombu does it again each second where that failed."""
+        """Keep the remote control queues alive; kombu retries each second if that failed."""
         above: Any = super()
         with suppress(ResponseError):
             above.maybe_refresh_binding_expiry()
@@ -317,25 +318,25 @@ class _Patient:
     def _rest(self, error: ResponseError) -> None:
         self._refusals.refused(error)
         if isinstance(error, ReadOnlyError):
-            raise RedisConnectionError("the server became a replica, so this worker reconnects") from error
+            raise RedisConnectionError("the server is now a replica: reconnecting") from error
         self._asks_again = time.monotonic() + REFUSED_WAIT
 
 
-class _PatientTransport:
-    """What a transport of ours does besides: no answer of Redis ends a worker."""
+class _WaitingTransport:
+    """Mixin for a transport whose worker does not end because of an error reply."""
 
     cycle: Any
     connection_errors = (*redis.Transport.connection_errors, ResponseError)
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """Let a worker's event loop use this connection, once Redis takes what it needs for a start."""
+        """Register with the worker's event loop once Redis accepts writes."""
         for channel in list(self.cycle._channels):
             channel.wait_until_writable()
         above: Any = super()
         above.register_with_event_loop(connection, loop)
 
 
-class Channel(_Patient, redis.Channel):
+class Channel(_WaitingChannel, redis.Channel):
     """kombu's channel, with our `QoS`."""
 
     QoS = QoS
@@ -343,13 +344,13 @@ class Channel(_Patient, redis.Channel):
     connection_class_ssl = watched(redis.Channel.connection_class_ssl)
 
 
-class Transport(_PatientTransport, redis.Transport):
+class Transport(_WaitingTransport, redis.Transport):
     """`redis://` and `rediss://`."""
 
     Channel = Channel
 
 
-class SentinelChannel(_Patient, redis.SentinelChannel):
+class SentinelChannel(_WaitingChannel, redis.SentinelChannel):
     """kombu's channel, with our `QoS`."""
 
     QoS = QoS
@@ -357,13 +358,13 @@ class SentinelChannel(_Patient, redis.SentinelChannel):
     connection_class_ssl = watched(redis.SentinelChannel.connection_class_ssl)
 
 
-class SentinelTransport(_PatientTransport, redis.SentinelTransport):
+class SentinelTransport(_WaitingTransport, redis.SentinelTransport):
     """`sentinel://`."""
 
     Channel = SentinelChannel
 
 
-# TLS has a name of its own, since a connection is shown as a URL by it.
+# TLS has a name of its own, because the name decides the scheme of the URL that logs show.
 SecureTransport = Transport
 
 _NAMES: Final = {
@@ -371,24 +372,33 @@ _NAMES: Final = {
     for scheme, name in (("redis", "Transport"), ("rediss", "SecureTransport"), ("sentinel", "SentinelTransport"))
 }
 TRANSPORTS: Final = frozenset(_NAMES.values())
-"""What `broker_transport` is where a worker has a transport of ours."""
+"""The values of `broker_transport` that name our transports."""
+REDIS_SCHEMES: Final = frozenset(_NAMES)
 
-# Celery's log shows a connection as a URL. Its scheme is the transport's name, or what that is an alias of.
+# Celery logs a connection as a URL, whose scheme is the transport's name unless that is an alias.
 Connection.resolve_aliases = {**Connection.resolve_aliases, **{name: scheme for scheme, name in _NAMES.items()}}
 
 
-def transport_of(conf: Any) -> str | None:
-    """Return what `broker_transport` should be for an app's broker; None: what it is.
+def _first_broker(conf: Any) -> Any:
+    brokers = conf.broker_read_url
+    return brokers if isinstance(brokers, str) or not brokers else brokers[0]
 
-    An app that chose a transport keeps it. So do `redis+socket://`, whose URL chooses one in any case, TLS whose
-    options kombu would add for its own transport alone, and brokers that are no Redis.
+
+def scheme_of_broker(conf: Any) -> str:
+    """Return the scheme of an app's first broker URL."""
+    return str(_first_broker(conf)).partition("://")[0]
+
+
+def transport_of(conf: Any) -> str | None:
+    """Return what to set an app's `broker_transport` to; None: leave it as it is.
+
+    It is left alone if the app has chosen a transport, if the URL does (`redis+socket://`), if kombu would add TLS
+    options for its own transport only, and if the broker is not Redis.
 
     Args:
         conf: the app's configuration.
     """
-    brokers = conf.broker_read_url
-    first = brokers if isinstance(brokers, str) or not brokers else brokers[0]
-    name = _NAMES.get(str(first).partition("://")[0])
+    first, name = _first_broker(conf), _NAMES.get(scheme_of_broker(conf))
     if conf.broker_transport or name is None or not conf.broker_transport_options.get("ack_emulation", True):
         return None
     ours, theirs = (Connection(first, transport=one, ssl=conf.broker_use_ssl) for one in (name, None))
@@ -396,25 +406,25 @@ def transport_of(conf: Any) -> str | None:
 
 
 def bounded(app: Celery) -> dict[str, Any]:
-    """Return options of a connection to the app's broker that gives a silent server up after `BROKER_SECONDS`."""
+    """Return connection options with which a silent broker times out after `BROKER_SECONDS`."""
     if not str(app.conf.broker_url).startswith("redis"):
         return {}
-    # Without these, kombu waits for ever for a server that accepts and says nothing.
+    # Without these, kombu waits forever for a server that accepts a connection and never replies.
     return {"transport_options": {"socket_timeout": BROKER_SECONDS, "socket_connect_timeout": BROKER_SECONDS}}
 
 
 def check_versions(app: Celery) -> None:
-    """See that kombu works with the redis-py that is installed; whether the broker can be reached is not looked at.
+    """Check that kombu supports the broker and works with the installed redis-py. It need not be reachable.
 
     Raises:
-        ConfigurationError: kombu has no such broker, or needs a library for it.
-        Unavailable: it does not; the message says what to install.
+        ConfigurationError: kombu does not support the broker, or needs another library for it.
+        Unavailable: the versions do not match; the message says what to install.
     """
     with broker_connection(app, **bounded(app)) as connection:
         if connection.transport.driver_type != "redis":
             return
         try:
-            # kombu says it here and not before.
+            # kombu checks its versions here.
             connection.channel()
         except VersionMismatch:
             with translated_errors():

@@ -1,1 +1,1 @@
-"""What operators ask, and what their monitoring reads."""
+"""Answers for operators, and metrics for their monitoring."""

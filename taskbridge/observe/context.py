@@ -1,4 +1,4 @@
-"""The context of all answers: the servers of a deployment, its pipelines and the settings of its workers."""
+"""What all answers are made from: the servers of a deployment, its pipelines and the settings of its workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Context"]
 
 @dataclass(frozen=True)
 class Context:
-    """One deployment, as the answers read it; safe to use from any thread.
+    """One deployment; safe to use from any thread.
 
     Args:
         database: Postgres.
@@ -38,8 +38,8 @@ class Context:
         settings: the settings of the workers, which decide whether a run counts as alive.
 
     Raises, in every call:
-        psycopg.Error, redis.RedisError: a server does not answer; `taskbridge.common.server_errors.translated_errors`
-            turns these into errors of TaskBridge. A query that takes longer than 3 s is cancelled.
+        psycopg.Error, redis.RedisError: a server does not answer, or a query took longer than 3 s. Use
+            `taskbridge.common.server_errors.translated_errors` to turn these into errors of TaskBridge.
     """
 
     database: Database
@@ -49,18 +49,18 @@ class Context:
 
     @classmethod
     def of(cls, runtime: LightRuntime) -> Context:
-        """Return the context of the deployment and the pipelines of a process."""
+        """Return the context for a process's deployment and pipelines."""
         declared = {name: runtime.pipelines[name] for name in runtime.pipelines.names()}
         return cls(runtime.database, runtime.gate, declared, runtime.settings)
 
     @property
     def ttl_ms(self) -> int:
-        """Milliseconds without a heartbeat after which a run is replaced."""
+        """After how many milliseconds without a heartbeat a run is replaced."""
         return round(self.settings.runner_ttl * 1000)
 
     @property
     def has_history(self) -> bool:
-        """Whether the run history has any run: none is written if TASKBRIDGE_HISTORY_DAYS is 0."""
+        """Whether the run history contains any run. It stays empty if TASKBRIDGE_HISTORY_DAYS is 0."""
         return bool(self.value("past_any"))
 
     def pipeline(self, name: str) -> Pipeline:
@@ -71,7 +71,7 @@ class Context:
         """
         if name not in self.pipelines:
             raise UnknownPipeline(
-                f"the pipeline {shown(name, 63)} is not declared: there are {', '.join(sorted(self.pipelines))}"
+                f"the pipeline {shown(name, 63)} is not declared: choose one of {', '.join(sorted(self.pipelines))}"
             )
         return self.pipelines[name]
 
@@ -84,12 +84,12 @@ class Context:
         return Tenants(self.database, source, seconds=LOOK_SECONDS)
 
     def readers(self) -> dict[str, str]:
-        """Return the source of each pipeline, including those that Postgres knows and this process does not declare."""
+        """Return the source of each pipeline, including those in Postgres that this process does not declare."""
         stored = {row["pipeline"]: row["source"] for row in self.rows("pipelines")}
         return stored | {name: one.source for name, one in self.pipelines.items()}
 
     def active(self, pipelines: Sequence[str], most: int) -> Mapping[str, Sequence[str]]:
-        """Return the tenants of each pipeline whose runners are due first; none if Redis does not answer."""
+        """Return, for each pipeline, the tenants whose runners are due first; none if Redis does not answer."""
         try:
             surveys = self.inspector.survey(pipelines, most)
         except redis.RedisError:
@@ -104,7 +104,7 @@ class Context:
             return None
 
     def now(self) -> datetime:
-        """Return the time of Postgres."""
+        """Return the current time by Postgres's clock."""
         at: datetime = self.value("clock")
         return at
 
@@ -114,7 +114,7 @@ class Context:
             return rows(driver, bucket_sums(queries(self.database)(query)), values)
 
     def rows_however_long(self, query: str, **values: Any) -> list[dict[str, Any]]:
-        """Return the rows of a named query, however long it takes."""
+        """Return the rows of a named query, without a time limit."""
         with checked_out(self.database) as driver, within(driver, None):
             return rows(driver, queries(self.database)(query), values)
 

@@ -1,4 +1,4 @@
-"""Is the deployment healthy, and if not, why? `status`, `doctor` and the dashboard report the same findings."""
+"""Is the deployment healthy, and if not, why? `status`, `doctor` and the dashboard all report these findings."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 __all__ = ["MOST_COUNTED", "MOST_RUNNERS", "health", "left_out", "nobody_looks"]
 
 MOST_RUNNERS: Final = 100
-"""Pending records are counted of so many tenants, those whose runners are due first."""
+"""Pending records are counted for this many tenants, those whose runners are due first."""
 MOST_COUNTED: Final = 2_000
-"""Records, failing tenants and paused tenants of a pipeline are counted up to this."""
+"""Records, failing tenants and paused tenants of a pipeline are counted up to this number."""
 MOST_UNDECLARED: Final = 1_000
-"""Tenants of a pipeline that is not declared here are counted up to this."""
+"""Tenants of a pipeline that is not declared here are counted up to this number."""
 MOST_NAMED: Final = 3
-"""How many pipelines one sentence names."""
+"""How many pipelines a sentence names."""
 NO_WORKER_SECONDS: Final = 15.0
 """Workers store their position at least every few seconds."""
 OVERDUE_SECONDS: Final = 2.0
 OVERDUE_GRAVE: Final = 30.0
 """Workers act on a deadline within a fraction of a second, unless they are busy."""
 OLD_SECONDS: Final = 300.0
-"""How long a record may wait, beside its pipeline's longest delay, before it is reported."""
+"""How long a record may wait, in addition to its pipeline's longest delay, before it is reported."""
 REPLACED_SECONDS: Final = 3_600.0
-"""How long the replacement of a run is reported: nothing else reveals that one process of a worker is frozen."""
+"""For how long the replacement of a run is reported: nothing else shows that one process of a worker is frozen."""
 QUEUED_SECONDS: Final = 30.0
-"""How long a run message may be queued before it is reported; it is grave if no run has ended within this time."""
+"""How long a run message may be queued before it is reported; it is grave if no run has ended in that time."""
 LONG_RUN_SECONDS: Final = 300.0
-"""How long a run may take before it is reported, if its pipeline has no limit that lets one take longer."""
+"""How long a run may take before it is reported, unless its pipeline's time limit is longer."""
 
 
 class _Paused(NamedTuple):
-    """How many tenants of a pipeline are paused, the first by name, and whether the pipeline itself is."""
+    """The number of paused tenants of a pipeline, the first of them, and whether the whole pipeline is paused."""
 
     tenants: int = 0
     first: str | None = None
@@ -53,7 +53,7 @@ class _Paused(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A pipeline in Redis and in Postgres. `since_poll`: seconds since a worker looked for its records."""
+    """A pipeline's state in Redis and in Postgres. `since_poll`: seconds since a worker last polled for its records."""
 
     pipeline: Pipeline
     survey: Survey
@@ -96,7 +96,7 @@ def _look(context: Context) -> list[_Seen]:
 
 
 def health(context: Context) -> Health:
-    """Return whether all is well, and what is not."""
+    """Return the health of the deployment."""
     seen = _look(context)
     nobody, others = _nobody_works(seen), left_out(context)
     slow = _slow_work(context, seen)
@@ -110,7 +110,7 @@ def health(context: Context) -> Health:
         *_unmatched(context),
         *([others] if others else ()),
     ]
-    # What began last comes first.
+    # The most recent problem comes first.
     findings.sort(key=lambda one: (one is not nobody, one.pipeline is None, not one.grave, one.seconds))
     lines = [_line(context, one) for one in seen]
     return Health(
@@ -136,7 +136,7 @@ def health(context: Context) -> Health:
 
 
 def left_out(context: Context) -> Finding | None:
-    """Return that Postgres knows pipelines that are not declared here, so no answer includes them; None: none."""
+    """Return a finding about pipelines in Postgres that are not declared here, or None if there are none."""
     found = context.rows("undeclared_pipelines", declared=context.names(), most=MOST_UNDECLARED)
     if not found:
         return None
@@ -147,43 +147,43 @@ def left_out(context: Context) -> Finding | None:
     ]
     cut = f" and {len(found) - MOST_NAMED:,} more" if len(found) > MOST_NAMED else ""
     return Finding(
-        f"pipelines that TASKBRIDGE_PIPELINES does not declare are left out: {', '.join(first)}{cut}",
+        f"pipelines that are not declared in TASKBRIDGE_PIPELINES are left out: {', '.join(first)}{cut}",
         "add their modules to TASKBRIDGE_PIPELINES, or run `taskbridge pipeline remove` for each that no longer exists",
     )
 
 
 def nobody_looks(seconds_since_poll: float, tail_interval: float) -> bool:
-    """Whether no worker has looked for records of a pipeline for too long."""
+    """Whether no worker polls for a pipeline's records; `seconds_since_poll`: seconds since the last poll."""
     return seconds_since_poll > NO_WORKER_SECONDS + tail_interval
 
 
 def _nobody_works(seen: Sequence[_Seen]) -> Finding | None:
-    """Return the one finding that replaces those of several pipelines, if nobody looks for records of any."""
+    """Return a single finding for all pipelines if no worker polls for any of them."""
     if len(seen) < 2 or not all(one.nobody_looks for one in seen):
         return None
     last = min(one.since_poll for one in seen)
     since = "" if math.isinf(last) else f" for {last:,.0f} s"
     return Finding(
-        f"no worker is at work: none has looked for records of any of the {len(seen):,} pipelines{since}",
-        "start a worker that declares them; if one runs, read its log",
+        f"no worker is running: none has polled any of the {len(seen):,} pipelines{since}",
+        "start a worker that declares them; if one is running, read its log",
         grave=True,
         seconds=last,
     )
 
 
 def _unserved(one: _Seen, *, is_known: bool) -> Iterator[Finding]:
-    """Yield findings that no worker serves a pipeline, which may be known already, or too few do."""
+    """Yield findings that no worker serves a pipeline (unless that has been reported), or too few workers."""
     overdue = one.survey.overdue_seconds
     if one.nobody_looks and not is_known:
-        for_long = "has ever looked for its records"
+        since = "has ever polled for its records"
         if not math.isinf(one.since_poll):
-            for_long = f"has looked for records for {one.since_poll:,.0f} s"
-        remedy = "start a worker that declares the pipeline; if one runs, read its log"
-        yield one.finding(f"no worker {for_long}", remedy, grave=True, seconds=one.since_poll)
+            since = f"has polled for records for {one.since_poll:,.0f} s"
+        remedy = "start a worker that declares the pipeline; if one is running, read its log"
+        yield one.finding(f"no worker {since}", remedy, grave=True, seconds=one.since_poll)
     if overdue > OVERDUE_SECONDS:
         yield one.finding(
             f"a run was due {overdue:,.0f} s ago, and no worker has begun it",
-            "start more workers, or see whether one is frozen",
+            "start more workers, or check whether one is frozen",
             grave=overdue > OVERDUE_GRAVE,
             seconds=overdue,
         )
@@ -197,39 +197,40 @@ def _unmatched(context: Context) -> Iterator[Finding]:
 
 
 def _of_pipeline(one: _Seen) -> Iterator[Finding]:
-    """Yield what is wrong with the work of a pipeline, what stops most of it first."""
+    """Yield what is wrong with a pipeline, the most serious first."""
     name, backlog, paused = one.name, one.backlog, one.paused
     if one.survey.circuit.open:
         yield _open_circuit(one)
     if paused.whole:
-        yield one.finding("the whole pipeline is paused, so its records wait", f"taskbridge resume --pipeline {name}")
+        yield one.finding("the whole pipeline is paused", f"taskbridge resume --pipeline {name}")
     if backlog.oldest_seconds > OLD_SECONDS + one.pipeline.policy.spacing.last_ttl / 1000:
         command = shlex.join(("taskbridge", "inspect", backlog.oldest_tenant or "", "--pipeline", name))
         yield one.finding(
-            f"records wait, the oldest for {backlog.oldest_seconds / 60:,.0f} min, of {backlog.oldest_tenant!r}",
-            f"{command} says why",
+            f"the oldest pending record, of {backlog.oldest_tenant!r}, has waited for "
+            f"{backlog.oldest_seconds / 60:,.0f} min",
+            f"`{command}` shows why",
             tenant=backlog.oldest_tenant,
         )
     if one.survey.replaced_ms is not None and (seconds := one.survey.replaced_ms / 1000) <= REPLACED_SECONDS:
         on = f" on the worker {one.survey.replaced_on}" if one.survey.replaced_on else ""
         yield one.finding(
-            f"a run{on} gave no heartbeat and was replaced {seconds / 60:,.0f} min ago: its process died or is frozen",
-            "see whether all processes of that worker are at work, and restart it if one is not; if Redis refused "
-            "writes then, its log says why",
+            f"a run{on} sent no heartbeat and was replaced {seconds / 60:,.0f} min ago: its process died or is frozen",
+            "check whether all processes of that worker are working, and restart it if one is not; if Redis refused "
+            "writes at that time, see its log",
             seconds=seconds,
         )
     if backlog.failing:
-        fail = f"{_up_to(backlog.failing, 'tenant', 'fails', 'fail')}, such as {backlog.fails!r}"
+        fail = f"{_up_to(backlog.failing, 'tenant', 'is', 'are')} failing, such as {backlog.fails!r}"
         yield one.finding(fail, f"taskbridge status --failing --pipeline {name}", fails=True)
     if backlog.quarantined:
         records = _up_to(backlog.quarantined, "record", "is", "are")
         yield one.finding(f"{records} in quarantine", f"taskbridge quarantine list --pipeline {name}", fails=True)
     if paused.tenants:
         command = shlex.join(("taskbridge", "resume", paused.first or "", "--pipeline", name))
-        others = f"; `taskbridge status --pipeline {name}` says who else is" if paused.tenants > 1 else ""
+        others = f"; `taskbridge status --pipeline {name}` lists the others" if paused.tenants > 1 else ""
         yield one.finding(
             f"{_up_to(paused.tenants, 'tenant', 'is', 'are')} paused, such as {paused.first!r}",
-            f"{command} ends it{others}",
+            f"resume it with `{command}`{others}",
             tenant=paused.first,
         )
 
@@ -237,25 +238,25 @@ def _of_pipeline(one: _Seen) -> Iterator[Finding]:
 def _open_circuit(one: _Seen) -> Finding:
     if not one.survey.runners:
         return one.finding(
-            "the circuit is open, and nobody has anything to do: the next record of any tenant is its probe",
-            "look at what the handler calls before that comes",
+            "the circuit is open, and no tenant has any work: the next record of any tenant will be its probe",
+            "check the service that the handler calls before then",
             fails=True,
         )
     probes = counted(one.survey.circuit.probes, "probe")
     waiting = counted(one.survey.circuit.waiting, "tenant is", "tenants are")
     return one.finding(
         f"the circuit is open, {probes} failed, {waiting} in the wait queue",
-        "look at what the handler calls; `taskbridge status` shows the errors",
+        "check the service that the handler calls; `taskbridge status` shows the errors",
         grave=True,
         fails=True,
     )
 
 
 def _slow_work(context: Context, seen: Sequence[_Seen]) -> dict[str, list[Finding]]:
-    """Return what is wrong with the queue and the runs of the pipelines that are served.
+    """Return findings about the queue and the runs of pipelines that are served.
 
-    Deadlines move with each message that is published again and with each heartbeat, so frozen processes, and handlers
-    that do not return, make nothing overdue.
+    Deadlines move with each republished message and with each heartbeat, so frozen processes and handlers that do not
+    return never make a deadline overdue.
     """
     served = {one.name: one for one in seen if one.is_served}
     queued = context.inspector.longest_queued(
@@ -281,24 +282,22 @@ def _slow_work(context: Context, seen: Sequence[_Seen]) -> dict[str, list[Findin
 def _long_runs(one: _Seen, running: Sequence[Running], longest: float) -> Finding:
     first, count = running[0], sum(run.seconds > longest for run in running)
     on = f" on the worker {first.worker}" if first.worker else ""
-    others = f", and {counted(count - 1, 'other is', 'others are')} on for too long" if count > 1 else ""
+    others = f", and {counted(count - 1, 'other run')} for too long" if count > 1 else ""
     return one.finding(
-        f"the run of {first.tenant!r}{on} has been on for {first.seconds / 60:,.0f} min{others}: its handler does not "
-        "return",
-        "see what it waits for, and restart the worker (one that does not end needs `kill -9`); time-outs of what the "
-        "handler calls, or the pipeline's `soft_time_limit`, end the next one",
+        f"the run of {first.tenant!r}{on} has been running for {first.seconds / 60:,.0f} min{others}: its handler does "
+        "not return",
+        "find out what it waits for, and restart the worker (with `kill -9` if it does not stop); to prevent this, set "
+        "timeouts in the handler, or a `soft_time_limit` for the pipeline",
         seconds=first.seconds,
         tenant=first.tenant,
     )
 
 
 def _slow_queue(one: _Seen, queued: Queued, progress: bool | None) -> Finding:
-    """Return what is wrong if a message waits for long; `progress`: whether any run ends; None: unknown."""
+    """Return a finding about a message that has been queued for long; `progress`: whether runs end; None: unknown."""
     sentence = f"a run message has been in the queue for {queued.seconds:,.0f} s, that of {queued.tenant!r}"
     more = "start more workers, or give them more processes (`--concurrency`)"
-    remedy = (
-        "the workers' pool processes are busy or frozen: restart the workers (one that does not end needs `kill -9`)"
-    )
+    remedy = "the workers' pool processes are busy or frozen: restart the workers (with `kill -9` if one does not stop)"
     if progress:
         sentence, remedy = f"the queue is long: {sentence}", more
     elif progress is None:
@@ -316,10 +315,8 @@ def _up_to(count: int, what: str, does: str, several_do: str) -> str:
 
 def _sentence(findings: list[Finding], runners: int) -> str:
     if not findings:
-        active = "nobody has anything to do"
-        if runners:
-            active = counted(runners, "tenant has a runner", "tenants have a runner")
-        return f"all is well: {active}, nothing fails, and nothing is held up"
+        active = counted(runners, "tenant has a runner", "tenants have a runner") if runners else "no tenant is active"
+        return f"all is well: {active}, nothing is failing, and nothing is stuck"
     first, *others = findings
     if not others:
         return first.sentence
@@ -333,8 +330,7 @@ def _line(context: Context, one: _Seen) -> PipelineLine:
     survey, paused = one.survey, one.paused
     now_ms = context.inspector.now_ms()
     runners = zip(survey.tenants, context.inspector.look(one.name, survey.tenants), strict=True)
-    # Pending records are counted of tenants with a runner. Paused tenants, and those that no worker has found, have
-    # none.
+    # Only tenants with a runner are counted. Paused tenants, and those that no worker has found yet, have none.
     is_cut = survey.runners > MOST_RUNNERS or one.backlog.pending >= MOST_COUNTED
     return PipelineLine(
         one.name,

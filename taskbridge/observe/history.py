@@ -1,4 +1,4 @@
-"""Answers from the run history: runs, bursts, savings, noisy tenants, and sums over time."""
+"""Answers from the run history: runs, bursts, savings, noisy tenants, and totals over time."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from taskbridge.observe.types import (
 
 __all__ = ["NO_HISTORY", "Before", "bursts", "failed", "noisy", "over_time", "run_row", "runs", "saved"]
 
-NO_HISTORY: Final = "there is no run history: no run yet, or TASKBRIDGE_HISTORY_DAYS is 0"
+NO_HISTORY: Final = "there is no run history: no run has ended yet, or TASKBRIDGE_HISTORY_DAYS is 0"
 MOST_POINTS: Final = 100
 MOST_FAILED: Final = 200
-"""How many failed runs are grouped."""
+"""How many failed runs are read to be grouped."""
 MOST_OF_A_TENANT: Final = 2_000
-"""How many of a tenant's last runs are searched for those that failed."""
+"""How many of a tenant's last runs are searched for failed ones."""
 MOST_DRAWN: Final = 10_000
-"""How many runs are looked at for who is noisy; of more, a random part is read."""
+"""How many runs are read to find noisy tenants. If there are more, a random sample is read."""
 SHOWN_TENANTS: Final = 5
 RUNS_OF_A_BURST: Final = 10
-"""How many runs are read for each burst that is wanted."""
+"""How many runs are read for each requested burst."""
 MOST_FOR_BURSTS: Final = 500
 
 
 class Before(NamedTuple):
-    """Where a page of runs begins: with those that ended before `at`, or at `at` with a token below this one."""
+    """Where a page of runs begins: with runs that ended before `at`, or at `at` with a smaller token."""
 
     at: datetime
     token: str = ""
 
 
 def run_row(row: dict[str, Any]) -> RunRow:
-    """Return a row of the history."""
+    """Return a row of the history as a value."""
     values = {name: row[name] for name in RunRow.__dataclass_fields__}
     return RunRow(**values | {"worker": row["worker"] or None})
 
@@ -59,9 +59,9 @@ def runs(
     before: Before | None = None,
     limit: int = 50,
 ) -> list[RunRow]:
-    """Return up to `limit` runs that ended before a time or a run, the last one first; with `failed` those that failed.
+    """Return up to `limit` runs, the last one first, optionally only failed ones or those before a time or a run.
 
-    A tenant can only be given with its pipeline.
+    `tenant` requires `pipeline`.
     """
     if pipeline is None or tenant is None:
         return [run_row(row) for row in _last(context, pipeline, failed=failed, before=before, limit=limit)]
@@ -92,9 +92,9 @@ def _last(
 
 
 def failed(context: Context, pipeline: str | None = None, *, hours: float = 24, limit: int = 50) -> FailedRuns:
-    """Return what failed in the last `hours`, including what has recovered, grouped by the kind of error.
+    """Return the failures of the last `hours`, including those that have recovered, grouped by kind of error.
 
-    The last 200 failed runs are looked at.
+    Only the last 200 failed runs are considered.
     """
     if pipeline is not None:
         context.pipeline(pipeline)
@@ -110,7 +110,7 @@ def failed(context: Context, pipeline: str | None = None, *, hours: float = 24, 
     made.sort(key=lambda one: (-one.runs, one.pipeline, one.error))
     are_all = len(found) < MOST_FAILED or found[-1]["ended_at"] < since
     count = counted(sum(one.runs for one in made), "failed run")
-    basis = f"from {count} of the last {_hours(hours)}" if are_all else f"from the last {count}; there are more"
+    basis = f"from {count} of the last {_hours(hours)}" if are_all else f"from only the last {count}"
     rejected = sum(row.rejected for row in _sums(context, pipeline, since, timedelta(hours=1)))
     return FailedRuns(made[:limit], basis, max(0, len(made) - limit), rejected)
 
@@ -120,8 +120,8 @@ def _hours(hours: float) -> str:
 
 
 def _failed_group(pipeline: str, rows: Sequence[dict[str, Any]]) -> FailedGroup:
-    """Return a group of failed runs, of which the last one comes first."""
-    errors = list(dict.fromkeys(row["error"] or "no error was written down" for row in rows))
+    """Return a group for these failed runs, which start with the last one."""
+    errors = list(dict.fromkeys(row["error"] or "no error was stored" for row in rows))
     tenants = list(dict.fromkeys(row["tenant"] for row in rows))
     ended = [row["ended_at"] for row in rows]
     counts = (len(errors), len(rows), len(tenants))
@@ -139,7 +139,7 @@ def bursts(context: Context, pipeline: str, tenant: str | None = None, limit: in
 
 
 def _groups(of_tenant: Iterable[RunRow]) -> Iterator[list[RunRow]]:
-    """Yield the runs of each burst, oldest first; a burst whose first run is missing is left out."""
+    """Yield the runs of each burst, oldest first, except for bursts whose first run is missing."""
     group: list[RunRow] = []
     for row in of_tenant:
         if row.burst_run == 1 and group:
@@ -168,16 +168,16 @@ def _burst(group: Sequence[RunRow]) -> Burst:
 
 
 def saved(context: Context, pipeline: str | None = None, *, days: int = 7) -> list[Saved]:
-    """Return the events and runs of each pipeline over the last days; each minute counts once it is over."""
+    """Return the events and runs of each pipeline over the last days, up to the last full minute."""
     return [Saved(**row) for row in context.rows("past_saved", pipelines=context.names(pipeline), days=days)]
 
 
 def over_time(
     context: Context, pipeline: str | None = None, *, hours: float = 24, until: datetime | None = None
 ) -> list[Sums]:
-    """Return at most 100 points of the last `hours` before `until` (None: now), the first one first.
+    """Return at most 100 points for the `hours` before `until` (None: now), in order.
 
-    Times without a run are missing.
+    Intervals without a run are left out.
     """
     if pipeline is not None:
         context.pipeline(pipeline)
@@ -204,7 +204,7 @@ def _sums(
 def noisy(
     context: Context, pipeline: str | None = None, *, by: By = "events", hours: float = 24, limit: int = 20
 ) -> NoisyTenants:
-    """Return the tenants that caused the most in the last `hours`, of one pipeline or of all."""
+    """Return the tenants that caused the most load in the last `hours`, in one pipeline or in all."""
     if pipeline is not None:
         context.pipeline(pipeline)
     if not context.has_history:
@@ -212,7 +212,7 @@ def noisy(
     since = context.now() - timedelta(hours=hours)
     failures = by == "failures"
     count = context.value("past_count", pipeline=pipeline, since=since, failed=failures)
-    # The pages that are drawn have the runs of all pipelines.
+    # The sample is taken from the runs of all pipelines.
     every = context.value("past_count", pipeline=None, since=since, failed=False)
     percent = 100.0 if every <= MOST_DRAWN else max(0.01, 90.0 * MOST_DRAWN / every)
     values = {"pipeline": pipeline, "since": since, "by": by, "percent": percent, "failed": failures}
@@ -223,9 +223,9 @@ def noisy(
     tenants = [Noisy(row["pipeline"], row["tenant"], *(round(row[name] * scale) for name in names)) for row in found]
     what = "failed runs" if failures else "runs"
     if percent < 100:
-        basis = f"estimated from a random {looked:,} of {count:,} {what} of the last {_hours(hours)}"
+        basis = f"estimated from a random sample of {looked:,} of {count:,} {what} of the last {_hours(hours)}"
     else:
         basis = f"from {looked:,} {what} of the last {_hours(hours)}"
         if looked >= MOST_DRAWN:
-            basis += "; there are more that are not summed yet: ask again in a minute"
+            basis += "; more runs are not counted yet: try again in a minute"
     return NoisyTenants(tenants, basis)

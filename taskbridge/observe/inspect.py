@@ -21,16 +21,16 @@ from taskbridge.store import Pause, read_ages
 __all__ = ["Seen", "tenant", "why"]
 
 MOST_RECORDS: Final = 10_000
-"""How many records of each state are counted."""
+"""Records of each state are counted up to this number."""
 SHOWN_RUNS: Final = 20
 SHOWN_QUARANTINE: Final = 10
-LOOKS: Final = 3
-"""How often a runner is looked at that changes each time."""
-ORDER_OF_TURNS: Final = "pipelines alternate, and tenants of one go in order of arrival"
+ATTEMPTS: Final = 3
+"""How often a runner is read again if it keeps changing."""
+ORDER_OF_TURNS: Final = "pipelines alternate, and the tenants of a pipeline are served in order of arrival"
 
 
 class Seen(NamedTuple):
-    """Everything that decides why a tenant is not running."""
+    """Everything that determines why a tenant is not running."""
 
     pipeline: str
     tenant: str
@@ -45,16 +45,16 @@ class Seen(NamedTuple):
     tail_interval: float
     most_runs: int
     used_up: Sequence[UsedUp] = ()
-    """The exhausted rate limits, if one of them holds the tenant."""
+    """The exhausted rate limits, if the tenant waits for one."""
 
     @property
     def nobody_looks(self) -> bool:
-        """Whether no worker has looked for records of the pipeline for too long."""
+        """Whether no worker polls for records of the pipeline."""
         return nobody_looks(self.seconds_since_poll, self.tail_interval)
 
     @property
     def late_ms(self) -> int:
-        """How long ago the deadline passed."""
+        """How many milliseconds ago the deadline passed."""
         return late_ms(self.runner, self.now_ms)
 
     @property
@@ -64,23 +64,22 @@ class Seen(NamedTuple):
 
     @property
     def beat_ms(self) -> int | None:
-        """When the current run gave its last heartbeat, which set its deadline one TTL later."""
+        """When the current run sent its last heartbeat, which set the deadline one TTL later."""
         if self.runner.state is not State.RUNNING or self.runner.deadline_ms is None:
             return None
         return self.runner.deadline_ms - self.ttl_ms
 
     @property
     def is_alive(self) -> bool | None:
-        """Whether the current run is alive; None: there is none."""
+        """Whether the current run is alive; None: there is no current run."""
         return is_alive(self.runner, self.now_ms, self.ttl_ms)
 
     @property
     def nobody(self) -> str:
-        """For how long no worker has looked for records, in words."""
+        """For how long no worker has polled for records, in words."""
         if math.isinf(self.seconds_since_poll):
-            return f"no worker has ever looked for records of {self.pipeline}: start one that declares it"
-        seconds = f"{self.seconds_since_poll:,.0f} s"
-        return f"no worker has looked for records of {self.pipeline} for {seconds}: start one that declares it"
+            return f"no worker has ever polled {self.pipeline}: start one that declares it"
+        return f"no worker has polled {self.pipeline} for {self.seconds_since_poll:,.0f} s: start one that declares it"
 
     @property
     def last_error(self) -> str:
@@ -90,7 +89,7 @@ class Seen(NamedTuple):
 
 
 def tenant(context: Context, pipeline: str, name: str) -> TenantAnswer:
-    """Return a tenant in a pipeline, and why it does not run; raises as `Context.pipeline`."""
+    """Return a tenant of a pipeline, and why it is not running; raises as `Context.pipeline`."""
     declared = context.pipeline(pipeline)
     runner, counts, pause = _at_one_time(context, pipeline, name)
     used_up: Sequence[UsedUp] = ()
@@ -133,14 +132,14 @@ def tenant(context: Context, pipeline: str, name: str) -> TenantAnswer:
 
 
 def _at_one_time(context: Context, pipeline: str, name: str) -> tuple[RunnerStatus, dict[str, Any], Pause | None]:
-    """Return a tenant's runner, counts and pause, read again while the runner changes in between.
+    """Return a tenant's runner, counts and pause as of one moment, by reading again if the runner has changed.
 
     The runner is in Redis, the rest in Postgres. A run stores its failure before it releases the runner, so counts that
-    are read after the runner include the failure that holds it; counts that are read before may not.
+    are read after the runner include the failure that holds it.
     """
     tenants = context.tenants_of(context.pipeline(pipeline).source)
     (after,) = context.inspector.look(pipeline, [name])
-    for _ in range(LOOKS):
+    for _ in range(ATTEMPTS):
         runner = after
         (counts,) = tenants.counts(pipeline, [name], MOST_RECORDS)
         pauses = context.rows("pauses", pipeline=pipeline, tenants=[name])
@@ -158,7 +157,7 @@ def _holder(seen: Seen) -> Holder | None:
 
 
 def why(seen: Seen) -> tuple[Cause, str]:
-    """Return the cause, and the sentence that follows the tenant's name and a colon."""
+    """Return the cause, and a sentence to follow the tenant's name and a colon."""
     runner, counts = seen.runner, seen.counts
     if runner.state is State.RUNNING:
         return _running(seen)
@@ -173,8 +172,8 @@ def why(seen: Seen) -> tuple[Cause, str]:
     if seen.late_ms > LATE_MS:
         return _late(seen)
     if not counts["pending"] and runner.lease_ends_ms is not None:
-        return Cause.LINGERING, f"all is handled; its runner waits for more events until its lease ends, {seen.due}"
-    return Cause.TICK, f"its next run comes {seen.due}: its runs are spaced by the tick, or by the delay of a criterion"
+        return Cause.LINGERING, f"everything is handled; its runner waits for events until its lease ends {seen.due}"
+    return Cause.TICK, f"its next run is due {seen.due}, after the tick or the delay of a criterion"
 
 
 def _running(seen: Seen) -> tuple[Cause, str]:
@@ -185,14 +184,14 @@ def _running(seen: Seen) -> tuple[Cause, str]:
         if seen.nobody_looks:
             next_run = seen.nobody
         elif seen.late_ms > LATE_MS:
-            next_run = "no worker replaces it: start one"
+            next_run = "no worker has replaced it: start one"
         else:
-            next_run = f"a worker replaces it {seen.due}"
-        sentence = f"{run} has it and gave its last heartbeat {beat} ago: it died or is frozen, and {next_run}"
+            next_run = f"a worker will replace it {seen.due}"
+        sentence = f"{run} has it and sent its last heartbeat {beat} ago: it died or is frozen, and {next_run}"
         return Cause.FROZEN, sentence
-    pause = "" if seen.pause is None else f"; {_paused(seen.pause)}, which holds it after the batch in hand"
+    pause = "" if seen.pause is None else f"; {_paused(seen.pause)}, which takes effect after the current batch"
     begun = ago(moment(runner.began_ms))
-    return Cause.RUNNING, f"it is running: {run}, begun {begun}, last heartbeat {beat} ago{pause}"
+    return Cause.RUNNING, f"it is running: {run}, began {begun}, last heartbeat {beat} ago{pause}"
 
 
 def _paused(pause: Pause) -> str:
@@ -205,18 +204,18 @@ def _queued(seen: Seen) -> tuple[Cause, str]:
     queued = f"its run message has been in the queue for {span(_created(seen.runner.token or ''))}"
     if seen.nobody_looks:
         return Cause.NO_WORKER, f"{queued}, and {seen.nobody}"
-    return Cause.QUEUED, f"{queued}: a worker begins it when one comes free"
+    return Cause.QUEUED, f"{queued}: a worker will begin it when a slot is free"
 
 
 def _created(token: str) -> datetime | None:
-    """Return when a run was created: the first 16 digits of its token are microseconds of the Unix epoch."""
+    """Return when a run was created: its token starts with 16 digits, microseconds since the Unix epoch."""
     return moment(int(token[:16]) // 1000) if token[:16].isdigit() else None
 
 
 def _idle(seen: Seen) -> tuple[Cause, str]:
     counts = seen.counts
     if not counts["known"]:
-        return Cause.UNKNOWN, f"{seen.pipeline} has no such tenant: there are neither records nor a runner"
+        return Cause.UNKNOWN, f"{seen.pipeline} has no such tenant: it has neither records nor a runner"
     if counts["pending"]:
         pending = counted(counts["pending"], "record is", "records are")
         records = f"{pending} pending, the oldest for {span(counts['pending_since'])}"
@@ -224,7 +223,7 @@ def _idle(seen: Seen) -> tuple[Cause, str]:
             return Cause.NO_WORKER, f"{records}, and {seen.nobody}"
         return (
             Cause.FOUND_SOON,
-            f"{records}, and it has no runner yet: a worker looks for such records every {seen.tail_interval:g} s",
+            f"{records}, and it has no runner yet: workers poll for such records every {seen.tail_interval:g} s",
         )
     last = f", and its last run began {ago(counts['last_run_at'])}" if counts["last_run_at"] else ""
     kept = counts["quarantined"]
@@ -233,8 +232,8 @@ def _idle(seen: Seen) -> tuple[Cause, str]:
 
 
 def _held(seen: Seen) -> tuple[Cause, str]:
-    runner, circuit, ranks = seen.runner, seen.circuit, seen.ranks
-    # If what it waits for is over, only a worker is missing.
+    runner, circuit, place = seen.runner, seen.circuit, seen.place
+    # If what held it is over, it only waits for a worker.
     if seen.late_ms > LATE_MS and (seen.nobody_looks or runner.hold is Hold.RATE):
         return _late(seen)
     if runner.hold is Hold.TURN:
@@ -254,9 +253,9 @@ def _until_a_time(seen: Seen) -> tuple[Cause, str]:
     if hold is Hold.ASKED:
         return Cause.ASKED_TO_WAIT, f"its handler asked to wait (RetryAfter); next try {seen.due}"
     if hold is Hold.PAUSED:
-        return Cause.PAUSED, "its pause is over; a worker starts it within TASKBRIDGE_BASE_INTERVAL"
+        return Cause.PAUSED, "its pause is over; a worker will start it within TASKBRIDGE_BASE_INTERVAL"
     if not counts["failures"]:
-        unknown = "why its last run failed was not stored; see the logs of the workers"
+        unknown = "its last run failed, but the error was not stored: see the logs of the workers"
         return Cause.BACK_OFF, f"{unknown}; next try {seen.due}"
     times = counted(counts["failures"], "time")
     since = f", for {span(counts['failing_since'])}" if counts["failing_since"] else ""
@@ -271,27 +270,27 @@ def _in_wait_queue(seen: Seen) -> tuple[Cause, str]:
         since = span(moment(circuit.opened_at_ms))
         probe = ahead(((circuit.until_ms or 0) - seen.now_ms) / 1000)
         return Cause.CIRCUIT, (
-            f"the circuit of {seen.pipeline} has been open for {since}: everything fails; {position}, and the next "
-            f"probe may begin {probe}{seen.last_error}"
+            f"the circuit of {seen.pipeline} has been open for {since}, because everything failed; {position}, and the "
+            f"next probe may begin {probe}{seen.last_error}"
         )
     if circuit.rests_until_ms is not None and circuit.rests_until_ms > seen.now_ms:
         until = ahead((circuit.rests_until_ms - seen.now_ms) / 1000)
-        sentence = f"its handler asked the whole pipeline to wait (RetryAfter), which is over {until}; {position}"
+        sentence = f"its handler asked the whole pipeline to wait (RetryAfter), which ends {until}; {position}"
         return Cause.ASKED_TO_WAIT, sentence
     if circuit.width is not None:
         return Cause.WAIT_QUEUE, (
-            f"{position}: its handler had asked the whole pipeline to wait (RetryAfter), after which it begins with "
-            f"{counted(circuit.width, 'run')} at a time, and with more once records are handled"
+            f"{position}: its handler had asked the whole pipeline to wait (RetryAfter), which now resumes with "
+            f"{counted(circuit.width, 'run')} at a time, and with more as records are handled"
         )
-    most = f", of which there are {seen.most_runs:,}" if seen.most_runs else ""
+    most = f" ({seen.most_runs:,} in all)" if seen.most_runs else ""
     return Cause.WAIT_QUEUE, f"{position} for a free run slot of {seen.pipeline}{most}"
 
 
 def _limit(seen: Seen) -> str:
-    """Name the limit that the tenant waits for, as far as it is known.
+    """Name the limit that the tenant waits for, if it is known.
 
-    Only its own runs charge its own limits, so the limit that it waits for ends when its wait does. Other tenants may
-    have charged those of the pipeline since.
+    Only its own runs use up its own limits, so such a limit ends when its wait does. Other tenants may have used up the
+    pipeline's limits since.
     """
     due_ms = seen.runner.deadline_ms or 0
     own = [one for one in seen.used_up if one.is_own and one.until_ms > due_ms - LATE_MS]
@@ -307,4 +306,4 @@ def _late(seen: Seen) -> tuple[Cause, str]:
     late = f"its run was due {seen.late_ms / 1000:.0f} s ago"
     if seen.nobody_looks:
         return Cause.NO_WORKER, f"{late}, and {seen.nobody}"
-    return Cause.QUEUED, f"{late}: the workers are busy with runs that were due before"
+    return Cause.QUEUED, f"{late}: the workers are busy with runs that were due earlier"

@@ -1,8 +1,8 @@
-"""Metrics for Prometheus: the text of `taskbridge metrics`, and of a worker's port where one is set.
+"""Prometheus metrics, for `taskbridge metrics` and for a worker's metrics port.
 
-Counters of events, runs and records are in the cursors in Postgres, and the state of runners is in Redis. So any
-worker, whatever its pool, has the figures of the whole deployment. The counters of many cursors are summed up in the
-background, so that no scrape waits for that. What only a worker's own ticker sees, only that worker's port has.
+Counters of events, runs and records are stored in the cursors in Postgres, and the state of runners is in Redis, so any
+worker can serve the metrics of the whole deployment. The counters of all cursors are added up in the background, so
+that no scrape waits for them. Metrics of a worker's own ticker are only available on that worker's port.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import redis
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -28,7 +27,6 @@ from prometheus_client.registry import Collector
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import TaskBridgeError
-from taskbridge.gate.inspector import Survey
 from taskbridge.observe.health import MOST_RUNNERS, nobody_looks
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.store import Counters, read_ages, read_backlogs, read_counters
@@ -41,17 +39,15 @@ __all__ = ["METRICS", "Metric", "Metrics", "registry"]
 log = logging.getLogger(__name__)
 
 MOST_TENANTS: Final = 1_000
-"""Pending records are counted of so many tenants with a runner, those with the earliest deadlines."""
+"""Pending records are counted for this many tenants, those whose runners are due first."""
 READ_SECONDS: Final = 4.0
-"""Seconds that `taskbridge metrics` waits for sums over all cursors."""
+"""Seconds that `taskbridge metrics` waits for totals over all cursors."""
 SUMS_TIMEOUT: Final = 0.1
-"""Seconds that a worker's scrape waits for sums over all cursors, before it gives those that it has."""
-
-T = TypeVar("T")
+"""Seconds that a scrape of a worker waits for totals over all cursors before it uses the previous ones."""
 
 
-class Look(NamedTuple):
-    """One look at what there is: its name, where its figures come from, and over what they go."""
+class Group(NamedTuple):
+    """Metrics that are read together: where they come from, and what they cover."""
 
     name: str
     source: str
@@ -59,7 +55,7 @@ class Look(NamedTuple):
 
 
 class _Unknown(NamedTuple):
-    """A backlog whose pending records are unknown."""
+    """A backlog with an unknown number of pending records."""
 
     quarantined: int
     failing: int
@@ -67,60 +63,57 @@ class _Unknown(NamedTuple):
     oldest_seconds: None = None
 
 
-_COUNTERS: Final = Look("counters", "Postgres", "deployment")
-_AGES: Final = Look("ages", "Postgres", "deployment")
-_BACKLOGS: Final = Look("backlogs", "Redis, Postgres", "deployment")
-_SURVEYS: Final = Look("surveys", "Redis", "deployment")
-_MESSAGES: Final = Look("messages", "Redis", "deployment")
-_LATENESS: Final = Look("lateness", "its ticker", "this worker")
-_ORPHANED: Final = Look("orphaned", "its ticker", "this worker")
-_SERVERS: Final = Look("servers", "the scrape", "this worker")
+_COUNTERS: Final = Group("counters", "Postgres", "deployment")
+_AGES: Final = Group("ages", "Postgres", "deployment")
+_BACKLOGS: Final = Group("backlogs", "Redis, Postgres", "deployment")
+_SURVEYS: Final = Group("surveys", "Redis", "deployment")
+_MESSAGES: Final = Group("messages", "Redis", "deployment")
+_LATENESS: Final = Group("lateness", "its ticker", "this worker")
+_ORPHANED: Final = Group("orphaned", "its ticker", "this worker")
+_SERVERS: Final = Group("servers", "the scrape", "this worker")
 
 
 class Metric(NamedTuple):
-    """One metric: its name in queries, its type, where it comes from, its help, and its attribute there.
-
-    An empty `figure`: what is found there is the value itself.
-    """
+    """One metric. `attribute`: where its value is in what its group has read; empty if that is the value itself."""
 
     name: str
     kind: str
-    look: Look
+    group: Group
     help: str
-    figure: str = ""
+    attribute: str = ""
     label: str = "pipeline"
 
 
 METRICS: Final = (
-    Metric("taskbridge_events_total", "counter", _COUNTERS, "Events that a run has taken in.", "events"),
+    Metric("taskbridge_events_total", "counter", _COUNTERS, "Events counted by a run.", "events"),
     Metric(
         "taskbridge_absorbed_events_total",
         "counter",
         _COUNTERS,
-        "Of those, events that found a runner of their tenant and began no burst.",
+        "Of those, events that did not start a burst because their tenant had a runner.",
         "absorbed",
     ),
-    Metric("taskbridge_bursts_total", "counter", _COUNTERS, "Runners that made their first run.", "bursts"),
-    Metric("taskbridge_runs_total", "counter", _COUNTERS, "Runs that took their tenant's cursor.", "runs"),
+    Metric("taskbridge_bursts_total", "counter", _COUNTERS, "Bursts, counted when their first run begins.", "bursts"),
+    Metric("taskbridge_runs_total", "counter", _COUNTERS, "Runs that claimed their tenant's cursor.", "runs"),
     Metric(
         "taskbridge_sweeps_total",
         "counter",
         _COUNTERS,
-        "Batches that moved a cursor.",
+        "Batches that advanced a cursor.",
         "sweeps",
     ),
     Metric(
         "taskbridge_records_total",
         "counter",
         _COUNTERS,
-        "Records in those batches: handled, or put into quarantine.",
+        "Records in those batches, handled or quarantined.",
         "records",
     ),
     Metric(
         "taskbridge_failed_runs_total",
         "counter",
         _COUNTERS,
-        "Runs that failed, so that their tenant waits for a back-off.",
+        "Failed runs, after which the tenant backs off.",
         "failed_runs",
     ),
     Metric(
@@ -134,135 +127,138 @@ METRICS: Final = (
         "taskbridge_first_event_seconds",
         "histogram",
         _COUNTERS,
-        "From a burst's first event to the moment when a run gives the handler its first batch.",
+        "Time from the first event of a burst until the handler is called with its first batch.",
         "first_events",
     ),
     Metric(
         "taskbridge_pending_records",
         "gauge",
         _BACKLOGS,
-        "Records that wait, of the 1000 tenants whose runners are due first; 100000 means that many or more. "
-        "Left out in the place of 0 where no worker looks for records.",
+        "Pending records of the 1000 tenants whose runners are due first; 100000 means that many or more. "
+        "Absent instead of 0 if no worker polls for records.",
         "pending",
     ),
     Metric(
         "taskbridge_oldest_pending_seconds",
         "gauge",
         _BACKLOGS,
-        "Age of the oldest of those records, 0 without any. Left out where their number is.",
+        "Age of the oldest of those records; 0 if there are none, absent if their number is.",
         "oldest_seconds",
     ),
     Metric(
         "taskbridge_quarantined_records",
         "gauge",
         _BACKLOGS,
-        "Records in quarantine, without those discarded or tried again; 100000 means that many or more.",
+        "Records in quarantine, except discarded ones and those being retried; 100000 means that many or more.",
         "quarantined",
     ),
     Metric(
         "taskbridge_tail_age_seconds",
         "gauge",
         _AGES,
-        "Since a worker last noted how far it has looked for new records; infinite before the first time.",
+        "Time since a worker last polled for new records; infinite before the first time.",
         "poller",
     ),
     Metric(
-        "taskbridge_base_age_seconds", "gauge", _AGES, "The same for the last pass of the reconciler.", "reconciler"
+        "taskbridge_base_age_seconds",
+        "gauge",
+        _AGES,
+        "Time since the reconciler last stored its position; infinite before the first time.",
+        "base",
     ),
     Metric(
-        "taskbridge_runners", "gauge", _SURVEYS, "Tenants that have a runner: waiting, queued or running.", "runners"
+        "taskbridge_runners", "gauge", _SURVEYS, "Tenants with a runner that is waiting, queued or running.", "runners"
     ),
     Metric(
         "taskbridge_overdue_seconds",
         "gauge",
         _SURVEYS,
-        "How long ago the earliest deadline passed that no ticker has acted on, 0 if none has.",
+        "Time since the earliest deadline that no ticker has acted on; 0 if there is none.",
         "overdue_seconds",
     ),
     Metric(
         "taskbridge_oldest_message_seconds",
         "gauge",
         _MESSAGES,
-        "How long the oldest run message has been in the queue, of the next ones of the queues and of up to 100 "
-        "tenants whose runners are due first; 0 without any.",
+        "How long the oldest run message has been queued, among the heads of the queues and up to 100 tenants whose "
+        "runners are due first; 0 if there is none.",
         "seconds",
     ),
     Metric(
         "taskbridge_runs_replaced_total",
         "counter",
         _SURVEYS,
-        "Runs without a heartbeat for the runner TTL: the worker died or froze, and another run took over.",
+        "Runs replaced because they sent no heartbeat for the runner TTL: their worker died or froze.",
         "replaced",
     ),
     Metric(
         "taskbridge_messages_republished_total",
         "counter",
         _SURVEYS,
-        "Run messages that nobody began in time, because they were lost or the queue is long: published again.",
+        "Run messages published again because no worker began them in time: they were lost, or the queue is long.",
         "republished",
     ),
-    Metric("taskbridge_circuit_open", "gauge", _SURVEYS, "1 while the circuit is open, else 0.", "circuit.open"),
+    Metric("taskbridge_circuit_open", "gauge", _SURVEYS, "1 if the circuit is open, else 0.", "circuit.open"),
     Metric("taskbridge_circuit_opened_total", "counter", _SURVEYS, "How often the circuit opened.", "circuit.opened"),
     Metric(
         "taskbridge_tenants_in_line",
         "gauge",
         _SURVEYS,
-        "Tenants that wait for the circuit or for a run slot.",
+        "Tenants waiting for the circuit or for a run slot.",
         "circuit.waiting",
     ),
     Metric(
         "taskbridge_tick_lateness_seconds",
         "histogram",
         _LATENESS,
-        "How late the oldest passed deadline was, at each look of the ticker that found one.",
+        "How late the ticker acted on the earliest deadline, each time that one had passed.",
     ),
     Metric(
         "taskbridge_orphaned_tenants_total",
         "counter",
         _ORPHANED,
-        "Tenants with pending records and no run, found by the reconciler and given one.",
+        "Tenants with pending records but no run that the reconciler found and started.",
     ),
     Metric("taskbridge_up", "gauge", _SERVERS, "1 if the server answered, else 0.", label="server"),
 )
 
-Found = dict[Look, Mapping[str, Any]]
-"""What each look found, by the value of the label. A look that was not possible is left out."""
+Values = dict[Group, Mapping[str, Any]]
+"""What was read for each group, by the value of the label. A group that cannot be read is left out."""
 
 
 class Metrics(Collector):
-    """Collects all metrics when it is asked. If one server does not answer, the metrics that need it are left out.
+    """Collects all metrics. If a server does not answer, the metrics that need it are left out.
 
-    `ticker`: the runtime, in a process that has a ticker. `problems` has a sentence for each server that did not answer
-    the last time.
+    `ticker`: the runtime, in a process with a ticker. `problems`: what went wrong in the last collection.
     """
 
     def __init__(self, runtime: LightRuntime, ticker: Runtime | None = None) -> None:
-        # A scrape waits for Redis no longer than a person does.
+        # A scrape must not wait long for Redis.
         self._runtime = runtime if ticker is None else ticker.interactive
         self._ticker = ticker
-        self._sums = _Sums(self._runtime)
+        self._totals = _Totals(self._runtime)
         self._alone = threading.Lock()
         self.problems: list[str] = []
 
     def collect(self) -> Iterator[Family]:
-        """Ask both servers, one scrape at a time."""
+        """Query both servers, one scrape at a time."""
         with self._alone:
-            found = self._look()
+            values = self._read()
         for metric in METRICS:
-            if metric.look in found:
-                yield _family(metric, found[metric.look])
+            if metric.group in values:
+                yield _family(metric, values[metric.group])
 
     def text(self) -> str:
-        """Return all in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(registry(self)).decode()
 
-    def _look(self) -> Found:
-        names, found = self._runtime.pipelines.names(), Found()
+    def _read(self) -> Values:
+        names, found = self._runtime.pipelines.names(), Values()
         self.problems = []
         with self._noted():
-            found |= self._in_redis(names)
+            self._read_redis(names, found)
         with self._noted():
-            found |= self._in_postgres(names, found.get(_SURVEYS))
+            self._read_postgres(names, found)
         found[_SERVERS] = {"redis": _SURVEYS in found, "postgres": _AGES in found}
         if self._ticker is not None:
             found[_LATENESS] = {name: self._ticker.lateness[name] for name in names}
@@ -271,67 +267,42 @@ class Metrics(Collector):
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
-        """Note a server that cannot be used, and go on without it."""
+        """Note an error of a server, and continue without it."""
         try:
             with translated_errors():
                 yield
         except Exception as error:
-            self._note(str(error) if isinstance(error, TaskBridgeError) else f"{type(error).__name__}: {error}")
+            sentence = str(error) if isinstance(error, TaskBridgeError) else f"{type(error).__name__}: {error}"
+            self.problems.append(sentence)
+            if self._ticker is not None:
+                log.warning("metrics: %s", sentence)
 
-    def _note(self, sentence: str) -> None:
-        self.problems.append(sentence)
-        if self._ticker is not None:
-            log.warning("metrics: %s", sentence)
-
-    def _in_redis(self, names: Sequence[str]) -> Found:
+    def _read_redis(self, names: Sequence[str], found: Values) -> None:
         gate = self._runtime.gate
-        surveys = self._of_each(names, "what Redis has", lambda some: gate.survey(some, MOST_TENANTS))
+        found[_SURVEYS] = surveys = gate.survey(names, MOST_TENANTS)
         most = min(MOST_RUNNERS, MOST_TENANTS // max(1, len(surveys)))
-        messages = self._of_each(
-            [*surveys],
-            "the oldest message",
-            lambda some: gate.longest_queued({name: surveys[name].tenants[:most] for name in some}),
-        )
-        return {_SURVEYS: surveys, _MESSAGES: messages}
+        found[_MESSAGES] = gate.longest_queued({name: one.tenants[:most] for name, one in surveys.items()})
 
-    def _of_each(self, names: Sequence[str], what: str, look: Callable[[Sequence[str]], dict[str, T]]) -> dict[str, T]:
-        """Return what a look finds of each pipeline, and note those of which Redis refuses it.
-
-        It does if somebody else has written to a key of ours, or if the user of Redis may not read one.
-        """
-        try:
-            return look(names)
-        except redis.ResponseError:
-            found = dict[str, T]()
-        for name in names:
-            try:
-                found |= look([name])
-            except redis.ResponseError as error:
-                self._note(
-                    f"{what} of {name} is missing: Redis refuses a command, look at the key that it names: {error}"
-                )
-        return found
-
-    def _in_postgres(self, names: Sequence[str], surveys: Mapping[str, Survey] | None) -> Found:
+    def _read_postgres(self, names: Sequence[str], found: Values) -> None:
         runtime, interval = self._runtime, self._runtime.settings.tail_interval
-        ages = read_ages(runtime.database, names)
-        found: Found = {_AGES: ages}
-        if surveys is not None:
-            sources = {name: runtime.pipelines[name].source for name in surveys}
-            tenants = {name: one.tenants for name, one in surveys.items()}
-            # If nobody looks for records, tenants that have some have no runner, so their number is unknown.
+        found[_AGES] = ages = read_ages(runtime.database, names)
+        if _SURVEYS in found:
+            sources = {name: runtime.pipelines[name].source for name in found[_SURVEYS]}
+            tenants = {name: one.tenants for name, one in found[_SURVEYS].items()}
+            # If no worker polls for records, tenants with new records have no runner, so the number is unknown.
             found[_BACKLOGS] = {
                 name: _Unknown(one.quarantined, one.failing)
                 if not one.pending and nobody_looks(ages[name].poller, interval)
                 else one
                 for name, one in read_backlogs(runtime.database, sources, tenants).items()
             }
-        counters = self._sums.look(names, READ_SECONDS if self._ticker is None else SUMS_TIMEOUT)
-        return found if counters is None else found | {_COUNTERS: counters}
+        counters = self._totals.latest(names, READ_SECONDS if self._ticker is None else SUMS_TIMEOUT)
+        if counters is not None:
+            found[_COUNTERS] = counters
 
 
-class _Sums:
-    """The counters, sums over all cursors. They are read in the background, at most a hundredth of the time."""
+class _Totals:
+    """Totals over all cursors, which are read in the background for at most a hundredth of the time."""
 
     def __init__(self, runtime: LightRuntime) -> None:
         self._runtime = runtime
@@ -339,8 +310,8 @@ class _Sums:
         self._found: dict[str, Counters] | None = None
         self._not_before = 0.0
 
-    def look(self, names: Sequence[str], seconds: float) -> dict[str, Counters] | None:
-        """Return the counters as they were read last, after waiting so many seconds for new ones; None: not yet."""
+    def latest(self, names: Sequence[str], seconds: float) -> dict[str, Counters] | None:
+        """Return the latest totals, after waiting up to `seconds` for new ones; None: there are none yet."""
         if self._thread is None or not self._thread.is_alive():
             if time.monotonic() < self._not_before:
                 return self._found
@@ -360,7 +331,7 @@ class _Sums:
 
 
 def registry(metrics: Metrics) -> CollectorRegistry:
-    """Return a registry that collects these metrics and no others."""
+    """Return a registry that collects only these metrics."""
     made = CollectorRegistry()
     made.register(metrics)
     return made
@@ -371,16 +342,16 @@ def _family(metric: Metric, found: Mapping[str, Any]) -> Family:
     adding: Any = kinds[metric.kind](metric.name.removesuffix("_total"), metric.help, labels=(metric.label,))
     family: Family = adding
     for label, one in found.items():
-        figure = attrgetter(metric.figure)(one) if metric.figure else one
-        if isinstance(figure, Histogram):
-            adding.add_metric((label,), *_cumulative(figure))
-        elif figure is not None:
-            adding.add_metric((label,), figure)
+        value = attrgetter(metric.attribute)(one) if metric.attribute else one
+        if isinstance(value, Histogram):
+            adding.add_metric((label,), *_cumulative(value))
+        elif value is not None:
+            adding.add_metric((label,), value)
     return family
 
 
 def _cumulative(histogram: Histogram) -> tuple[list[tuple[str, int]], float]:
-    """Return the buckets as Prometheus has them, each with all that is shorter, and the sum in seconds."""
+    """Return cumulative buckets, as Prometheus has them, and the sum in seconds."""
     bounds = [str(bound / 1000) for bound in BOUNDS_MS] + ["+Inf"]
     counts = tuple(histogram.counts)
     return [(bound, sum(counts[: at + 1])) for at, bound in enumerate(bounds)], histogram.sum_ms / 1000

@@ -1,4 +1,4 @@
-"""A worker's port for Prometheus."""
+"""A worker's metrics port for Prometheus."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["MetricsStep", "serve"]
 
 
 def serve(runtime: Runtime) -> Callable[[], None]:
-    """Serve this worker's metrics over HTTP at the address and port of its settings; return a function that ends it.
+    """Serve this worker's metrics over HTTP, and return a function that stops the server.
 
     Raises:
-        ConfigurationError: they cannot be used, or prometheus-client is not installed.
+        ConfigurationError: the address and port cannot be used, or prometheus-client is not installed.
     """
-    # A producer imports this module with the app, and serves nothing.
+    # Producers import this module too, but serve no metrics.
     with explained_imports():
         from prometheus_client import start_http_server  # noqa: PLC0415
 
@@ -32,8 +32,8 @@ def serve(runtime: Runtime) -> Callable[[], None]:
         server, _ = start_http_server(port, address, metrics.registry(metrics.Metrics(runtime, runtime)))
     except (OSError, OverflowError) as error:
         raise ConfigurationError(
-            f"metrics cannot be served on {address}, port {port} ({error}): end what uses it, or correct "
-            "TASKBRIDGE_METRICS_PORT and TASKBRIDGE_METRICS_ADDRESS; each worker of a machine needs a port of its own"
+            f"metrics cannot be served on {address}, port {port} ({error}): stop the program that uses it, or change "
+            "TASKBRIDGE_METRICS_PORT or TASKBRIDGE_METRICS_ADDRESS; each worker on a machine needs its own port"
         ) from error
 
     def end() -> None:
@@ -44,7 +44,7 @@ def serve(runtime: Runtime) -> Callable[[], None]:
 
 
 class MetricsStep(bootsteps.StartStopStep):
-    """Serves metrics in the main process of a worker, if a port is set."""
+    """Serves metrics in the main process of a worker, if a port is configured."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -53,11 +53,11 @@ class MetricsStep(bootsteps.StartStopStep):
         self._end: Callable[[], None] | None = None
 
     def include_if(self, worker: Any) -> bool:
-        """Whether the worker serves our queues, and a port is set."""
+        """Whether the worker serves our queues, and a port is configured."""
         return serves(worker.app) and runtime_of(worker.app).settings.metrics_port != 0
 
     def start(self, worker: Any) -> None:
-        """Serve; where that is not possible, say why and end the worker."""
+        """Start the server; if that fails, report why and end the worker."""
         try:
             self._end = serve(runtime_of(worker.app))
         except ConfigurationError as error:
@@ -65,11 +65,11 @@ class MetricsStep(bootsteps.StartStopStep):
             raise SystemExit(error.exit_status) from None
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 - Celery passes it
-        """Serve no longer."""
+        """Stop the server."""
         if self._end is not None:
             self._end()
             self._end = None
 
     def terminate(self, worker: Any) -> None:
-        """Serve no longer; Celery calls this in a cold shutdown."""
+        """Stop the server; Celery calls this in a cold shutdown."""
         self.stop(worker)

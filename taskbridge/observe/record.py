@@ -1,4 +1,4 @@
-"""Where a record is, and what became of it."""
+"""Where a record is, and what happened to it."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ __all__ = ["document", "find", "records", "records_everywhere", "story"]
 MOST: Final = 50
 MOST_EVERYWHERE: Final = 100
 MOST_TENANTS: Final = 10
-"""How many tenants of a pipeline are found by the beginning of their names."""
+"""How many tenants of a pipeline are found by a prefix of their names."""
 MOST_SEARCHED: Final = 1_000
-"""Records of so many tenants are searched for a key, beside those that have a runner."""
+"""The key is searched for in this many tenants, in addition to those with a runner."""
 MOST_ACTIONS: Final = 10_000
-"""How many of the last actions are searched for those about one record."""
+"""How many of the last actions are searched for those on one record."""
 MOST_READERS: Final = 20_000
 """How many runs of a tenant are searched for the one that read a record."""
 LONGEST_RUN_SECONDS: Final = 3_600
-"""The run that read a record was created no longer than this before the record was written."""
+"""The run that read a record was created at most this long before the record was written."""
 MOST_FAILED: Final = 100
-"""How many failed runs before the reader of a record are considered."""
+"""How many failed runs before the one that read a record are considered."""
 SHOWN_FAILED: Final = 5
 _LAST_CHARACTER: Final = "\U0010ffff"
 
 
 def find(context: Context, text: str) -> tuple[list[Found], str | None]:
-    """Return up to 50 tenants, records, messages and deliveries called `text`; tenants also by their beginning.
+    """Return up to 50 tenants, records, messages and deliveries named `text`, and tenants that start with it.
 
-    The second value says which tenants' records were not searched; None: all were.
+    The second value says which records were not searched; None: all were.
     """
     if not text:
         return [], None
@@ -52,7 +52,7 @@ def find(context: Context, text: str) -> tuple[list[Found], str | None]:
     for row in context.rows("look_messages", key=text, sources=sources):
         source = row["source"]
         if source not in known:
-            sentence = f"{source}: a message with the id {text!r} was recorded; its record was not found, or was pruned"
+            sentence = f"{source}: a message with the id {text!r} was recorded; its record was pruned or not found"
             found.append(Found("message", source, None, "", text, sentence))
     found += _deliveries(context.rows("look_deliveries", delivery=text, sources=sources, limit=MOST))
     return found[:MOST], note
@@ -61,11 +61,11 @@ def find(context: Context, text: str) -> tuple[list[Found], str | None]:
 def records(context: Context, key: str) -> tuple[list[RecordLine], str | None]:
     """Return up to 50 records with a key, once for each pipeline that reads them.
 
-    Without an index on the key, the records of a bounded number of tenants are searched; the second value says so if
-    there may be others.
+    Without an index on the key, only a limited number of tenants is searched; the second value says so if there may be
+    more records.
     """
     readers = context.readers()
-    # With an index, the records of sources that no pipeline reads are found too.
+    # With an index, this also finds the records of sources that no pipeline reads.
     sources, tenants, note = None, None, None
     if not context.value("look_key_index"):
         sources = sorted({*readers.values()})
@@ -78,16 +78,16 @@ def records(context: Context, key: str) -> tuple[list[RecordLine], str | None]:
 def records_everywhere(
     context: Context, key: str, source: str | None = None, tenant: str | None = None
 ) -> list[RecordLine]:
-    """Return up to 100 records with a key, of one source and tenant or of all, however long it takes."""
+    """Return up to 100 records with a key, of one source and tenant or of all, without a time limit."""
     sources, tenants = ([one] if one is not None else None for one in (source, tenant))
     values = {"keys": key_spellings(key), "sources": sources, "tenants": tenants, "limit": MOST_EVERYWHERE}
     return _records(context.rows_however_long("look_records", **values))
 
 
 def document(context: Context, source: str, tenant: str, key: str, longest: int) -> tuple[str | None, bool]:
-    """Return a record's document as text of up to `longest` characters, and whether it is longer.
+    """Return up to `longest` characters of a record's document, and whether it is longer.
 
-    None: the row of an adopted table has it, or the record is gone.
+    None: it is in the row of an adopted table, or the record is gone.
     """
     found = context.rows("record_document", source=source, tenant=tenant, key=key, longest=longest)
     if not found:
@@ -101,7 +101,7 @@ def _records(rows: Sequence[dict[str, Any]]) -> list[RecordLine]:
 
 
 def _searched(context: Context, readers: Mapping[str, str]) -> tuple[list[str], str | None]:
-    """Return the tenants whose records are searched, and what is left out."""
+    """Return the tenants whose records are searched, and a note if that is not all of them."""
     names, most, is_cut = {""}, MOST_SEARCHED // max(1, len(readers)), False
     active = context.active([*readers], most)
     for pipeline, source in readers.items():
@@ -109,8 +109,8 @@ def _searched(context: Context, readers: Mapping[str, str]) -> tuple[list[str], 
         is_cut = is_cut or len(first) > most
         names.update(first, active[pipeline])
     note = (
-        f"only {len(names) - 1:,} tenants were searched for the key, those that have a runner and the first by name: "
-        "name the tenant, or create an index on `records (key)`"
+        f"only {len(names) - 1:,} tenants were searched for the key, those with a runner and the first by name: search "
+        "for the tenant, or create an index on `records (key)`"
     )
     return sorted(names), note if is_cut else None
 
@@ -136,7 +136,7 @@ def _tenants(context: Context, text: str, readers: Mapping[str, str]) -> Iterato
             is_redis_up = runner is not None
             if runner is not None and runner.state is not State.IDLE:
                 names.insert(0, text)
-        here = "" if pipeline in context.pipelines else ", which this process does not declare"
+        here = "" if pipeline in context.pipelines else ", which is not declared here"
         for tenant in names:
             yield Found("tenant", source, pipeline, tenant, "", f"a tenant of {pipeline}{here}")
 
@@ -145,17 +145,17 @@ def _deliveries(rows: Sequence[dict[str, Any]]) -> Iterator[Found]:
     for row in rows:
         source, tenant, key = row["source"], row["tenant"] or "", row["key"] or ""
         if row["key"] is None:
-            result = "its record has changed since, or was pruned"
+            result = "its record has since changed, or was pruned"
         elif sum(one["source"] == source for one in rows) == 1:
             result = f"it wrote the record {key!r} of {tenant!r}"
         else:
-            result = "it wrote this record or another of the same transaction"
+            result = "it wrote this record or another one in the same transaction"
         sentence = f"{source}: the webhook was received; {result}"
         yield Found("delivery", source, None, tenant, key, sentence, row["received_at"])
 
 
 def story(context: Context, source: str, tenant: str, key: str, pipeline: str) -> Story | None:
-    """Return what became of a record in a pipeline; None: there is no such record."""
+    """Return what happened to a record in a pipeline; None: there is no such record."""
     context.pipeline(pipeline)
     found = context.rows("look_story", pipeline=pipeline, source=source, tenant=tenant, key=key)
     if not found:
@@ -175,13 +175,13 @@ def story(context: Context, source: str, tenant: str, key: str, pipeline: str) -
     else:
         steps.append(_ended(row, runs, reader, is_retried=is_retried))
     steps += _decided(row, decisions)
-    # Those of equal times, or without one, stay in this order.
+    # The sort is stable: steps with equal times, or without one, keep this order.
     steps.sort(key=lambda step: (step.at is None, step.at or row["changed_at"]))
     note = None
     if not runs and not context.has_history:
-        note = f"{NO_HISTORY}, so nothing tells which runs had it"
+        note = f"{NO_HISTORY}, so the runs that read it are unknown"
     elif not runs and state != "pending":
-        note = "the run history does not go back to the run that read the record"
+        note = "the run history no longer contains the run that read the record"
     return Story(source, tenant, key, pipeline, row["revision"], row["deleted"], state, steps, note)
 
 
@@ -198,9 +198,9 @@ def _state(row: Mapping[str, Any]) -> str:
 def _runs_since(
     context: Context, pipeline: str, tenant: str, row: Mapping[str, Any], state: str
 ) -> tuple[list[RunRow], RunRow | None]:
-    """Return the runs since a record was written, up to the first one that read it, and that one.
+    """Return the runs since a record was written, up to the first one that read it, and that run.
 
-    No runs, if the one that read it is lost.
+    There are no runs if the one that read the record is no longer known.
     """
     since = row["changed_at"].timestamp() - LONGEST_RUN_SECONDS
     found = context.rows(
@@ -222,12 +222,12 @@ def _runs_since(
 
 
 def _written(row: Mapping[str, Any]) -> Iterator[Step]:
-    """Yield how it was received and recorded."""
+    """Yield how the record was received and recorded."""
     at = row["changed_at"]
     if row["deliveries"] == 1:
         yield Step(at, "received", f"received as the webhook {row['delivery']!r}")
     elif row["deliveries"]:
-        yield Step(at, "received", f"received in one of {row['deliveries']:,} webhooks that came together")
+        yield Step(at, "received", f"received in one of {row['deliveries']:,} webhooks that arrived together")
     if row["recorded_at"] != at:
         yield Step(row["recorded_at"], "recorded", "recorded for the first time")
     what = "deleted in the adopted table" if row["deleted"] else "recorded"
@@ -236,32 +236,32 @@ def _written(row: Mapping[str, Any]) -> Iterator[Step]:
 
 
 def _event(row: Mapping[str, Any], runs: Sequence[RunRow]) -> Iterator[Step]:
-    """Yield what its event did: it began a burst, or an existing runner absorbed it.
+    """Yield what its event did: it started a burst, or was absorbed by an existing runner.
 
-    The time of the event is not stored. So the sentence is about what has the step's time: the run, or the record.
+    The time of the event is not stored, so the step has the time of the run or of the record.
     """
     if not runs or row["skipped"]:
         return
     first = runs[0]
     if first.burst_run == 1 and first.began_at >= row["changed_at"]:
-        reasons = {"record": ": the record was found before an event, or without one", "retry": ""}
-        reason = reasons.get(first.reason, ", which its event had started")
+        reasons = {"record": " because a worker found the record before any event", "retry": ""}
+        reason = reasons.get(first.reason, ", started by its event")
         yield Step(first.began_at, "started", f"run {first.token} began{reason}", first.token)
     else:
         has_event = any(one.events for one in runs)
-        absorbed = ", which absorbed its event" if has_event else "; no event of its own is known"
+        absorbed = ", which absorbed its event" if has_event else "; no event is known"
         yield Step(row["changed_at"], "absorbed", f"written while its tenant had a runner{absorbed}")
 
 
 def _failed(runs: Sequence[RunRow]) -> Iterator[Step]:
     """Yield the runs that failed before one read it."""
-    # The successor of a run that died says so some time after its own beginning.
+    # That a run has died is only stored some time after its successor has begun.
     begins = [run.began_at for run in runs[1:]]
     failed = [
         (run, min([run.ended_at, *begins[at : at + 1]])) for at, run in enumerate(runs) if run.outcome == "failed"
     ]
     for run, at in failed[:SHOWN_FAILED]:
-        error = one_line(run.error or "no error was written down")
+        error = one_line(run.error or "no error was stored")
         yield Step(at, "failed", f"run {run.token} of its tenant failed: {error}", run.token)
     if len(failed) > SHOWN_FAILED:
         last, at = failed[-1]
@@ -271,19 +271,19 @@ def _failed(runs: Sequence[RunRow]) -> Iterator[Step]:
 def _read(row: Mapping[str, Any], reader: RunRow | None) -> Iterator[Step]:
     if reader is not None:
         where = f" on the worker {reader.worker}" if reader.worker else ""
-        # If it was written during that run, it was read after that.
+        # A record that was written during the run was read later than the run began.
         at = max(reader.began_at, row["changed_at"])
         yield Step(at, "read", f"read by run {reader.token}{where}", reader.token)
     elif row["delivered_at"] is not None:
-        sentence = f"read by run {row['delivered_by']}, as the journal says"
+        sentence = f"read by run {row['delivered_by']}, according to the journal"
         yield Step(row["delivered_at"], "read", sentence, row["delivered_by"])
 
 
 def _ended(row: Mapping[str, Any], runs: Sequence[RunRow], reader: RunRow | None, *, is_retried: bool) -> Step:
-    """Return what came of it. `is_retried`: somebody asked for another try since it was read, so by a later run."""
+    """Return the result. `is_retried`: a retry was requested after it was read, so a later run handled it."""
     run = reader
     if row["cause"] == "failed" and (run is None or row["quarantined_at"] < run.began_at):
-        # A run that failed quarantined it, and a later one moved the cursor past it.
+        # A failed run quarantined it, and a later run advanced the cursor past it.
         run = next((one for one in reversed(runs) if one.outcome == "failed"), None)
     at, token = (row["delivered_at"], row["delivered_by"]) if run is None else (run.ended_at, run.token)
     if is_retried:
@@ -296,8 +296,8 @@ def _ended(row: Mapping[str, Any], runs: Sequence[RunRow], reader: RunRow | None
         what = "rejected" if is_rejected else "quarantined"
         return Step(row["quarantined_at"], what, f"{how}: {one_line(row['reason'])}", token)
     if row["skipped"] and reader is None:
-        return Step(None, "skipped", "it is older than the start of the pipeline, which passed it over")
-    return Step(at, "handled", "handled after another try" if is_retried else "handled", token)
+        return Step(None, "skipped", "skipped: it is older than the start of the pipeline")
+    return Step(at, "handled", "handled after a retry" if is_retried else "handled", token)
 
 
 def _pending(context: Context, pipeline: str, tenant: str, row: Mapping[str, Any]) -> Step:
@@ -308,27 +308,27 @@ def _pending(context: Context, pipeline: str, tenant: str, row: Mapping[str, Any
         sentence += f": its tenant failed {counted(failures, 'time')} in a row, last: {last}"
     if runner is not None and runner.state is State.RUNNING:
         token, since = runner.token, ago(moment(runner.began_ms))
-        sentence += f"; run {token} of its tenant is on, begun {since}, and may have it in hand"
+        sentence += f"; run {token} of its tenant began {since}, and may be handling it now"
     return Step(None, "pending", sentence, token)
 
 
 def _decided(row: Mapping[str, Any], decisions: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
-    """Yield who retried it and who discarded it; those who decided about many records at once may not have."""
+    """Yield who retried and who discarded it. An action on many records at once may not have included it."""
     tries = [(one["at"], _who(one)) for one in decisions if one["action"] == "retry"]
     if row["retry_at"] is not None:
-        # The audit has it a moment before.
+        # The audit entry is written just before the action.
         who = tries.pop()[1] if tries and tries[-1][0] <= row["retry_at"] else "somebody"
-        sentence = f"{who} asked for another try; the next run of its tenant takes it"
+        sentence = f"{who} requested a retry; the next run of its tenant will read it"
         yield Step(row["retry_at"], "retrying", sentence)
     for at, who in tries:
-        yield Step(at, "retrying", f"{who} asked for another try")
+        yield Step(at, "retrying", f"{who} requested a retry")
     if row["discarded_at"] is not None:
         last = decisions[-1] if decisions else None
         who = _who(last) if last and last["action"] == "discard" else "somebody"
-        yield Step(row["discarded_at"], "discarded", f"{who} gave it up")
+        yield Step(row["discarded_at"], "discarded", f"{who} discarded it")
 
 
 def _who(decision: Mapping[str, Any]) -> str:
-    """Return who decided about a record, or about many among which it may have been."""
+    """Return who acted on a record, or on many records that may have included it."""
     who: str = decision["who"]
-    return who if decision["key"] is not None else f"{who}, about many records at once,"
+    return who if decision["key"] is not None else f"{who} (for many records at once)"

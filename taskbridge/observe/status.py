@@ -1,4 +1,4 @@
-"""The tenants of a pipeline, and what fails at the moment."""
+"""The tenants of a pipeline, and current failures."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
 
 MOST_ERRORS: Final = 1_000
 MOST_SORTED: Final = 100
-"""How many tenants of each kind are compared to sort them."""
+"""How many tenants of each kind are compared when sorting."""
 MOST_OF_A_TENANT: Final = 100
-"""How many records of each state are counted of a tenant in a list."""
+"""In a list of tenants, records of each state are counted up to this number."""
 MOST_TROUBLED: Final = 2_000
 LATE_MS: Final = 1_000
-"""Workers act on a deadline within this time, unless they are busy or missing."""
+"""Workers act on a deadline within this time, unless they are busy or none is running."""
 
 HELD: Final[Mapping[Hold, Cause]] = {
     Hold.TURN: Cause.TURN,
@@ -43,23 +43,23 @@ HELD: Final[Mapping[Hold, Cause]] = {
     Hold.PAUSED: Cause.PAUSED,
 }
 UNTIL_A_TIME: Final = (Hold.RATE, Hold.RETRY, Hold.ASKED)
-"""Once the deadline has passed, these no longer hold a runner: it only waits for a worker."""
+"""These hold a runner only until its deadline; after that it waits for a worker."""
 
 
 def late_ms(runner: RunnerStatus, now_ms: int) -> int:
-    """Return how long ago a runner's deadline passed."""
+    """Return how many milliseconds ago a runner's deadline passed."""
     return 0 if runner.deadline_ms is None else max(0, now_ms - runner.deadline_ms)
 
 
 def is_alive(runner: RunnerStatus, now_ms: int, ttl_ms: int) -> bool | None:
-    """Whether the current run's last heartbeat is recent enough; None: no run is under way."""
+    """Whether the current run's last heartbeat is recent enough; None: there is no current run."""
     if runner.state is not State.RUNNING or runner.deadline_ms is None:
         return None
     return now_ms - (runner.deadline_ms - ttl_ms) <= 2 * ttl_ms / BEATS
 
 
 def state_of(runner: RunnerStatus, now_ms: int, ttl_ms: int, *, paused: bool, pending: bool = False) -> str:
-    """Return the runner's state in a few words, such as what holds it, a pause, or that its run is frozen.
+    """Return the runner's state in a few words, such as what holds it, or that its run is frozen.
 
     `pending`: whether its tenant has pending records.
     """
@@ -84,11 +84,11 @@ def tenants(
     limit: int = 50,
     records: int = MOST_OF_A_TENANT,
 ) -> list[TenantLine]:
-    """Return up to `limit` tenants of a pipeline; with `failing` those whose last run failed.
+    """Return up to `limit` tenants of a pipeline; with `failing`, only those whose last run failed.
 
-    Up to `records` records of each state are counted of each tenant.
+    Records of each state are counted up to `records` for each tenant.
 
-    Sorted by name, they come after the tenant `after`. In another order they are the first of up to 400 tenants: those
+    Sorted by name, they are those that follow the tenant `after`. Any other order compares up to 400 tenants: those
     whose runners are due first, those with the most failures, those with the most records in quarantine, and the first
     by name.
     """
@@ -96,7 +96,7 @@ def tenants(
     if sort == "name" and failing:
         names = [row["tenant"] for row in context.rows("look_failing", pipeline=pipeline, after=after, limit=limit)]
     elif sort == "name":
-        # A tenant that was only notified so far has a runner, and neither a record nor a cursor.
+        # A tenant that has only been notified so far has a runner, but neither a record nor a cursor.
         active = context.active([pipeline], MOST_SORTED)[pipeline]
         names = sorted({*of_source.after(pipeline, after, limit), *(one for one in active if one > after)})[:limit]
     else:
@@ -137,7 +137,7 @@ def tenant_values(
         *("tenant", "pending", "pending_since", "handled", "quarantined", "discarded", "events", "runs", "sweeps"),
         *("records", "failures", "failing_since", "last_error", "last_run_at", "first_event_ms"),
     )
-    # A cursor knows of a burst's events only once a run has begun.
+    # A cursor only has the events of a burst once a run has begun.
     of_burst = (counts["burst_events"], counts["burst_runs"])
     if runner.state is not State.IDLE:
         of_burst = (runner.events, runner.runs)
@@ -156,9 +156,9 @@ def tenant_values(
 
 
 def failing(context: Context, pipeline: str | None = None, limit: int = 50) -> list[ErrorGroup]:
-    """Return what fails now, grouped by the kind of error, those with the most tenants first.
+    """Return current failures, grouped by kind of error; the groups with the most tenants come first.
 
-    Up to 1,000 failing tenants and 1,000 records in quarantine of each pipeline are looked at.
+    Up to 1,000 failing tenants and 1,000 records in quarantine are considered for each pipeline.
     """
     found = [
         ErrorGroup(name, **row)

@@ -1,7 +1,7 @@
-"""What the answers return: plain values that pages, commands and metrics format.
+"""The values that answers consist of, for pages, commands and metrics to format.
 
-Times are in UTC; None means unknown. A sentence is one line of text for people. It contains the names of tenants and
-keys as they are, so whatever shows it must escape markup and unprintable characters.
+Times are in UTC; None means unknown. A sentence is one line of text. It contains the names of tenants and keys
+unchanged, so whatever displays it must escape markup and unprintable characters.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Cause(StrEnum):
     """Why a tenant is not running, or that it is."""
 
     UNKNOWN = "unknown"
-    """It has no records, no cursor, no runner and no pause."""
+    """It has neither records nor a cursor, a runner or a pause."""
     NOTHING = "nothing to do"
     """It is idle, and nothing is pending."""
     FOUND_SOON = "not seen yet"
-    """Records are pending and it has no runner yet: the change poller finds them."""
+    """Records are pending, but it has no runner yet: the change poller will find them."""
     NO_WORKER = "no worker"
-    """It could run, and no worker has acted on its deadline or its message."""
+    """It could run, but no worker has acted on its deadline or its message."""
     PAUSED = "paused"
     BACK_OFF = "back-off"
     """Its last run failed."""
@@ -75,23 +75,23 @@ class Cause(StrEnum):
     WAIT_QUEUE = "wait queue"
     TURN = "turn"
     TICK = "tick"
-    """Its next run comes with its tick, or with its criterion's delay."""
+    """Its next run is due after its tick, or after its criterion's delay."""
     LINGERING = "lingering"
     """Everything is handled; its runner ends when the lease ends."""
     QUEUED = "queued"
     """Its run message is in a queue."""
     RUNNING = "running"
     FROZEN = "no heartbeat"
-    """It has a run whose last heartbeat is too old."""
+    """It has a run whose last heartbeat is overdue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Something that an operator may have to act on.
 
-    `remedy`: a command or what to do; empty: none. `grave`: work has stopped, and nobody stopped it on purpose.
-    `tenant`: the one that the sentence names. `fails`: the page about failures has details. `seconds`: how long ago it
-    began; infinite if unknown.
+    `remedy`: a command or advice; may be empty. `grave`: work has stopped, and nobody stopped it on purpose.
+    `tenant`: the tenant that the sentence names. `fails`: the page about failures has details. `seconds`: how long ago
+    it began; infinite if unknown.
     """
 
     sentence: str
@@ -110,7 +110,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ActiveTenant:
-    """A tenant with a runner. `events` and `runs` are those of its burst; `since`: when its run began."""
+    """A tenant with a runner. `events` and `runs` count those of its burst; `since`: when its run began."""
 
     tenant: str
     state: str
@@ -123,10 +123,10 @@ class ActiveTenant:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLine:
-    """One pipeline now. Records and failing tenants are counted up to a bound.
+    """The current state of a pipeline. Records and failing tenants are counted up to a limit.
 
-    `oldest_tenant`: whose pending record is the oldest; `fails`: a tenant whose last run failed. `unseen`: there may be
-    more pending records, and older ones. `active`: the tenants whose runners are due first.
+    `oldest_tenant`: the tenant of the oldest pending record; `fails`: a tenant whose last run failed. `unseen`: there
+    may be more pending records, and older ones. `active`: the tenants whose runners are due first.
     """
 
     pipeline: str
@@ -145,12 +145,12 @@ class PipelineLine:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The health of all pipelines together. Times are seconds.
+    """The health of all pipelines together.
 
-    `seconds_since_poll`: since any worker last looked for records; infinite: never. `workers`: those that have a run,
-    among the runners that are due first. `queued`: run messages in the two queues; None: the broker is another server.
-    `overdue_seconds`: how long ago the earliest deadline passed on which no worker has acted. Pending records are those
-    of the tenants whose runners are due first; `unseen`: there may be others, and older ones.
+    `seconds_since_poll`: seconds since a worker last polled for records; infinite if never. `workers`: workers that have a
+    run, among the runners that are due first. `queued`: run messages in the two queues; None if the broker is another
+    server. `overdue_seconds`: seconds since the earliest deadline on which no worker has acted. Pending records are
+    counted for the tenants whose runners are due first; `unseen`: there may be more, and older ones.
     """
 
     colour: Colour
@@ -175,10 +175,10 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class RecordLine:
-    """A record in one pipeline that reads it; `pipeline` None: none does. `unmatched`: why no criterion matched.
+    """A record in a pipeline that reads it; `pipeline` is None if none does. `unmatched`: why no criterion matched.
 
-    `state`: `pending`, `handled`, `quarantined` or `discarded`; `reason` and `attempts` are those of its quarantine,
-    `failures` (in a row) and `last_error` its tenant's.
+    `state`: `pending`, `handled`, `quarantined` or `discarded`. `reason` and `attempts` are those of its quarantine;
+    `failures` (in a row) and `last_error` are those of its tenant.
     """
 
     source: str
@@ -214,10 +214,10 @@ class RecordLine:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One result of a search.
+    """A search result.
 
     `kind`: `tenant` (with its pipeline), `record` (once for each pipeline that reads it; `pipeline` is None if none
-    does), `unmatched` (a record that no criterion matched), `message` (its id is known and its record is gone) or
+    does), `unmatched` (a record that no criterion matched), `message` (its id is known, but its record is gone) or
     `delivery` (a webhook that was received).
     """
 
@@ -232,9 +232,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a record's story. `token`: the run of this step.
+    """A step of a record's story. `token`: the run of this step.
 
-    `what`: `received`, `recorded`, `started` (its event began a burst), `absorbed` (by the runner of a burst), `failed`
+    `what`: `received`, `recorded`, `started` (its event started a burst), `absorbed` (by an existing runner), `failed`
     (a run failed before one read it), `read`, `handled`, `rejected`, `quarantined`, `retrying`, `discarded`, `pending`
     or `skipped` (older than the pipeline's start).
     """
@@ -247,7 +247,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What happened to a record in one pipeline, in order of time. `note`: what is unknown, and why."""
+    """What happened to a record in a pipeline, in chronological order. `note`: what is unknown, and why."""
 
     source: str
     tenant: str
@@ -262,9 +262,9 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The run that has a tenant: its token, its worker, since when, and its last heartbeat by Redis's clock.
+    """The current run of a tenant: its token and worker, when it began, and its last heartbeat by Redis's clock.
 
-    `alive`: whether the heartbeat is recent enough; None: unknown.
+    `alive`: whether the heartbeat is recent enough; None if unknown.
     """
 
     token: str
@@ -276,7 +276,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class PauseRow:
-    """A pause; `tenant` None: of the whole pipeline. `by`: who paused it; None: unknown."""
+    """A pause of a tenant, or of the whole pipeline if `tenant` is None. `by`: who paused it; None if unknown."""
 
     pipeline: str
     tenant: str | None
@@ -302,7 +302,7 @@ class QuarantineRow:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run of the history; the columns are those of the table `runs`."""
+    """A run of the history; the fields are columns of the table `runs`."""
 
     pipeline: str
     tenant: str
@@ -327,11 +327,11 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class TenantLine:
-    """One tenant now. Counters are totals since its first run; records of each state are counted up to a bound.
+    """The current state of a tenant. Counters are totals; records of each state are counted up to a limit.
 
-    `failures` are those in a row. `burst_events` and `burst_runs` are those of its current burst, or of its last one.
-    `held`: a back-off, a limit or a pause keeps it from running; `next_try_at`: when it is tried again. `due_at`: when
-    its waiting runner is due. `handled` is None if too many records are pending or in quarantine to count them all.
+    `failures` counts failures in a row. `burst_events` and `burst_runs` belong to its current or last burst. `held`: a
+    back-off, a limit or a pause keeps it from running; `next_try_at`: when it is retried. `due_at`: when its waiting
+    runner is due. `handled` is None if there are too many records to count.
     """
 
     pipeline: str
@@ -362,7 +362,7 @@ class TenantLine:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """How many records wait for a criterion's delay since their tenant's last run, and until when."""
+    """How many records wait for a criterion's delay after their tenant's last run, and until when."""
 
     records: int
     criterion: str
@@ -371,10 +371,10 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class TenantAnswer(TenantLine):
-    """One tenant in detail, and in one `sentence` why it does not run, or since when it does.
+    """A tenant in detail; its `sentence` says why it is not running, or since when it has been.
 
-    `history`: whether there is a run history; without one `runs_shown` is empty. `delay`: what waits in a pipeline with
-    criteria.
+    `history`: whether there is a run history; without one, `runs_shown` is empty. `delay`: for a pipeline with
+    criteria, the records that wait.
     """
 
     cause: Cause
@@ -409,7 +409,7 @@ class Noisy:
 
 @dataclass(frozen=True, slots=True)
 class NoisyTenants:
-    """The noisiest tenants first. `basis`: where the numbers come from, in one sentence."""
+    """The noisiest tenants, the first one first. `basis`: where the numbers come from, in a sentence."""
 
     tenants: list[Noisy]
     basis: str
@@ -417,7 +417,7 @@ class NoisyTenants:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The events of a pipeline over some days, and the runs that they became."""
+    """The events of a pipeline over some days, and the runs that they caused."""
 
     pipeline: str
     events: int
@@ -432,9 +432,9 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Burst(Saved):
-    """One burst: its first run's token and start, and the sums over its runs.
+    """A burst: its first run's token and start, and the totals of its runs.
 
-    `first_event_ms`: from its first event to the delivery of the first record; None: unknown.
+    `first_event_ms`: from its first event to the delivery of the first record; None if unknown.
     """
 
     tenant: str
@@ -447,9 +447,9 @@ class Burst(Saved):
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """The sums over `seconds` from `at` on.
+    """The totals of an interval of `seconds` that starts at `at`.
 
-    The delays of first events are upper ends of buckets, in milliseconds: infinite if one is longer than 10,000 ms.
+    The delays of first events are upper bounds of buckets, in milliseconds; infinite above 10,000 ms.
     """
 
     at: datetime
@@ -467,10 +467,10 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class ErrorGroup:
-    """Tenants, or records in quarantine, with the same kind of error. `tenants` and `quarantined` are counts.
+    """Tenants and records in quarantine with the same kind of error. `tenants` and `quarantined` are counts.
 
-    `error`: the last text of that kind, of `texts` different ones. `sample`: up to 5 tenants. `quarantined`: records in
-    quarantine with such a reason. `cut`: the counts may be too low, because there are more than are looked at.
+    `error`: the latest of `texts` different texts of that kind. `sample`: up to 5 tenants. `cut`: the counts may be too
+    low, because not all tenants and records were considered.
     """
 
     pipeline: str
@@ -487,10 +487,10 @@ class ErrorGroup:
 
 @dataclass(frozen=True, slots=True)
 class FailedGroup:
-    """Runs that failed with the same kind of error; `tenants` is a count, of whom `sample` has up to 5.
+    """Runs that failed with the same kind of error; `tenants` is a count, `sample` has up to 5 of them.
 
-    `error`: the last text of that kind, of `texts` different ones. `first` and `last`: when the first and the last of
-    the runs ended.
+    `error`: the latest of `texts` different texts of that kind. `first` and `last`: when the first and the last of the
+    runs ended.
     """
 
     pipeline: str
@@ -505,9 +505,9 @@ class FailedGroup:
 
 @dataclass(frozen=True, slots=True)
 class FailedRuns:
-    """What failed, the error of the most runs first. `basis`: where the numbers come from.
+    """Failures, with the error of the most runs first. `basis`: where the numbers come from.
 
-    `more`: how many kinds of error are left out. `rejected`: how many records were rejected in the same time.
+    `more`: how many kinds of error are left out. `rejected`: how many records were rejected in the same period.
     """
 
     groups: list[FailedGroup]

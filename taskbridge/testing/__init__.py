@@ -1,6 +1,6 @@
-"""For tests of pipelines: runs in the test's own process, on real servers.
+"""Test pipelines with runs in the test's own process, on real servers.
 
-`taskbridge.testing.plugin` has the fixtures for pytest.
+`taskbridge.testing.plugin` has fixtures for pytest.
 """
 
 from __future__ import annotations

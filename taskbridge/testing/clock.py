@@ -1,4 +1,4 @@
-"""A gate whose clock is the test's."""
+"""A gate whose clock the test controls."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ DAY_US: Final = 86_400_000_000
 
 
 class InjectedClock(Gate):
-    """A gate whose scripts are told the time; `given` keeps what they were told, in microseconds."""
+    """A gate that passes the time to its scripts; `given` has all times passed, in microseconds."""
 
     us: int
     given: list[int]
 
     def start_at(self, us: int) -> None:
-        """Let the time be `us` microseconds of the Unix epoch. It moves by one with each command, else stands still."""
+        """Set the time in microseconds of the Unix epoch. Each command advances it by one."""
         self.us = us
         self.given = []
 
     def pass_to(self, ms: int) -> None:
-        """Let time pass up to `ms`, in milliseconds of the Unix epoch; it never goes back."""
+        """Advance the time to `ms`, in milliseconds of the Unix epoch; it never goes back."""
         self.us = max(self.us, ms * 1000)
 
     def now_ms(self) -> int:
-        """Return the injected time."""
+        """Return the current time of this clock."""
         return self.us // 1000
 
     def _now(self) -> str:
@@ -38,9 +38,9 @@ class InjectedClock(Gate):
 
 
 def inject_clock(runtime: Runtime) -> InjectedClock:
-    """Give the runtime a gate whose clock is the test's, on the same Redis, and return it.
+    """Replace the runtime's gate by one with a controlled clock, on the same Redis, and return it.
 
-    The clock starts a day ahead of the server's, so that no key expires by itself while a test stands still.
+    The clock starts a day ahead of the server's, so that no key expires while the clock is frozen.
     """
     gate = runtime.make_gate(InjectedClock)
     seconds: Any

@@ -1,4 +1,4 @@
-"""A deployment of one test: a key prefix of its own, of which nothing is left."""
+"""A deployment for a single test, with its own key prefix, which is cleaned up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.gate.keys import beginning
 from taskbridge.gate.scripts import SCRIPTS
-from taskbridge.integration.installation import apply_config, reset_app
+from taskbridge.integration.installation import apply, reset
 from taskbridge.process.runtime import Runtime, new_runtimes, runtime_of
 from taskbridge.testing.clock import inject_clock
 
@@ -28,11 +28,11 @@ _KINDS: Final = frozenset(kind for script in SCRIPTS.values() for kind in (*scri
     "next",
     "taken",
 }
-"""The kinds of keys that scripts use. What `take` keeps expires after seconds; the others are queues."""
+"""The kinds of keys that scripts use, except queues and those that expire within seconds."""
 
 
 def delete_keys(runtime: Runtime) -> None:
-    """Delete what a test left in Redis, and its queues. What remains of idle tenants expires with their delays."""
+    """Delete a test's keys and queues from Redis. Keys of idle tenants expire with their delays."""
     keys, left = runtime.keys, {runtime.keys.clock}
     for name in runtime.pipelines.names():
         active = runtime.gate.active(name)
@@ -46,10 +46,10 @@ def delete_keys(runtime: Runtime) -> None:
 
 @contextmanager
 def own_deployment(app: Celery, **variables: str) -> Iterator[Runtime]:
-    """Let this process work with these variables, and under a key prefix of its own, while the block lasts.
+    """During the block, make this process use these variables and its own key prefix.
 
-    The gate's clock stands still, and only runs move it. With Celery's `task_always_eager` too, runs wait for the test.
-    At the end `delete_keys` deletes what is under that prefix, and the app has its routes back.
+    The gate's clock is frozen, and only runs advance it. Runs wait for the test, even with Celery's
+    `task_always_eager`. At the end, `delete_keys` deletes the keys, and the app's routes are restored.
 
     Raises:
         Unavailable: a server does not answer.
@@ -64,8 +64,8 @@ def own_deployment(app: Celery, **variables: str) -> Iterator[Runtime]:
         ):
             with translated_errors():
                 runtime = runtime_of(app)
-                reset_app(app)
-                apply_config(app)
+                reset(app)
+                apply(app)
                 inject_clock(runtime)
             try:
                 yield runtime
@@ -73,4 +73,4 @@ def own_deployment(app: Celery, **variables: str) -> Iterator[Runtime]:
                 delete_keys(runtime)
     finally:
         app.conf.task_routes = routes
-        reset_app(app)
+        reset(app)

@@ -1,4 +1,4 @@
-"""Runs in the test's own process: real Redis, real Postgres, and a clock that moves on to each deadline."""
+"""Perform runs in the test's own process, with real Redis and Postgres, and a clock that skips to each deadline."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def drain(
     most_runs: int = MOST_RUNS,
     app: Celery = package_app,
 ) -> int:
-    """Do the tenant's runs in this process until its runner has ended; return how many there were.
+    """Perform the tenant's runs in this process until its runner has ended; return the number of runs.
 
-    The gate, the cursor, the runner and the handler are the real ones. The gate's clock moves on to each deadline, so
-    nothing waits for a lease, a delay, a back-off or a rate limit. The runs' messages stay in the broker. A tenant that
-    nobody notified has no runner, whatever is pending: then nothing is run.
+    The gate, the cursor, the runner and the handler are real. The gate's clock skips to each deadline, so nothing waits
+    for a lease, a delay, a back-off or a rate limit. The messages of the runs stay in the broker. A tenant that has not
+    been notified has no runner, so nothing is run even if records are pending.
 
     Args:
-        tenant: whose runs.
-        pipeline: of which pipeline.
-        through_failures: go on as workers do when the handler raises, until its records are handled or in quarantine.
-        most_runs: fail if the runner has not ended after so many runs.
+        tenant: the tenant.
+        pipeline: the pipeline.
+        through_failures: if the handler raises, continue as workers do, until the records are handled or quarantined.
+        most_runs: fail if the runner has not ended after this many runs.
         app: the Celery app, if it is not `taskbridge.app`.
 
     Raises:
-        Exception: what the handler raised, unless `through_failures`. Its tenant waits for a back-off, and the next
-            `drain` tries again.
-        AssertionError: the runner has not ended after `most_runs` runs, as where the handler raises `RetryAfter` each
-            time; the message says for how long.
+        Exception: what the handler raised, unless `through_failures` is set. The tenant then backs off, and the next
+            `drain` retries.
+        AssertionError: the runner has not ended after `most_runs` runs, for example because the handler always raises
+            `RetryAfter`.
         ConfigurationError: the test has no deployment of its own.
         InvalidName, UnknownPipeline, Unavailable: as `taskbridge.notify_event`.
     """
@@ -70,21 +70,21 @@ def drain(
                     f"tenant {tenant!r} of {pipeline!r} is not idle after {runs} runs: {_why(waits.get(of))}"
                 )
             runs += 1
-            # What an earlier run asked for says nothing about this one.
+            # Forget what an earlier run asked for.
             waits.pop(of, None)
             _run(runtime, pipeline, tenant, status.token, through_failures=through_failures)
             continue
         if status.deadline_ms is not None:
             gate.pass_to(status.deadline_ms)
-        # Expired early, a runner that only lingers would get a run.
+        # If it expired early, a lingering runner would get another run.
         early = status.waits_for_turn or status.hold is Hold.PAUSED or status.deadline_ms is None
         gate.expire(pipeline, [tenant], early=early)
 
 
 def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app: Celery = package_app) -> int:
-    """Drain every tenant that was notified, of all pipelines, and those that their runs notify; return how many runs.
+    """Drain all notified tenants of all pipelines, including those that runs notify; return the number of runs.
 
-    Args, Raises: as `drain`; `most_runs` is for each tenant.
+    Args, Raises: as `drain`; `most_runs` applies to each tenant.
     """
     runtime, runs = _of_a_test(app), 0
     while waiting := [(name, tenant) for name in runtime.pipelines.names() for tenant in runtime.gate.active(name)]:
@@ -94,7 +94,7 @@ def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app
 
 
 def notified(pipeline: str = INVOICES, *, app: Celery = package_app) -> dict[str, int]:
-    """Return the tenants that were notified and not drained since, each with the number of its events.
+    """Return the tenants that have been notified but not drained since, each with the number of its events.
 
     Raises:
         ConfigurationError: the test has no deployment of its own.
@@ -107,10 +107,10 @@ def notified(pipeline: str = INVOICES, *, app: Celery = package_app) -> dict[str
 
 
 def assert_notified(tenant: str, pipeline: str = INVOICES, *, app: Celery = package_app) -> None:
-    """Fail unless the tenant was notified and not drained since.
+    """Fail unless the tenant has been notified and not drained since.
 
     Raises:
-        AssertionError: with the tenants that were.
+        AssertionError: it has not; the message lists those that have.
         ConfigurationError, UnknownPipeline: as `notified`.
     """
     found = notified(pipeline, app=app)
@@ -122,31 +122,30 @@ def assert_notified(tenant: str, pipeline: str = INVOICES, *, app: Celery = pack
 
 
 def _of_a_test(app: Celery) -> Runtime:
-    """Return the runtime of a test's own deployment. Elsewhere runs would be those of people's tenants.
+    """Return the runtime of a test's own deployment; any other one may belong to real tenants.
 
     Raises:
-        ConfigurationError: there is no such deployment.
+        ConfigurationError: the test has no deployment of its own.
     """
     runtime = runtime_of(app)
     if not runtime.runs_by_hand:
         raise ConfigurationError(
-            "this test has no deployment of its own, so its runs would be those of the servers that the environment "
-            "names",
-            'let it use the fixture `taskbridge_settings` of "taskbridge.testing.plugin", as by '
-            '`@pytest.mark.usefixtures("taskbridge_settings")`; in a TransactionTestCase of Django use `deployed`',
+            "this test has no deployment of its own, so it would perform runs of the servers in the environment",
+            'use the fixture `taskbridge_settings` of "taskbridge.testing.plugin", for example with '
+            '`@pytest.mark.usefixtures("taskbridge_settings")`; in a Django TransactionTestCase use `deployed`',
         )
-    # What a commit in a coroutine sends may still be on its way.
+    # Events of a commit in a coroutine may still be in flight.
     runtime.event_threads.wait(_SENT_WITHIN)
     return runtime
 
 
-def _why(told: RetryAfter | None) -> str:
-    """Say why a tenant does not become idle; `told`: what its handler asked for in the last run."""
-    if told is None:
-        return "look whether it is paused, whether its handler fails, and whether it records anew what it is given"
+def _why(retry: RetryAfter | None) -> str:
+    """Explain why a tenant does not become idle; `retry`: what its handler asked for in the last run."""
+    if retry is None:
+        return "check whether it is paused, whether its handler fails, and whether the handler records what it receives"
     return (
-        f"in the last one its handler asked to {told} (RetryAfter), as it does when the downstream answers 429; the "
-        "clock moves on by itself, so let the downstream of the test take the batch at last, or expect this error"
+        f"in the last run its handler asked to {retry} (RetryAfter), for example because the downstream answered 429; "
+        "the clock advances by itself, so make the downstream accept the batch eventually, or expect this error"
     )
 
 
@@ -160,4 +159,4 @@ def _run(runtime: Runtime, pipeline: str, tenant: str, token: str, *, through_fa
     except Exception as error:
         if not through_failures:
             raise
-        log.info("run of %s for tenant %r failed, and is tried again: %r", pipeline, tenant, error)
+        log.info("run of %s for tenant %r failed, and will be retried: %r", pipeline, tenant, error)

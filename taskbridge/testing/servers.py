@@ -1,4 +1,4 @@
-"""Servers and databases for tests: an address from the environment, else the embedded ones."""
+"""Servers and databases for tests: from the environment, or else embedded."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["fresh_database", "migrated_template", "open_directory", "servers_for
 
 @contextmanager
 def open_directory() -> Iterator[Path]:
-    """An empty directory that every user may enter, so that the cluster of an embedded Postgres lies in it.
+    """Yield an empty directory that every user can enter, so that an embedded Postgres can use it.
 
-    Postgres does not run as root, and pytest's own directories let nobody else in.
+    Postgres does not run as root, and pytest's own directories are private.
     """
     with tempfile.TemporaryDirectory(prefix="taskbridge-") as name:
         made = Path(name).resolve()
@@ -38,17 +38,17 @@ def open_directory() -> Iterator[Path]:
 
 @contextmanager
 def servers_for_tests() -> Iterator[Servers]:
-    """Postgres and Redis: those of TASKBRIDGE_TEST_POSTGRES_URL and TASKBRIDGE_TEST_REDIS_URL, else embedded ones.
+    """Yield Postgres and Redis, from TASKBRIDGE_TEST_POSTGRES_URL and TASKBRIDGE_TEST_REDIS_URL, or else embedded.
 
     Raises:
-        ConfigurationError: one of the two is set and the other is not.
+        ConfigurationError: only one of the two is set.
         TaskBridgeError: as `taskbridge.embedded.serve`.
     """
     postgres, gate = os.environ.get("TASKBRIDGE_TEST_POSTGRES_URL"), os.environ.get("TASKBRIDGE_TEST_REDIS_URL")
     if bool(postgres) != bool(gate):
         there, missing = ("POSTGRES", "REDIS") if postgres else ("REDIS", "POSTGRES")
         raise ConfigurationError(
-            f"TASKBRIDGE_TEST_{there}_URL is set and TASKBRIDGE_TEST_{missing}_URL is not",
+            f"TASKBRIDGE_TEST_{there}_URL is set but TASKBRIDGE_TEST_{missing}_URL is not",
             "set both, or neither for embedded servers",
         )
     if postgres and gate:
@@ -60,7 +60,7 @@ def servers_for_tests() -> Iterator[Servers]:
 
 @contextmanager
 def migrated_template(servers: Servers, schema: str = DEFAULT_SCHEMA) -> Iterator[str]:
-    """The name of a database with the newest tables and no rows in them; it is dropped at the end of the block."""
+    """Yield the name of an empty database with the newest schema, which is dropped after the block."""
     with _database(servers, f"taskbridge_template_{secrets.token_hex(6)}") as name:
         engine = connect(_with_database(servers, name), schema)
         migrate(engine)
@@ -70,7 +70,7 @@ def migrated_template(servers: Servers, schema: str = DEFAULT_SCHEMA) -> Iterato
 
 @contextmanager
 def fresh_database(servers: Servers, template: str) -> Iterator[str]:
-    """The URL of a copy of `template`; it is dropped at the end of the block."""
+    """Yield the URL of a copy of `template`, which is dropped after the block."""
     with _database(servers, f"test_{secrets.token_hex(6)}", template) as name:
         yield _with_database(servers, name)
 
@@ -79,7 +79,7 @@ def fresh_database(servers: Servers, template: str) -> Iterator[str]:
 def _database(servers: Servers, name: str, template: str = "template1") -> Iterator[str]:
     with translated_errors(), _session(servers) as session:
         make_database(session, name, template)
-        # As in an application's database: unqualified names are its own tables.
+        # As in an application's database, where unqualified names refer to its own tables.
         set_search_path(session, name, ["public"])
     try:
         yield name
@@ -93,6 +93,6 @@ def _with_database(servers: Servers, name: str) -> str:
 
 
 def _session(servers: Servers) -> psycopg.Connection[Any]:
-    # Not by an engine: what SQLAlchemy asks first takes longer than most statements here.
+    # Without SQLAlchemy, whose initial queries take longer than most statements here.
     parameters: dict[str, Any] = parameters_of(servers.postgres_url)
     return psycopg.connect(**parameters, autocommit=True)

@@ -1,6 +1,6 @@
-"""ASGI apps that take webhooks and events, delivery over HTTP, and the dashboard.
+"""ASGI apps that receive webhooks and events, delivery over HTTP, and the dashboard.
 
-They need the extra `web`: `pip install '.[web]'` in a checkout.
+This package needs the extra `web`: `pip install '.[web]'` in a checkout.
 """
 
 from taskbridge.common.libraries import explained_imports

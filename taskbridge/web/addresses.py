@@ -1,6 +1,6 @@
-"""Where a request may go, and how long it may take: the network below an HTTP client.
+"""The network layer of an HTTP client that restricts where a request may go and how long it may take.
 
-A name is resolved here, and the connection goes to an address that was looked at: what is resolved a second time may be
+It resolves a name once and connects to an address that it has checked, because resolving the name again could return
 another address.
 """
 
@@ -22,32 +22,32 @@ import httpcore2
 __all__ = ["Forbidden", "Network", "deadline", "is_public"]
 
 PART: Final = 65_536
-"""Bytes that are written with one time-out."""
+"""How many bytes are written with one timeout."""
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _GLOBAL: Final = ipaddress.IPv6Network("2000::/3")
 _SPECIAL: Final = "192.0.0.0/24 192.88.99.0/24 168.63.129.16/32 2001::/23 2001:db8::/32 3fff::/20 5f00::/16"
 _NOT_PUBLIC: Final = tuple(ipaddress.ip_network(text) for text in _SPECIAL.split())
-"""Beside what Python knows, which differs between its versions: from IANA's special registries, and a cloud's own."""
+"""From IANA's special registries and a cloud's own, because Python's list differs between versions."""
 _ISATAP: Final = (0x00005EFE, 0x02005EFE)
-"""Where these stand in front of an address of IPv4, an address of IPv6 stands for it."""
+"""In IPv6 addresses, these prefixes are followed by an IPv4 address."""
 
 
 class Forbidden(ConnectionError):
-    """A name has no address that is public."""
+    """A name has no public address."""
 
 
 class _Time(threading.local):
     ends = math.inf
 
     def left(self, given: float | None) -> float | None:
-        """Return the seconds of the next step.
+        """Return the timeout of the next step.
 
         Raises:
-            TimeoutError: there are none.
+            TimeoutError: no time is left.
         """
         left = min(self.ends - time.monotonic(), math.inf if given is None else given)
         if left <= 0:
-            raise httpcore2.ReadTimeout("the time for the request is over")
+            raise httpcore2.ReadTimeout("the request took too long")
         return None if left == math.inf else left
 
 
@@ -56,7 +56,7 @@ _time: Final = _Time()
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Give this thread so many seconds for all that it does on a `Network` in the block."""
+    """Limit everything that this thread does on a `Network` in the block to this many seconds."""
     _time.ends = time.monotonic() + seconds
     try:
         yield
@@ -65,7 +65,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is one of the public Internet, also where it stands for one of IPv4."""
+    """Whether an address is public; if it contains an IPv4 address, that must be public, too."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         last = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
@@ -83,7 +83,7 @@ def is_public(text: str) -> bool:
 
 
 class Network(httpcore2.NetworkBackend):
-    """Opens connections within the `deadline` of the block around, to public addresses unless others are allowed."""
+    """Opens connections within the current `deadline`, only to public addresses unless `allow_private` is set."""
 
     def __init__(self, *, allow_private: bool) -> None:
         self._allow_private = allow_private
@@ -97,10 +97,10 @@ class Network(httpcore2.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.NetworkStream:
-        """Connect to the first address of a name that takes the connection.
+        """Connect to the first address of a name that accepts the connection.
 
-        `timeout` is for the name and all its addresses together. Each address has an equal share of what is left, so
-        one that is silent does not keep the others from being tried.
+        `timeout` covers resolving the name and trying all addresses. Each address gets an equal share of the remaining
+        time, so that an unresponsive one does not use it up.
 
         Raises:
             Forbidden: none of its addresses is allowed.
@@ -109,7 +109,7 @@ class Network(httpcore2.NetworkBackend):
         addresses = _addresses(host, port, _time.left(timeout))
         allowed = [one for one in addresses if self._allow_private or is_public(one)]
         if not allowed:
-            raise Forbidden(f"{host} has no public address: for endpoints of your own network say allow_private=True")
+            raise Forbidden(f"{host} has no public address: for endpoints in your own network use allow_private=True")
         for at, address in enumerate(allowed):
             share = _time.left((ends - time.monotonic()) / (len(allowed) - at))
             try:
@@ -120,14 +120,14 @@ class Network(httpcore2.NetworkBackend):
         raise AssertionError
 
     def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore2.NetworkStream:
-        """Refuse: there is no such URL."""
+        """Not supported: no URL leads here."""
         raise NotImplementedError
 
 
 def _addresses(host: str, port: int, timeout: float | None) -> list[str]:
     """Return the addresses of a name.
 
-    The resolver has time-outs of its own and cannot be interrupted, so a thread asks it, which may go on for longer.
+    The resolver has its own timeouts and cannot be interrupted, so it runs in a thread, which may outlive this call.
     """
     found = Future[list[str]]()
 
@@ -142,13 +142,13 @@ def _addresses(host: str, port: int, timeout: float | None) -> list[str]:
     try:
         return found.result(timeout)
     except TimeoutError:
-        raise httpcore2.ConnectTimeout("the name is not resolved in time") from None
+        raise httpcore2.ConnectTimeout("resolving the name took too long") from None
     except (OSError, UnicodeError) as error:
         raise httpcore2.ConnectError(f"the name cannot be resolved: {error}") from error
 
 
 class _Stream(httpcore2.NetworkStream):
-    """A connection, each step of which has what is left of the time."""
+    """A connection whose operations share the remaining time."""
 
     def __init__(self, stream: httpcore2.NetworkStream) -> None:
         self._stream = stream
@@ -159,7 +159,7 @@ class _Stream(httpcore2.NetworkStream):
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Write."""
-        # Each part has what is left by then: whoever reads slowly takes a little at a time.
+        # In parts, so that a slow reader cannot exceed the deadline.
         for at in range(0, len(buffer), PART):
             self._stream.write(buffer[at : at + PART], _time.left(timeout))
 
@@ -170,9 +170,9 @@ class _Stream(httpcore2.NetworkStream):
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore2.NetworkStream:
-        """Go on under TLS, for the name and not for its address."""
+        """Start TLS, and verify the name rather than the address."""
         return _Stream(self._stream.start_tls(ssl_context, server_hostname, _time.left(timeout)))
 
     def get_extra_info(self, info: str) -> Any:
-        """Return what is known of the connection."""
+        """Return information about the connection."""
         return self._stream.get_extra_info(info)

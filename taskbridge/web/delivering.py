@@ -1,4 +1,4 @@
-"""Delivering over HTTP: a handler that posts records to somebody's endpoint, signed as Standard Webhooks."""
+"""Delivery over HTTP: a handler that posts records to an endpoint, signed as Standard Webhooks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = ["Refused", "Undelivered", "UnexpectedAnswer", "deliver"]
 
 LONGEST_ANSWER: Final = 1_048_576
 LONGEST_REASON: Final = 1_024
-"""Bytes of an answer that become the reason of a rejection or a failure."""
+"""How many bytes of a response become the reason of a rejection or a failure."""
 OF_THE_CONTENT: Final = frozenset({400, 409, 413, 422})
-"""Answers that may be about one record of several, or about their number: the request is halved."""
+"""Status codes that may be about a single record, or about their number: the batch is split in half."""
 REFUSED_IN_A_ROW: Final = 3
-"""Records that are refused alone before the call fails, as long as no other was taken: it may be the endpoint."""
+"""If this many single records are refused and none has been accepted, the call fails: the endpoint may be at fault."""
 PAUSED_AGAIN_AFTER: Final = 30.0
-"""Seconds after which a run of a tenant looks at its pause again, should that be over."""
+"""Seconds after which a run checks whether its tenant is still paused."""
 
 try:
     USER_AGENT = f"taskbridge/{version('celery-taskbridge')}"
@@ -48,21 +48,21 @@ _NAMESPACE: Final = uuid.UUID("0d6a1b0a-7b34-5b58-9a43-2f2c8f5c0a7e")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 Url = str | Callable[[str], str]
-"""Where to send: with `{tenant}` in it, percent-encoded, or a function of the tenant."""
+"""A URL, in which `{tenant}` is replaced by the percent-encoded tenant, or a function of the tenant."""
 Secret = Secrets | Callable[[str], Secrets]
-"""What signs: `whsec_...`, or several while they are exchanged; or a function of the tenant that returns these."""
+"""The signing secret `whsec_...`, or several during a rotation; or a function of the tenant that returns them."""
 
 
 class Undelivered(ConnectionError):
-    """The endpoint cannot be used now: no answer in time, no connection, or an answer that says so."""
+    """The endpoint is unavailable: there was no connection, no response in time, or an error response."""
 
 
 class Refused(Exception):
-    """The endpoint refused what a request holds, and has taken nothing else of the call: it may refuse everything."""
+    """The endpoint refused records and has accepted none from this call, so it may refuse everything."""
 
 
 class UnexpectedAnswer(Exception):
-    """The endpoint's answer says something of records that were not sent, or that cannot be understood."""
+    """The endpoint's response cannot be parsed, or names records that were not sent."""
 
 
 def deliver(
@@ -76,40 +76,41 @@ def deliver(
     allow_private: bool = False,
     app: Celery | None = None,
 ) -> Callable[[Batch], None]:
-    """Return a handler that posts records to an endpoint, one request for each batch or for each record.
+    """Return a handler that posts records to an endpoint, with one request per batch or per record.
 
     The body is `{"type": pipeline, "tenant": tenant, "data": [{"id", "revision", "deleted", "document"}, ...]}`, signed
-    as Standard Webhooks. `webhook-id` is the same whenever the same records are sent in the same revisions. Where the
-    program makes spans, `traceparent` names the current one.
+    as Standard Webhooks. `webhook-id` is the same whenever the same records are sent in the same revisions. If the
+    program records traces, `traceparent` identifies the current span.
 
-    What becomes of the records after each answer is in docs/how-to/deliver-over-http.md.
+    docs/how-to/deliver-over-http.md describes what each response does.
 
     Args:
-        url: where to send: http or https. `{tenant}` in it is the tenant, percent-encoded; or a function of the tenant.
-        secret: `whsec_...` of 24 to 64 bytes, or several while they are exchanged: each signs. Or a function of the
-            tenant, which is needed where the URL depends on the tenant: whoever runs one endpoint could sign for
-            another.
-        per: what a request holds.
-        headers: further headers of each request.
-        timeout: seconds for a request, all its steps together; fewer where the pipeline's soft time limit ends before.
+        url: an http or https URL, in which `{tenant}` is replaced by the percent-encoded tenant; or a function of the
+            tenant.
+        secret: `whsec_...` with 24 to 64 bytes, or several during a rotation, which all sign. If the URL depends on the
+            tenant, this must be a function of the tenant, because otherwise the owner of one endpoint could forge
+            requests to another.
+        per: what a request contains.
+        headers: additional headers of each request.
+        timeout: seconds for a whole request; less if the pipeline's soft time limit ends earlier.
         connect_timeout: seconds of these for the connection.
-        allow_private: whether addresses may be used that are not public. A name is resolved once for each connection,
-            and the connection goes to the address that was looked at.
-        app: the Celery app on which TaskBridge is installed; None: that of the worker.
+        allow_private: whether to allow addresses that are not public. A name is resolved once for each connection,
+            which uses the address that was checked.
+        app: the Celery app on which TaskBridge is installed; None: the worker's.
 
     Raises:
-        ConfigurationError: a secret, a header or a time-out is not allowed, or all tenants' endpoints have one secret.
+        ConfigurationError: a secret, a header or a timeout is not allowed, or endpoints of tenants share a secret.
     """
     if isinstance(url, str) and not url.startswith(("http://", "https://")):
-        raise ConfigurationError(f"the URL to deliver to begins with neither http:// nor https://: {url!r}")
+        raise ConfigurationError(f"the delivery URL must begin with http:// or https://, not {url!r}")
     if not (0 < connect_timeout <= timeout):
-        raise ConfigurationError("the time-outs of `deliver` are 0 < connect_timeout <= timeout")
+        raise ConfigurationError("the timeouts of `deliver` must satisfy 0 < connect_timeout <= timeout")
     _check_headers(headers or {})
     if not callable(secret):
         if _is_of_tenants(url):
             raise ConfigurationError(
-                "the URL depends on the tenant and the secret does not, so whoever runs one endpoint could sign for "
-                "another: pass `secret` as a function of the tenant"
+                "the URL depends on the tenant but the secret does not, so the owner of one endpoint could forge "
+                "requests to another: pass `secret` as a function of the tenant"
             )
         _scheme(secret)
     lower = {name.lower(): text for name, text in (headers or {}).items()}
@@ -126,14 +127,14 @@ def _is_of_tenants(url: Url) -> bool:
     return callable(url) or "{tenant}" in url
 
 
-@dataclass(repr=False, eq=False)  # its text would have the secret
+@dataclass(repr=False, eq=False)  # the repr would contain the secret
 class _Deliver:
     """The handler."""
 
     url: Url
     secret: Secret
     is_whole: bool
-    """Whether a request holds the whole batch."""
+    """Whether a request contains the whole batch."""
     headers: Mapping[str, str]
     timeout: float
     connect_timeout: float
@@ -162,12 +163,12 @@ class _Deliver:
                 half = len(records) // 2
                 left[:0] = [records[:half], records[half:]]
             else:
-                refused.append((records[0], _said(status, body)))
-            # Only now it is known that the endpoint takes what is right.
+                refused.append((records[0], _summary(status, body)))
+            # Only reject records once the endpoint is known to accept others.
             while taken and refused:
                 batch.reject(*refused.pop())
         if refused:
-            raise Refused(f"the endpoint took nothing, and answered {refused[0][1]}")
+            raise Refused(f"the endpoint accepted no record, and answered {refused[0][1]}")
 
     def _url_of(self, tenant: str) -> str:
         if callable(self.url):
@@ -177,9 +178,9 @@ class _Deliver:
     def _post(
         self, url: str, scheme: StandardWebhooks, batch: Batch, records: Sequence[Record]
     ) -> tuple[int, dict[str, str], bytes]:
-        """Send records; return the answer's status, headers and body."""
+        """Send records; return the status, headers and body of the response."""
         if not batch.owned:
-            raise Undelivered("not sent: another run takes over the tenant")
+            raise Undelivered("not sent: another run has taken over the tenant")
         target = _target(url, batch.tenant)
         data = ", ".join(map(_json_of, records))
         head = json.dumps({"type": batch.pipeline, "tenant": batch.tenant}, ensure_ascii=False)
@@ -205,29 +206,30 @@ class _Deliver:
                     if length > LONGEST_ANSWER:
                         break
         except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, OSError) as error:
-            # The text of an error about a header of ours would have its value.
+            # An error about one of our headers would quote its value.
             text = "" if isinstance(error, httpcore2.LocalProtocolError) else f": {error}"
             raise Undelivered(
-                f"no answer from the endpoint: {type(error).__name__}{printable(text)[:LONGEST_REASON]}"
+                f"no response from the endpoint: {type(error).__name__}{printable(text)[:LONGEST_REASON]}"
             ) from error
         found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in answer.headers}
         if 200 <= answer.status < 300 and (
             length > LONGEST_ANSWER or found.get("content-encoding", "identity") != "identity"
         ):
             raise UnexpectedAnswer(
-                f"the answer is packed, or longer than {LONGEST_ANSWER:,} bytes: who was taken, is not known"
+                f"the response is compressed, or longer than {LONGEST_ANSWER:,} bytes: cannot tell which records were "
+                "accepted"
             )
         return answer.status, found, b"".join(parts)[:LONGEST_ANSWER]
 
     @property
     def _connections(self) -> httpcore2.ConnectionPool:
-        """The pool of this process; a forked child makes its own."""
+        """The pool of this process; a forked child creates its own."""
         with self._lock:
             if self._pool is None or self._pid != os.getpid():
                 self._pid = os.getpid()
                 self._pool = httpcore2.ConnectionPool(
                     ssl_context=ssl.create_default_context(),
-                    # The threads that deliver are the limit: an endpoint that hangs must not keep others waiting.
+                    # No limit besides the number of threads: an unresponsive endpoint must not block others.
                     max_connections=None,
                     max_keepalive_connections=20,
                     network_backend=Network(allow_private=self.allow_private),
@@ -238,7 +240,7 @@ class _Deliver:
     def _judge(
         self, batch: Batch, records: Sequence[Record], status: int, headers: Mapping[str, str], body: bytes
     ) -> None:
-        """Do what an answer asks for."""
+        """Act on a response."""
         if 200 <= status < 300:
             for record, why in _failures(records, headers, body):
                 batch.reject(record, why)
@@ -249,25 +251,25 @@ class _Deliver:
             raise RetryAfter(headers.get("retry-after"), "tenant" if _is_of_tenants(self.url) else "pipeline")
         elif status == 410:
             app = self.app or current_task.app
-            runtime_of(app).pauses.pause(batch.pipeline, batch.tenant, "its endpoint answered 410: it is gone")
+            runtime_of(app).pauses.pause(batch.pipeline, batch.tenant, "its endpoint answered 410 (Gone)")
             raise RetryAfter(PAUSED_AGAIN_AFTER)
         else:
-            raise Undelivered(f"the endpoint answered {_said(status, body)}")
+            raise Undelivered(f"the endpoint answered {_summary(status, body)}")
 
 
 def _json_of(record: Record) -> str:
-    """Return a record as JSON; its document is the text that Postgres has, with all digits of its numbers."""
+    """Return a record as JSON; its document is the text from Postgres, so that numbers keep all digits."""
     named = {"id": record.external_id, "revision": record.revision, "deleted": record.deleted}
     document = record.document_text or json.dumps(dict(record.document), ensure_ascii=False)
     return f'{json.dumps(named, ensure_ascii=False)[:-1]}, "document": {document}}}'
 
 
 def _target(url: str, tenant: str) -> httpcore2.URL:
-    """Return a URL that can be asked.
+    """Return a valid URL.
 
     Raises:
-        Undelivered: it is none. The records can be sent as soon as it is corrected. The text has nothing of it, since
-            it may hold a secret.
+        Undelivered: it is invalid; the records can be sent once it is corrected. The message does not quote the URL,
+            because it may contain a secret.
     """
     try:
         found = httpcore2.URL(url)
@@ -275,14 +277,14 @@ def _target(url: str, tenant: str) -> httpcore2.URL:
         found = None
     if found is None or found.scheme not in (b"http", b"https") or not found.host:
         raise Undelivered(
-            f"not sent: the URL for tenant {tenant!r} cannot be used. Write it as https://name/path, in ASCII (a name "
-            "with other letters as xn--...), with a port of up to 65535 if any"
+            f"not sent: the URL for tenant {tenant!r} is invalid. It must look like https://name/path, in ASCII "
+            "(internationalized names as xn--...), with a port up to 65535 if any"
         )
     parts = found.target.partition(b"?")[0].lower().replace(b"%2e", b".").split(b"/")
     if b"." in parts or b".." in parts:
         raise Undelivered(
-            f"not sent: the URL for tenant {tenant!r} has a part `.` or `..` in its path, which leads to another path, "
-            "encoded too. Make the URL by a function that writes this part otherwise"
+            f"not sent: the path of the URL for tenant {tenant!r} contains `.` or `..`, possibly encoded, which leads "
+            "to another path. Create the URL by a function that encodes the tenant differently"
         )
     return found
 
@@ -291,27 +293,26 @@ def _check_headers(headers: Mapping[str, str]) -> None:
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
             raise ConfigurationError(
-                f"the header {shown(name)} cannot be sent: its name has letters, digits and some signs such as -, and "
-                "its value printable ASCII. Encode what else it holds"
+                f"the header {shown(name)} is invalid: its name must be an HTTP token, and its value printable ASCII"
             )
 
 
-def _said(status: int, body: bytes) -> str:
+def _summary(status: int, body: bytes) -> str:
     why = printable(" ".join(body[:LONGEST_REASON].decode(errors="replace").split()))
     return f"{status}: {why}" if why else f"{status}"
 
 
 def _failures(records: Sequence[Record], headers: Mapping[str, str], body: bytes) -> list[tuple[Record, str]]:
-    """Return which records the endpoint did not take, and why; of an answer that is no JSON object, none.
+    """Return the records that the endpoint did not accept, and why; none if the response is not a JSON object.
 
     Raises:
-        UnexpectedAnswer: one of them was not sent, or has no reason; or the answer should be JSON and is none.
+        UnexpectedAnswer: it names a record that was not sent, or without a reason; or it should be JSON but is not.
     """
     try:
         answer: Any = json.loads(body)
     except (ValueError, RecursionError):
         if body.strip() and ("json" in headers.get("content-type", "") or body.lstrip().startswith(b"{")):
-            raise UnexpectedAnswer("the answer should be JSON and is none: who was taken, is not known") from None
+            raise UnexpectedAnswer("the response is not valid JSON: cannot tell which records were accepted") from None
         return []
     if not isinstance(answer, dict) or answer.get("failures") is None:
         return []
@@ -319,6 +320,6 @@ def _failures(records: Sequence[Record], headers: Mapping[str, str], body: bytes
     found = []
     for one in answer["failures"] if isinstance(answer["failures"], list) else [None]:
         if not isinstance(one, dict) or sent.get(str(one.get("id"))) is None or not str(one.get("error") or "").strip():
-            raise UnexpectedAnswer("`failures` of the answer is no list of records that were sent, each with its error")
+            raise UnexpectedAnswer("`failures` in the response is not a list of sent records, each with an error")
         found.append((sent[str(one["id"])], str(one["error"])[:LONGEST_REASON]))
     return found

@@ -1,4 +1,4 @@
-"""What answers the requests of one path: body limits, refusals, and the log lines about refusals."""
+"""The base of our endpoints: body limits, error responses, and log lines about them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute
 from starlette.types import Lifespan, Receive, Scope, Send
 
 from taskbridge.common.log_throttle import LogThrottle
-from taskbridge.common.texts import error_line, printable
+from taskbridge.common.texts import counted, error_line, printable
 from taskbridge.errors import TaskBridgeError, UsageError
 from taskbridge.web.storing import Storage
 
@@ -29,17 +29,17 @@ log = logging.getLogger(__name__)
 
 LONGEST_BODY: Final = 1_048_576
 LONG_BODY: Final = 65_536
-"""A longer body is decoded in a thread, so that other requests do not wait for it."""
+"""Longer bodies are decoded in a thread, so that other requests do not wait."""
 BODY_SECONDS: Final = 30.0
-"""Time within which a body must have come."""
+"""The time limit for receiving a body."""
 MOST_HELD: Final = 128 * 1_048_576
-"""Bytes of bodies, for each path, from which on no long one is received."""
+"""If an endpoint holds this many bytes of bodies, it accepts no further long ones."""
 
 B = TypeVar("B")
 
 
 class Storages:
-    """The storage of each event loop in which an app runs, made by its first request."""
+    """The storage of each event loop in which an app runs, created by the first request."""
 
     def __init__(self, app: Celery | None) -> None:
         self._app = app
@@ -60,8 +60,8 @@ class Storages:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Open a session before the first request, and finish at the end what was begun."""
-        with suppress(Exception):  # such as a wrong Redis URL: each request reports it
+        """Open a session before the first request, and complete unfinished work at shutdown."""
+        with suppress(Exception):  # each request reports it, such as a wrong Redis URL
             await self.current.open()
         yield
         if storage := self._of_loop.pop(asyncio.get_running_loop(), None):
@@ -69,17 +69,14 @@ class Storages:
 
 
 def own_app() -> Celery:
-    """Return the package's own app."""
+    """Return the package's own Celery app."""
     from taskbridge import app  # noqa: PLC0415 - it reads the environment
 
     return app
 
 
 class Refusal(Exception):
-    """An answer other than 2xx: the sender gets `error`, and the log gets `why`.
-
-    `index` is the entry of an array that is meant.
-    """
+    """An error response: the sender gets `error`, and the log gets `why`; `index` is the invalid entry of an array."""
 
     def __init__(
         self,
@@ -98,30 +95,30 @@ class Refusal(Exception):
 
 
 class _Answer(JSONResponse):
-    """An answer to a request whose body may not have come to its end."""
+    """A response to a request whose body may not have been received completely."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, unless the server has answered by itself."""
+        """Send it, unless the server itself has already responded."""
         try:
             await super().__call__(scope, receive, send)
         except Exception as error:
-            # uvicorn answers a body that is framed wrongly, and raises if an answer comes before its next turn.
-            log.debug("an answer with %d is not sent: %s", self.status_code, error_line(error))
+            # uvicorn responds to an invalid body itself, and raises if we respond, too.
+            log.debug("a response with status %d was not sent: %s", self.status_code, error_line(error))
             await asyncio.sleep(0)
 
 
 def unavailable(error: str, why: str = "") -> Refusal:
-    """Return the answer that asks the sender to try again."""
+    """Return a response that asks the sender to try again."""
     return Refusal(503, error, {"Retry-After": "1"}, why=why)
 
 
 class Endpoint(ABC, Generic[B]):
-    """What answers the requests of one path. `B` is what a request brings.
+    """An ASGI app for one path. `B` is the parsed content of a request.
 
     Args:
         route: the path, for the log.
-        longest_body: bytes of a body; a longer one is refused while it comes.
-        storages: where what a request brings is stored.
+        longest_body: the maximum size of a body in bytes.
+        storages: stores the content of requests.
     """
 
     def __init__(self, route: str, longest_body: int, storages: Storages) -> None:
@@ -129,26 +126,26 @@ class Endpoint(ABC, Generic[B]):
         self._longest = longest_body
         self._storages = storages
         self._held = 0
-        """Bytes of the bodies that are received or not yet answered."""
+        """The total size of the bodies of current requests."""
         self._refused = LogThrottle()
-        """Refusals, by status."""
+        """Error responses, by status."""
         self._failures = LogThrottle()
-        """Faults that are not the sender's, by class."""
+        """Errors that are not the sender's fault, by class."""
 
     async def begin(self, headers: dict[str, str]) -> None:
-        """Raise an error where the body is not to be read."""
+        """Raise an error to refuse a request without reading its body."""
 
     @abstractmethod
     def read(self, headers: dict[str, str], body: bytes) -> B | Response:
-        """Return what a request brings, or the answer if there is nothing to store. A thread may call it."""
+        """Return the content of a request, or a response if there is nothing to store. May run in a thread."""
 
     @abstractmethod
     async def store(self, brought: B) -> Response:
-        """Store what a request brings, and answer."""
+        """Store the content of a request, and return the response."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as an ASGI app; a function of Starlette's would cost more for each."""
-        # The first of several headers with one name counts.
+        """Handle a request. A plain ASGI app is faster than a Starlette endpoint."""
+        # The first of several headers with the same name counts.
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
         is_read = False
         try:
@@ -167,7 +164,7 @@ class Endpoint(ABC, Generic[B]):
 
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
-        """Receive a body, which counts as held until the end of the block."""
+        """Receive a body, which counts towards `MOST_HELD` until the end of the block."""
         parts, length = list[bytes](), 0
         try:
             try:
@@ -178,7 +175,7 @@ class Endpoint(ABC, Generic[B]):
                         self._held += len(part)
                         self._check(length)
             except TimeoutError:
-                raise Refusal(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+                raise Refusal(408, f"the body was not received within {BODY_SECONDS:g} s") from None
             yield b"".join(parts)
         finally:
             self._held -= length
@@ -186,39 +183,39 @@ class Endpoint(ABC, Generic[B]):
     def _check(self, length: int) -> None:
         if length > self._longest:
             raise Refusal(413, f"the body is longer than {self._longest:,} bytes")
-        # Senders of long and slow bodies do not keep out short ones.
+        # Long and slow bodies must not keep out short ones.
         if length > LONG_BODY and self._held > MOST_HELD:
-            raise unavailable("more requests came than can be read: try again in a second")
+            raise unavailable("too many requests: try again in a second")
 
     def _refusal(self, error: Exception) -> Refusal:
-        """Return the answer for an error, and log it."""
+        """Return the response for an error, and log it."""
         match error:
             case Refusal():
                 refusal = error
             case UsageError():
                 refusal = Refusal(400, str(error))
             case ClientDisconnect():
-                refusal = Refusal(400, "the sender has gone")
+                refusal = Refusal(400, "the sender disconnected")
             case _:
                 if not isinstance(error, TaskBridgeError) and (count := self._failures.counted(type(error))):
-                    text = "requests to %s that failed with this error: %d, the last"
-                    log.error(text, self._route, count, exc_info=error)
-                refusal = unavailable("the request is not taken now: try again", error_line(error))
+                    text = "%s to %s failed with this error, the last"
+                    log.error(text, counted(count, "request"), self._route, exc_info=error)
+                refusal = unavailable("the request cannot be accepted now: try again", error_line(error))
         if count := self._refused.counted(refusal.status):
-            text = "requests to %s answered with %d: %d, the last: %s"
-            log.warning(text, self._route, refusal.status, count, printable(refusal.why))
+            text = "%s to %s answered with %d, the last: %s"
+            log.warning(text, counted(count, "request"), self._route, refusal.status, printable(refusal.why))
         return refusal
 
 
 def mountable(routes: Sequence[BaseRoute], lifespan: Lifespan[Starlette]) -> Starlette:
-    """Return an ASGI app with these routes; it can be mounted under any path."""
+    """Return an ASGI app with these routes, which can be mounted under any path."""
     made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _not_found})
-    # A redirect would lead to the host that the request names.
+    # A redirect would go to the host that the request names.
     made.router.redirect_slashes = False
     return made
 
 
 async def _not_found(_: Request, error: Exception) -> Response:
-    """Answer a request of another path or method."""
+    """Handle a request for another path or method."""
     assert isinstance(error, HTTPException)  # noqa: S101 - for the type
     return _Answer({"error": error.detail}, error.status_code, error.headers)

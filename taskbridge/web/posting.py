@@ -1,10 +1,10 @@
 """`POST /events`: events, records and messages from programs in any language.
 
-| an entry has | it is | as by |
+| fields of an entry | meaning | equivalent call |
 | --- | --- | --- |
 | `pipeline`, `tenant` | an event | `notify_event` |
 | `source` or `pipeline`, `tenant`, `key`, `document` | a record, and its events | `record`, with `notify` |
-| `pipeline`, `payload`, perhaps `message_id` | a message of a pipeline with criteria | `record_event` |
+| `pipeline`, `payload`, optionally `message_id` | a message for a pipeline with criteria | `record_event` |
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ __all__ = ["MOST_ENTRIES", "PATH", "events", "with_events"]
 
 PATH: Final = "/events"
 MOST_ENTRIES: Final = 1_000
-"""Entries of one request."""
+"""The maximum number of entries in a request."""
 LONGEST_SHOWN: Final = 40
-UNKNOWN: Final = "the token is missing, or none of those that are allowed: send `Authorization: Bearer TOKEN`"
+UNKNOWN: Final = "the token is missing or invalid: send `Authorization: Bearer TOKEN`"
 
 
 def events(
     tokens: str | Sequence[str] | None = None, *, app: Celery | None = None, longest_body: int = LONGEST_BODY
 ) -> Starlette:
-    """Return an ASGI app that takes `POST /events`; it can be mounted under any path.
+    """Return an ASGI app for `POST /events`, which can be mounted under any path.
 
-    What it takes and answers is in docs/how-to/events-over-http.md.
+    docs/how-to/events-over-http.md describes requests and responses.
 
     Args:
-        tokens: what a request may send as its bearer token; several while they are exchanged. None: those of
-            TASKBRIDGE_EVENTS_TOKENS. Without any there is no such path.
+        tokens: the accepted bearer tokens, several during a rotation; None: those of TASKBRIDGE_EVENTS_TOKENS. If there
+            are none, the path does not exist.
         app: the Celery app on which TaskBridge is installed; None: the package's own.
-        longest_body: bytes of a body; a longer one is refused while it comes.
+        longest_body: the maximum size of a body in bytes.
 
     Raises:
         ConfigurationError: a token is not allowed.
@@ -68,21 +68,21 @@ def events(
 
 
 def with_events(target: ASGIApp) -> ASGIApp:
-    """Return an ASGI app that takes `POST /events`, and gives all other requests to `target`.
+    """Return an ASGI app that handles `POST /events` and passes all other requests to `target`.
 
     Raises:
-        ConfigurationError: a webhook of `target` has that path, or a token is not allowed.
+        ConfigurationError: a webhook of `target` uses the same path, or a token is not allowed.
     """
     webhooks = getattr(getattr(target, "state", None), "webhooks", ())
     if any(one.route == PATH for one in webhooks):
         raise ConfigurationError(
-            f"a webhook has the path {PATH}, which TASKBRIDGE_EVENTS_TOKENS takes: give the webhook another `path`"
+            f"a webhook has the path {PATH}, which TASKBRIDGE_EVENTS_TOKENS reserves: give the webhook another `path`"
         )
     ours = events()
 
     async def both(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            # Only one of the two may answer it, and ours has nothing to do before its end.
+            # Only one app may respond to the lifespan messages, so ours runs around the other.
             async with ours.router.lifespan_context(ours):
                 await target(scope, receive, send)
         elif scope["type"] == "http" and scope["path"] == PATH:
@@ -95,7 +95,7 @@ def with_events(target: ASGIApp) -> ASGIApp:
 
 @dataclass
 class _Found:
-    """What a request brings."""
+    """The content of a request."""
 
     records: list[Incoming] = field(default_factory=list)
     messages: list[Prepared] = field(default_factory=list)
@@ -103,12 +103,12 @@ class _Found:
 
     @property
     def stored(self) -> int:
-        """How many of them are stored."""
+        """How many records and messages are stored."""
         return len(self.records) + len(self.messages)
 
 
 class _Events(Endpoint[_Found]):
-    """What answers `POST /events`."""
+    """The endpoint `POST /events`."""
 
     def __init__(self, tokens: Iterable[str], longest_body: int, storages: Storages) -> None:
         super().__init__(PATH, longest_body, storages)
@@ -116,7 +116,7 @@ class _Events(Endpoint[_Found]):
         self._runtime: Runtime | None = None
 
     async def begin(self, headers: dict[str, str]) -> None:
-        """Check the token; before the first request, import the modules with the pipelines."""
+        """Check the token; for the first request, import the pipeline modules."""
         if not self._is_allowed(headers.get("authorization", "")):
             raise Refusal(401, UNKNOWN, {"WWW-Authenticate": "Bearer"})
         if self._runtime is None:
@@ -124,24 +124,24 @@ class _Events(Endpoint[_Found]):
                 runtime = runtime_of(self._storages.app)
                 await asyncio.to_thread(self._storages.current.prepare)
             except UsageError as error:
-                # It is not the sender's, so it is not answered with 400.
+                # It is not the sender's fault, so do not respond with 400.
                 raise Unavailable(str(error)) from error
             self._runtime = runtime
 
     def _is_allowed(self, header: str) -> bool:
         scheme, _, token = header.partition(" ")
         sent = token.strip().encode("latin-1", "replace")
-        # Each is compared, and each in constant time.
+        # Compare all tokens, each in constant time.
         same = [hmac.compare_digest(sent, one) for one in self._tokens]
         return any(same) and scheme.lower() == "bearer"
 
     def read(self, headers: dict[str, str], body: bytes) -> _Found:
         """See `Endpoint`."""
-        assert self._runtime is not None  # noqa: S101 - for the type: `begin` was there first
+        assert self._runtime is not None  # noqa: S101 - `begin` has set it
         found, payload = _Found(), parsed(body)
         entries = payload if isinstance(payload, list) else [payload]
         if len(entries) > MOST_ENTRIES:
-            raise Refusal(413, f"there are {len(entries):,} entries: send {MOST_ENTRIES:,} at the most")
+            raise Refusal(413, f"there are {len(entries):,} entries: send at most {MOST_ENTRIES:,}")
         for number, entry in enumerate(entries):
             try:
                 _take(self._runtime, entry, found)
@@ -153,30 +153,30 @@ class _Events(Endpoint[_Found]):
         return found
 
     async def store(self, brought: _Found) -> Response:
-        """Store what a request brings, send the events that have no record, and answer."""
+        """Store records and messages, send events that have no record, and respond."""
         if brought.stored:
             await self._storages.current.store(brought.records, brought.messages)
         try:
             if brought.events:
                 await asend(runtime_of(self._storages.app), [*brought.events.items()])
         except Unavailable as error:
-            text = "the events are not taken now: send them again"
+            text = "the events were not sent: try again"
             if brought.stored:
-                text = f"what is to be stored is stored, but {text}"
+                text = f"records and messages were stored, but {text}"
             raise unavailable(text, error_line(error)) from error
         unmatched = sum(isinstance(one.found, Unmatched) for one in brought.messages)
         return JSONResponse({"records": brought.stored, "events": len(brought.events), "unmatched": unmatched})
 
 
 def _take(runtime: Runtime, entry: Any, found: _Found) -> None:
-    """Add an entry to what was found.
+    """Parse an entry and add it to the content.
 
     Raises:
-        UsageError: it is wrong, with the reason.
+        UsageError: it is invalid.
     """
     if not isinstance(entry, dict):
-        raise InvalidInput("it is no JSON object: send one with `pipeline` and `tenant`, or an array of such")
-    # Programs send null for what they leave out; a message's payload may be null.
+        raise InvalidInput("not a JSON object: send one with `pipeline` and `tenant`, or an array of objects")
+    # Programs send null for omitted fields; the payload of a message may be null.
     given = {name: value for name, value in entry.items() if value is not None or name == "payload"}
     if "payload" in given:
         found.messages.append(_message(runtime, given))
@@ -191,7 +191,7 @@ def _take(runtime: Runtime, entry: Any, found: _Found) -> None:
 def _record(runtime: Runtime, given: Mapping[str, Any]) -> Incoming:
     _check_fields("a record", given, ("tenant", "key", "document"), ("source", "pipeline"))
     if ("source" in given) == ("pipeline" in given):
-        raise InvalidInput("a record has a `source`, or a `pipeline` that reads it: send one of the two")
+        raise InvalidInput("a record needs either a `source` or a `pipeline`")
     if "source" in given:
         source = check_source_name(given["source"])
         readers_of(runtime, source)
@@ -201,7 +201,7 @@ def _record(runtime: Runtime, given: Mapping[str, Any]) -> Incoming:
     key = check_key(tenant, text_of("key", given["key"]))
     document = given["document"]
     if not isinstance(document, dict):
-        raise InvalidInput(f"tenant {tenant!r}, record {key!r}: the document is no JSON object")
+        raise InvalidInput(f"tenant {tenant!r}, record {key!r}: the document is not a JSON object")
     return Incoming(source, None, tenant, key, None, exact_json_text(f"tenant {tenant!r}, record {key!r}", document))
 
 
@@ -219,10 +219,10 @@ def _tenant(given: Mapping[str, Any]) -> str:
 
 
 def _check_fields(what: str, given: Mapping[str, Any], needed: Sequence[str], others: Sequence[str] = ()) -> None:
-    """Raise InvalidInput where a field is missing, or there is one that nobody reads."""
+    """Raise InvalidInput if a field is missing or unknown."""
     if unknown := [name for name in given if name not in (*needed, *others)]:
         raise InvalidInput(
-            f"{shown(unknown[0], LONGEST_SHOWN)} is no field of {what}: its fields are {', '.join((*needed, *others))}"
+            f"{shown(unknown[0], LONGEST_SHOWN)} is not a field of {what}: use {', '.join((*needed, *others))}"
         )
     if missing := [name for name in needed if name not in given]:
         raise InvalidInput(f"{what} lacks {', '.join(missing)}")

@@ -1,4 +1,4 @@
-"""The receiver of webhooks, an ASGI app: a request is answered with 2xx once its record is durable, and not before."""
+"""The webhook receiver, an ASGI app that responds with 2xx only once the record is durable."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ NOT_NEW: Final = JSONResponse({"new": False})
 
 
 def receiver(*webhooks: Webhook, app: Celery | None = None, longest_body: int = LONGEST_BODY) -> Starlette:
-    """Return an ASGI app that takes these webhooks; it can be mounted under any path.
+    """Return an ASGI app that receives these webhooks, which can be mounted under any path.
 
-    The answers are listed in docs/how-to/receive-webhooks.md. Redis is notified after the answer. If it is unavailable,
-    workers find the record all the same.
+    docs/how-to/receive-webhooks.md lists the responses. Events are sent to Redis after the response; if Redis is
+    unavailable, workers still find the record.
 
     Args:
-        webhooks: the webhooks, each at a path of its own.
+        webhooks: the webhooks, each with its own path.
         app: the Celery app on which TaskBridge is installed; None: the package's own.
-        longest_body: bytes of a body; a longer one is refused while it comes.
+        longest_body: the maximum size of a body in bytes.
 
     Raises:
-        ConfigurationError: two webhooks have one path.
+        ConfigurationError: two webhooks have the same path.
     """
     check_distinct(webhooks)
     storages = Storages(app)
     routes = [Route(one.route, _OfWebhook(one, longest_body, storages), methods=["POST"]) for one in webhooks]
     made = mountable(routes, storages.lifespan)
-    # For tests and tools that sign requests as the webhooks say.
+    # For tests and tools that sign requests.
     made.state.webhooks = webhooks
     return made
 
 
 class _OfWebhook(Endpoint[Incoming | Unfit]):
-    """What answers the requests of one webhook."""
+    """The endpoint of a webhook."""
 
     def __init__(self, webhook: Webhook, longest_body: int, storages: Storages) -> None:
         super().__init__(webhook.route, longest_body, storages)
@@ -62,7 +62,7 @@ class _OfWebhook(Endpoint[Incoming | Unfit]):
         except InvalidSignature as error:
             raise Refusal(401, str(error)) from None
         except VALUE_ERRORS as error:
-            # Raised by a user's function. Its text may quote the request, so only the log has it.
+            # Raised by a user's function. Its text may quote the request, so it is only logged.
             raise Refusal(401, "the request could not be verified", why=error_line(error)) from None
         payload = _payload(headers, body)
         if (answer := self._webhook.signature.challenge(payload)) is not None:
@@ -81,7 +81,7 @@ class _OfWebhook(Endpoint[Incoming | Unfit]):
             is_new = await self._storages.current.receive(brought)
         except InvalidInput as error:
             if str(error).startswith(f"the source {brought.source} "):
-                # Such as an adopted table: no sender could send anything else.
+                # The source is wrong, for example an adopted table, and the sender cannot change that.
                 raise Unavailable(str(error)) from None
             raise
         return NEW if is_new else NOT_NEW
@@ -92,5 +92,5 @@ def _payload(headers: dict[str, str], body: bytes) -> Any:
         return parsed(body)
     except InvalidInput:
         if headers.get("content-type", "").startswith(FORM):
-            raise Refusal(400, "the body is a form: choose application/json at the provider") from None
+            raise Refusal(400, "the body is a form: choose application/json in the provider's settings") from None
         raise

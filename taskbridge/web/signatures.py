@@ -1,6 +1,6 @@
-"""How providers sign their webhooks. Each scheme reads the raw bytes and compares in constant time.
+"""Signature schemes of webhook providers. Each one verifies the raw bytes, in constant time.
 
-The schemes are those of the specification of Standard Webhooks (https://www.standardwebhooks.com), and of what GitHub
+The schemes follow the specification of Standard Webhooks (https://www.standardwebhooks.com), and what GitHub
 (https://docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries), Stripe
 (https://docs.stripe.com/webhooks#verify-manually), Shopify
 (https://shopify.dev/docs/apps/build/webhooks/subscribe/https) and Slack
@@ -31,72 +31,72 @@ __all__ = [
 ]
 
 TOLERANCE: Final = 300.0
-"""Seconds by which a signed time may differ from this machine's; what Standard Webhooks, Stripe and Slack advise."""
+"""How many seconds a signed time may differ from our clock, as Standard Webhooks, Stripe and Slack advise."""
 MOST_SIGNATURES: Final = 20
-"""Signatures of one request that are checked."""
+"""How many signatures of a request are checked."""
 MOST_ASYMMETRIC: Final = 3
-"""Of these, such with a public key, which take longer."""
+"""How many of them are checked with a public key, which takes longer."""
 SHORTEST_KEY: Final = 24
-"""Bytes of a secret for sending, as Standard Webhooks asks."""
+"""The minimum size of a signing secret in bytes, as Standard Webhooks requires."""
 LONGEST_KEY: Final = 64
 
 Headers = Mapping[str, str]
-"""Names in lower case; values as latin-1, which keeps each byte."""
+"""Names in lower case; values decoded as latin-1, which preserves every byte."""
 Secrets = str | Sequence[str]
-"""One secret, or several during a rotation: each is accepted."""
+"""A secret, or several during a rotation, which are all accepted."""
 
 
 class InvalidSignature(TaskBridgeError):
-    """The request does not come from the expected sender. The text contains no secret and no signature."""
+    """The request does not come from the expected sender. The message contains neither secrets nor signatures."""
 
 
 class Scheme(Protocol):
-    """What a receiver needs of a scheme."""
+    """The interface of a signature scheme."""
 
     @property
     def delivery(self) -> str | None:
-        """Where the provider's id of the webhook is: a JSONPath that begins with `$`, or a header; None: nowhere.
+        """Where the provider's webhook id is: a JSONPath that begins with `$`, or a header; None if there is no id.
 
-        Of several headers, separated by commas, the first one that is present counts.
+        If several headers are given, separated by commas, the first one in the request counts.
         """
 
     @property
     def signs_delivery(self) -> bool:
-        """Whether the header with the webhook's id is signed, too."""
+        """Whether the header with the webhook id is signed."""
 
     def verify(self, headers: Headers, body: bytes, now: float) -> None:
-        """Return if the request is signed; `now` is the Unix time in seconds.
+        """Verify that the request is signed; `now` is the Unix time in seconds.
 
         Raises:
-            InvalidSignature: it is not, or is too old.
+            InvalidSignature: it is not signed, or too old.
         """
 
     def challenge(self, payload: Any) -> str | None:
-        """Return the answer to a request with which the provider only checks the URL; None: it is not one."""
+        """Return the response to a request that only checks the URL; None: it is another request."""
 
 
 def _no_challenge(_: Any) -> None:
-    """Answer as for the providers that send no such request."""
+    """The default for providers that do not check the URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hmac:
-    """A scheme with shared secrets: HMAC-SHA256 of the body, and of what the provider puts before it.
+    """A scheme with shared secrets: HMAC-SHA256 of the body and a preamble.
 
     Args:
-        secrets: one, or several during a rotation.
+        secrets: a secret, or several during a rotation.
         header: the header with the signature.
-        encoding: how a signature is written.
-        prefix: what precedes a signature, such as `sha256=`.
-        separator: what separates the parts of the header, if it can have several.
-        preamble: what is signed before the body. `{time}` in it is the signed time, and `{id}` the webhook's id.
-        time: where the signed time is, in Unix seconds: a header; or a part of the signature's header, such as `t=`.
-        tolerance: seconds by which the signed time may differ from this machine's clock.
-        delivery: where the webhook's id is; see `Scheme`.
-        challenge: answers a request with which the provider only checks the URL; see `Scheme`.
+        encoding: the encoding of the signature.
+        prefix: the prefix of a signature, such as `sha256=`.
+        separator: the separator of the parts of the header, if it can have several.
+        preamble: what is signed before the body. `{time}` stands for the signed time, `{id}` for the webhook id.
+        time: where the signed time is, in Unix seconds: a header, or a part of the signature header, such as `t=`.
+        tolerance: how many seconds the signed time may differ from this machine's clock.
+        delivery: where the webhook id is; see `Scheme`.
+        challenge: responds to a request that only checks the URL; see `Scheme`.
 
     Raises:
-        ConfigurationError: there is no secret, or an empty one.
+        ConfigurationError: there is no secret, or it is empty.
     """
 
     secrets: Secrets = field(repr=False)
@@ -129,10 +129,10 @@ class Hmac:
             message_id = _header(headers, self.delivery or "") if self.signs_delivery else ""
             content = self.preamble.format(time=time, id=message_id).encode("latin-1")
         if not self._is_signed(content + body, parts):
-            raise InvalidSignature("no signature of the request belongs to its content and a secret of this receiver")
+            raise InvalidSignature("no signature of the request matches its content and a secret of this receiver")
 
     def sign(self, message_id: str, body: bytes, now: float) -> dict[str, str]:
-        """Return the headers of a request; `message_id` is the webhook's, if the scheme has it in a header."""
+        """Return the signature headers of a request, including `message_id` if the scheme has a header for it."""
         time, headers = str(int(now)), dict[str, str]()
         content = self.preamble.format(time=time, id=message_id).encode() + body
         digests = [hmac.digest(key, content, "sha256") for key in self._keys]
@@ -147,19 +147,19 @@ class Hmac:
         return {**headers, self.header: parts[0] if self.separator is None else self.separator.join(parts)}
 
     def _signed_time(self, headers: Headers, parts: Sequence[str], now: float) -> str:
-        """Return the signed time, which must be close to `now`."""
+        """Return the signed time, after checking that it is close to `now`."""
         name = self.time or ""
         times = [part.strip().removeprefix(name) for part in parts if part.strip().startswith(name)]
         where = f"{name} in {self.header}" if name.endswith("=") else name
         text = _header(headers, name.lower()) if where == name else times[0] if len(times) == 1 else ""
         if not (text.isascii() and text.isdigit() and len(text) <= 15):
-            raise InvalidSignature(f"{where} is not one Unix time in seconds")
+            raise InvalidSignature(f"{where} is not a Unix time in seconds")
         if abs(int(text) - now) > self.tolerance:
             raise InvalidSignature(f"{where} differs from this machine's clock by more than {self.tolerance:g} s")
         return text
 
     def _is_signed(self, content: bytes, parts: Sequence[str]) -> bool:
-        """Compare each signature with that of each secret, even after one was right."""
+        """Compare all signatures with those of all secrets, even after a match."""
         is_right, digests = False, [hmac.digest(key, content, "sha256") for key in self._keys]
         for signature in _decoded(parts, self.prefix, self.encoding):
             for digest in digests:
@@ -168,12 +168,12 @@ class Hmac:
 
 
 def _answer_ping(payload: Any) -> str | None:
-    """Answer the request with which a new webhook of GitHub begins."""
+    """Respond to the `ping` of a new GitHub webhook."""
     return "pong" if isinstance(payload, dict) and {"zen", "hook_id"} <= payload.keys() else None
 
 
 def _answer_url_verification(payload: Any) -> str | None:
-    """Answer the request with which Slack checks a URL."""
+    """Respond to the request with which Slack checks a URL."""
     is_check = isinstance(payload, dict) and payload.get("type") == "url_verification"
     return text if is_check and isinstance(text := payload.get("challenge"), str) else None
 
@@ -185,7 +185,7 @@ GitHub: Final = partial(
     delivery="x-github-delivery",
     challenge=_answer_ping,
 )
-"""GitHub signs neither a time nor the webhook's id. Its `ping` is answered."""
+"""GitHub signs neither a time nor the webhook id. Its `ping` is answered."""
 
 Shopify: Final = partial(
     Hmac,
@@ -193,7 +193,7 @@ Shopify: Final = partial(
     encoding="base64",
     delivery="x-shopify-event-id,x-shopify-webhook-id",
 )
-"""Shopify signs neither a time nor the webhook's id."""
+"""Shopify signs neither a time nor the webhook id."""
 
 Stripe: Final = partial(
     Hmac,
@@ -204,7 +204,7 @@ Stripe: Final = partial(
     preamble="{time}.",
     delivery="$.id",
 )
-"""Stripe: the webhook's id is that of the event."""
+"""Stripe's webhook id is the id of the event."""
 
 Slack: Final = partial(
     Hmac,
@@ -215,7 +215,7 @@ Slack: Final = partial(
     delivery="$.event_id",
     challenge=_answer_url_verification,
 )
-"""Slack: its `url_verification` is answered."""
+"""Slack's `url_verification` is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +223,11 @@ class StandardWebhooks(Hmac):
     """Standard Webhooks: `v1` with secrets `whsec_...`, `v1a` with public keys `whpk_...`.
 
     Args:
-        secrets: one, or several during a rotation.
-        tolerance: seconds by which `webhook-timestamp` may differ from this machine's clock.
+        secrets: a secret, or several during a rotation.
+        tolerance: how many seconds `webhook-timestamp` may differ from this machine's clock.
 
     Raises:
-        ConfigurationError: a secret is not written as the standard says, or there is none.
+        ConfigurationError: there is no secret, or it does not have the form that the standard requires.
     """
 
     header: str = field(default="webhook-signature", init=False)
@@ -247,18 +247,18 @@ class StandardWebhooks(Hmac):
         object.__setattr__(self, "_public_keys", tuple(map(_public_key, public)))
 
     def check_for_sending(self) -> None:
-        """Check that each secret that signs is as long as the standard asks. A receiver accepts any length.
+        """Check that each signing secret has the length that the standard requires. Receivers accept any length.
 
         Raises:
-            ConfigurationError: one is not, or there is none.
+            ConfigurationError: a secret is too short or too long, or there is none.
         """
         if not self._keys:
-            raise ConfigurationError("requests are signed with secrets whsec_..., and there is none")
+            raise ConfigurationError("signing requests needs a secret whsec_..., and there is none")
         for key in self._keys:
             if not SHORTEST_KEY <= len(key) <= LONGEST_KEY:
                 raise ConfigurationError(
-                    f"a secret that signs has {len(key)} bytes, and Standard Webhooks asks for {SHORTEST_KEY} to "
-                    f'{LONGEST_KEY} random ones: make another, for example by `echo "whsec_$(openssl rand -base64 32)"`'
+                    f"a signing secret has {len(key)} bytes, but Standard Webhooks requires {SHORTEST_KEY} to "
+                    f'{LONGEST_KEY} random bytes: create one with `echo "whsec_$(openssl rand -base64 32)"`'
                 )
 
     def _is_signed(self, content: bytes, parts: Sequence[str]) -> bool:
@@ -270,17 +270,17 @@ class StandardWebhooks(Hmac):
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A function of the headers and the body decides: it returns True for a genuine request.
+    """A scheme that calls a function with the headers and the body, which returns True for a genuine request.
 
-    A request for which it raises an error that wrong or missing values cause (`KeyError`, `ValueError` and the like) is
-    not genuine. After any other error the sender is asked to send again.
+    If the function raises an error that wrong or missing values cause (such as `KeyError` or `ValueError`), the request
+    is rejected. After any other error the sender is asked to try again.
     """
 
     function: Callable[[Headers, bytes], bool]
     delivery: str | None = None
     signs_delivery: ClassVar[bool] = False
 
-    def verify(self, headers: Headers, body: bytes, now: float) -> None:  # noqa: ARG002 - up to the function
+    def verify(self, headers: Headers, body: bytes, now: float) -> None:  # noqa: ARG002 - the function decides
         """See `Scheme`."""
         if self.function(headers, body) is not True:
             raise InvalidSignature("the request is not signed as this receiver requires")
@@ -293,7 +293,7 @@ class Verified:
 def _several(secrets: Secrets) -> list[str]:
     found = [secrets] if isinstance(secrets, str) else list(secrets)
     if not found or not all(found):
-        raise ConfigurationError("a webhook has no secret, or an empty one: set it, for example from the environment")
+        raise ConfigurationError("a webhook has no secret, or an empty one: set one, for example from the environment")
     return found
 
 
@@ -303,7 +303,7 @@ def _key(text: str) -> bytes:
     except ValueError:
         key = b""
     if not key:
-        raise ConfigurationError("a secret of Standard Webhooks is not base64: copy it whole, as whsec_...")
+        raise ConfigurationError("a secret of Standard Webhooks is not base64: copy all of it, as whsec_...")
     return key
 
 
@@ -315,7 +315,7 @@ def _public_key(text: str) -> Any:
     try:
         return Ed25519PublicKey.from_public_bytes(_key(text))
     except ValueError:
-        raise ConfigurationError("a public key whpk_... is no Ed25519 key of 32 bytes: copy it whole") from None
+        raise ConfigurationError("a public key whpk_... is not an Ed25519 key of 32 bytes: copy all of it") from None
 
 
 def _is_signed_by(key: Any, content: bytes, signature: bytes) -> bool:
@@ -335,7 +335,7 @@ def _header(headers: Headers, name: str) -> str:
 
 
 def _decoded(parts: Sequence[str], prefix: str, encoding: str) -> list[bytes]:
-    """Return the signatures among the parts of a header, without those that cannot be decoded."""
+    """Return the signatures in a header, except those that cannot be decoded."""
     texts = [part.strip().removeprefix(prefix) for part in parts if part.strip().startswith(prefix)]
     return [signature for text in texts if (signature := _bytes_of(text, encoding))]
 

@@ -1,4 +1,4 @@
-"""Storing what requests bring: each in a transaction of its own, and then the events of the pipelines that read it."""
+"""Store the content of each request in a transaction, then send events to the pipelines that read it."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ __all__ = ["Storage"]
 log = logging.getLogger(__name__)
 
 OPENED_WITHIN: Final = 2.0
-"""Seconds for which a server's start waits for a session."""
+"""How many seconds a server's startup waits for a session."""
 FORGETS_EVERY: Final = 60.0
-"""Seconds between two deletions of ids of webhooks that are too old to be kept."""
+"""Seconds between two deletions of expired webhook ids."""
 EVENTS_EVERY: Final = 0.05
-"""Seconds between two sendings of events: the first is sent at once, and those that come meanwhile go together."""
+"""Seconds between two batches of events: the first event is sent at once, and those that follow are collected."""
 LONGEST_UNSTORABLE: Final = 1_000_000
 
 
 class Storage:
-    """Stores what requests bring, and notifies the pipelines that read it. One for each event loop."""
+    """Stores the content of requests and notifies pipelines. There is one for each event loop."""
 
     def __init__(self, app: Celery) -> None:
         self._runtime = runtime_of(app)
@@ -59,11 +59,11 @@ class Storage:
         self._matched: dict[Event, int | None] = {}
         self._is_sending = self._is_prepared = False
         self._failures = LogThrottle()
-        """Events that were not sent."""
+        """Events that could not be sent."""
         self._forgets_at = 0.0
 
     async def open(self) -> None:
-        """Open a session, and import the modules with the pipelines: the first request would wait for both otherwise.
+        """Open a session and import the pipeline modules, so that the first request does not have to wait.
 
         If either fails or takes longer than `OPENED_WITHIN`, requests report it.
         """
@@ -71,18 +71,18 @@ class Storage:
         await asyncio.wait([opening], timeout=OPENED_WITHIN)
 
     async def close(self) -> None:
-        """Wait for what was begun, and close the sessions."""
+        """Wait for unfinished work, and close the sessions."""
         while self._tasks:
             await asyncio.wait(self._tasks)
         await self._pool.close()
 
     async def receive(self, incoming: Incoming) -> bool:
-        """Store the record of a webhook; return whether the webhook came for the first time.
+        """Store the record of a webhook; return whether the webhook is new.
 
         Raises:
-            Unavailable: Postgres cannot be used, all sessions are in use, or another transaction holds the record. What
-                became of it is unknown, so the sender should send it again.
-            InvalidInput: Postgres refuses the record.
+            Unavailable: Postgres is unavailable, all sessions are in use, or another transaction has locked the record.
+                It is unknown whether the record was stored, so the sender should try again.
+            InvalidInput: Postgres rejects the record.
         """
         with _translated():
             (((is_new, has_changed),),) = await self._pool.execute(receive_statement(incoming))
@@ -90,7 +90,7 @@ class Storage:
         return bool(is_new)
 
     async def store(self, records: Sequence[Incoming], messages: Sequence[Prepared]) -> None:
-        """Store all of what one request brings, or nothing.
+        """Store all records and messages of a request, or none.
 
         Raises: as `receive`.
         """
@@ -99,7 +99,7 @@ class Storage:
         for one in records:
             rows[one.source].append((one.tenant, one.key, one.document or "{}"))
             traceparent = one.traceparent
-        # In one order, so that two requests hardly ever wait for each other.
+        # Sorted, so that concurrent requests rarely wait for each other.
         sources = sorted(rows)
         messages = sorted(messages, key=lambda one: (one.pipeline, one.message_id))
         with _translated():
@@ -115,7 +115,7 @@ class Storage:
         self._after_commit(tenants, matched)
 
     async def keep(self, unfit: Unfit) -> None:
-        """Store a request that brings no record as unmatched; the same body is stored once.
+        """Store a request without a valid record as unmatched; the same body is stored only once.
 
         Raises: as `receive`.
         """
@@ -126,7 +126,7 @@ class Storage:
             text = ascii(unfit.request.body.decode(errors="replace"))
             await self._keep(unfit, name, json.dumps({"unstorable": text[:LONGEST_UNSTORABLE]}))
         log.error(
-            "request %s to %r is stored as unmatched: %s (`taskbridge quarantine list --unmatched` shows it)",
+            "stored request %s to %r as unmatched: %s (`taskbridge quarantine list --unmatched` shows it)",
             name,
             unfit.source,
             printable(unfit.reason),
@@ -138,7 +138,7 @@ class Storage:
             await self._pool.execute(message_statement(unfit.source, name, text, reason))
 
     def _after_commit(self, changed: Iterable[tuple[str, str]], matched: Events) -> None:
-        """Send events for tenants with changed records. No answer waits for it: workers find the records without."""
+        """Send events for tenants with changed records, in the background: workers find the records anyway."""
         self._changed.update(changed)
         merge(self._matched, matched)
         if (self._changed or self._matched) and not self._is_sending:
@@ -149,7 +149,7 @@ class Storage:
             self._begin(asyncio.to_thread(self._forget))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        # In no request's context, since it works for many.
+        # Without the context of a request, because it works for many.
         task = asyncio.create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -167,12 +167,12 @@ class Storage:
                 await asyncio.sleep(EVENTS_EVERY)
         except Exception as error:
             if self._failures.counted(type(error)):
-                log.exception("no events for the records that came; workers find them all the same")
+                log.exception("events for new records were not sent; workers will find the records anyway")
         finally:
             self._is_sending = False
 
     def prepare(self) -> None:
-        """Import the modules with the pipelines, and make what sends events: both take a while, so not in the loop."""
+        """Import the pipeline modules and connect to Redis. This takes a while, so do not call it in the event loop."""
         self._runtime.pipelines.names()
         _ = self._runtime.event_gate
         self._is_prepared = True
@@ -190,7 +190,7 @@ class Storage:
                 while forget_received(self._runtime.engine):
                     pass
         except Exception as error:
-            log.warning("ids of old webhooks are not deleted now: %s", error_line(error))
+            log.warning("expired webhook ids could not be deleted: %s", error_line(error))
 
 
 @contextmanager
@@ -199,4 +199,4 @@ def _translated() -> Iterator[None]:
         with translated_errors():
             yield
     except psycopg.DataError:
-        raise InvalidInput("Postgres cannot hold the record") from None
+        raise InvalidInput("Postgres cannot store the record") from None

@@ -1,4 +1,4 @@
-"""Declaring a webhook: how its sender is verified, and where tenant, key, version and document are in a request."""
+"""Declare a webhook: how to verify its sender, and where a request has the tenant, key, version and document."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from jsonpath_rfc9535.segments import JSONPathChildSegment
 from jsonpath_rfc9535.selectors import NameSelector
 
 from taskbridge.common.log_throttle import LogThrottle
-from taskbridge.common.names import check_key, check_source_name, check_tenant
-from taskbridge.common.texts import log_error, shown
+from taskbridge.common.texts import counted, log_error, shown
 from taskbridge.declaring.criteria import compiled
 from taskbridge.errors import ConfigurationError, InvalidInput, UsageError
 from taskbridge.store import Incoming, exact_json_text
@@ -28,18 +27,18 @@ __all__ = ["VALUE_ERRORS", "Finder", "Request", "Unfit", "Webhook", "check_disti
 log = logging.getLogger(__name__)
 
 VALUE_ERRORS: Final = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""What a function raises for values that it does not expect."""
+"""The errors that a function may raise for unexpected values."""
 LONGEST_DELIVERY: Final = 200
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_DIGITS: Final = 60
-"""Digits of a version, and of its exponent's value."""
+"""The maximum number of digits of a version, and the maximum exponent."""
 LONGEST_SHOWN: Final = 40
 
 
 class Request(NamedTuple):
-    """A genuine request: its headers (names in lower case), its body, and the JSON in it.
+    """A verified request: its headers (with names in lower case), its body, and the JSON in the body.
 
-    A number with a fraction or an exponent is a `Decimal`, which has all of its digits.
+    Numbers with a fraction or an exponent are `Decimal`, so that they keep all digits.
     """
 
     headers: Headers
@@ -48,7 +47,7 @@ class Request(NamedTuple):
 
 
 class Unfit(NamedTuple):
-    """A genuine request that brings no record, and the reason."""
+    """A verified request without a valid record, and the reason."""
 
     source: str
     request: Request
@@ -56,33 +55,33 @@ class Unfit(NamedTuple):
 
 
 Finder = str | Callable[[Request], Any]
-"""Where a value is in the payload, as JSONPath that gives exactly one value; or a function that returns it."""
+"""A JSONPath that finds exactly one value in the payload, or a function that returns the value."""
 
 
 @dataclass(frozen=True)
 class Webhook:
-    """A source whose records come by webhook.
+    """A source whose records arrive by webhook.
 
     Args:
-        source: where the records belong; a pipeline reads the source of its own name unless it declares another.
+        source: the source of the records; a pipeline reads the source of the same name unless it declares another one.
         signature: the provider's scheme, with its secrets.
-        tenant: where the tenant is. A number becomes text.
+        tenant: where the tenant is. A number is converted to text.
         key: where the record's key is.
-        version: where the record's version is: a number, or an ISO 8601 time. An older version never overwrites a newer
-            one. None: the last request counts.
-        document: where the record is; the whole payload by default.
-        deleted: whether the record was deleted: True or False. It has no document then, and pipelines are given it with
-            `deleted`. The version counts as usual.
-        when: a function that returns False for requests that bring no record; these are answered with 200. None: all
-            bring one.
-        delivery: where the provider's id of the webhook is, as JSONPath or as a header's name; None: as the scheme
-            says. A webhook is accepted once within 30 days.
-        path: where requests come, below the receiver's own; None: `/` and the source.
+        version: where the record's version is: a number or an ISO 8601 time. An older version never overwrites a newer
+            one. None: the last request wins.
+        document: where the record is; by default the whole payload.
+        deleted: where to find whether the record was deleted, as True or False. A deleted record has no document, and
+            handlers see it with `deleted` set. The version is used as usual.
+        when: a function that returns False for requests without a record, which are answered with 200. None: all
+            requests have one.
+        delivery: where the provider's webhook id is, as a JSONPath or a header name; None: as the scheme defines. A
+            webhook is accepted only once within 30 days.
+        path: the path of the requests, relative to the receiver; None: `/` and the source.
 
     Raises:
         InvalidName: the source is not allowed.
-        InvalidPolicy: a path is no JSONPath.
-        ConfigurationError: the path of the requests does not begin with `/`.
+        InvalidPolicy: a JSONPath is invalid.
+        ConfigurationError: the path does not begin with `/`.
     """
 
     source: str
@@ -97,14 +96,14 @@ class Webhook:
     path: str | None = None
     _finders: dict[str, Callable[[Request], Any]] = field(init=False, repr=False, compare=False)
     _is_unsigned: bool = field(init=False, repr=False, compare=False)
-    """Whether the webhook's id is in a header that is not signed."""
+    """Whether the webhook id is in an unsigned header."""
     _unread: LogThrottle = field(default_factory=LogThrottle, init=False, repr=False, compare=False)
-    """Requests for which a function raised an error, by its class."""
+    """Requests for which a function raised an error, by class."""
 
     def __post_init__(self) -> None:
         check_source_name(self.source)
         if self.path is not None and not self.path.startswith("/"):
-            raise ConfigurationError(f"the path {shown(self.path)} of the webhook {self.source!r} begins with no /")
+            raise ConfigurationError(f"the path {shown(self.path)} of webhook {self.source!r} does not begin with /")
         delivery = self.signature.delivery if self.delivery is None else self.delivery
         given = {
             "tenant": self.tenant,
@@ -121,13 +120,13 @@ class Webhook:
 
     @property
     def route(self) -> str:
-        """Where requests come."""
+        """The path of the requests."""
         return self.path or f"/{self.source}"
 
     def read(self, request: Request) -> Incoming | Unfit | None:
-        """Return what a request brings; None: it is not meant to bring a record.
+        """Return the record of a request; None if it has none.
 
-        A function of the declaration that raises one of `VALUE_ERRORS` is logged; other errors are raised.
+        If a function of the declaration raises one of `VALUE_ERRORS`, that is logged; other errors are raised.
         """
         try:
             if self.when is not None and not self.when(request):
@@ -136,9 +135,11 @@ class Webhook:
         except UsageError as error:
             return Unfit(self.source, request, str(error))
         except VALUE_ERRORS as error:
-            # Its text may quote the document, so the log alone has it.
+            # Its text may quote the document, so it is only logged.
             if count := self._unread.counted(type(error)):
-                log_error(log, error, "requests that a function of %r cannot read: %d, the last", self.source, count)
+                log_error(
+                    log, error, "a function of %r failed for %s, the last", self.source, counted(count, "request")
+                )
             return Unfit(self.source, request, f"a function of the webhook raised {type(error).__name__}")
 
     def _incoming(self, request: Request) -> Incoming:
@@ -147,15 +148,15 @@ class Webhook:
         check_key(tenant, key)
         is_deleted = self._find("deleted", request) or False
         if not isinstance(is_deleted, bool):
-            raise InvalidInput("what says that the record was deleted is neither true nor false")
+            raise InvalidInput("the value of `deleted` is neither true nor false")
         document = {} if is_deleted else self._find("document", request)
         if not isinstance(document, dict):
-            raise InvalidInput("the document is no JSON object")
+            raise InvalidInput("the document is not a JSON object")
         delivery = self._find("delivery", request)
         if delivery is not None:
             delivery = _delivery(delivery)
             if self._is_unsigned:
-                # Somebody else may have sent an old body with this id.
+                # Anybody could have sent an old body with this id.
                 delivery = f"{delivery} {hashlib.sha256(request.body).hexdigest()[:32]}"
         return Incoming(
             self.source,
@@ -172,15 +173,15 @@ class Webhook:
 
 
 def parsed(body: bytes) -> Any:
-    """Return the JSON of a body; its numbers keep all of their digits.
+    """Parse the JSON of a body; numbers keep all digits.
 
     Raises:
-        InvalidInput: it is no JSON, or an object in it has a name twice.
+        InvalidInput: it is not JSON, or an object in it has a duplicate name.
     """
     try:
         return _DECODER.decode(body.decode("utf-8-sig"))
     except (ValueError, ArithmeticError, RecursionError):
-        raise InvalidInput("the body is no JSON in UTF-8") from None
+        raise InvalidInput("the body is not JSON in UTF-8") from None
 
 
 def _refused(constant: str) -> None:
@@ -192,7 +193,7 @@ def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidInput(f"the body has the name {shown(twice, LONGEST_SHOWN)} twice in one object")
+        raise InvalidInput(f"the body has an object with the duplicate name {shown(twice, LONGEST_SHOWN)}")
     return found
 
 
@@ -200,10 +201,10 @@ _DECODER: Final = json.JSONDecoder(parse_float=Decimal, parse_constant=_refused,
 
 
 def finder(name: str, place: Finder) -> Callable[[Request], Any]:
-    """Return what finds a value in a request; it raises InvalidInput where there is none.
+    """Return a function that finds a value in a request, or raises InvalidInput.
 
     Raises:
-        InvalidPolicy: `place` is no JSONPath.
+        InvalidPolicy: `place` is not a valid JSONPath.
     """
     if callable(place):
         return place
@@ -218,7 +219,7 @@ def finder(name: str, place: Finder) -> Callable[[Request], Any]:
         try:
             found = query.find(request.payload).values()
         except (RecursionError, JSONPathRecursionError):
-            raise InvalidInput(f"the body is nested too deeply to look for the {name} ({place})") from None
+            raise InvalidInput(f"the body is nested too deeply to find the {name} ({place})") from None
         if len(found) != 1:
             raise _not_one(name, place, len(found))
         return found[0]
@@ -227,14 +228,14 @@ def finder(name: str, place: Finder) -> Callable[[Request], Any]:
 
 
 def _names(query: JSONPathQuery) -> list[str] | None:
-    """Return the names of a path that has nothing else, such as `$.order.id`; None: it has."""
+    """Return the names of a path that consists only of names, such as `$.order.id`; None for other paths."""
     parts = [segment.selectors for segment in query.segments if isinstance(segment, JSONPathChildSegment)]
     names = [one.name for several in parts for one in several if isinstance(one, NameSelector)]
     return names if len(names) == len(query.segments) and all(len(several) == 1 for several in parts) else None
 
 
 def _by_names(name: str, place: str, names: Sequence[str], payload: Any) -> Any:
-    """Return what stands under these names, one in the other: it takes a tenth of a query's time."""
+    """Return the value under these nested names. This is ten times faster than a JSONPath query."""
     found = payload
     for one in names:
         if not isinstance(found, dict) or one not in found:
@@ -244,7 +245,7 @@ def _by_names(name: str, place: str, names: Sequence[str], payload: Any) -> Any:
 
 
 def _not_one(name: str, place: str, count: int) -> InvalidInput:
-    return InvalidInput(f"the {name} ({place}) is there {count} times: exactly one is needed")
+    return InvalidInput(f"the {name} ({place}) was found {count} times instead of once")
 
 
 def _header(names: str, request: Request) -> str:
@@ -255,38 +256,38 @@ def _header(names: str, request: Request) -> str:
 
 
 def text_of(name: str, value: Any) -> str:
-    """Return a text or a whole number as text; raise InvalidInput where it is neither."""
+    """Return a string or an integer as text; raise InvalidInput for any other value."""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise InvalidInput(f"the {name} is neither text nor a whole number")
+        raise InvalidInput(f"the {name} is neither a string nor an integer")
     try:
         return str(value)
     except ValueError:
-        raise InvalidInput(f"the {name} is a number of too many digits") from None
+        raise InvalidInput(f"the {name} is a number with too many digits") from None
 
 
 def _delivery(value: Any) -> str:
-    text = text_of("webhook's id", value)
+    text = text_of("webhook id", value)
     if not text or len(text) > LONGEST_DELIVERY or not text.isprintable():
-        raise InvalidInput(f"the webhook's id is not 1 to {LONGEST_DELIVERY} printable characters")
+        raise InvalidInput(f"the webhook id is not 1 to {LONGEST_DELIVERY} printable characters")
     return text
 
 
 def _version(value: Any) -> Decimal:
-    """Return a number; of a time, its seconds since 1970."""
+    """Return a version as a number; a time as seconds since 1970."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
         raise InvalidInput("the version is neither a number nor an ISO 8601 time")
     try:
-        # First: `20261123` is a number, and would be a date.
+        # Try this first: `20261123` is a number, but could be parsed as a date.
         number = Decimal(str(value))
     except (InvalidOperation, ValueError):
         number = _seconds(str(value))
     if not number.is_finite() or len(number.as_tuple().digits) > MOST_DIGITS or abs(number.adjusted()) > MOST_DIGITS:
-        raise InvalidInput(f"the version is no number of at most {MOST_DIGITS} digits, and no ISO 8601 time")
+        raise InvalidInput(f"the version is neither a number of at most {MOST_DIGITS} digits nor an ISO 8601 time")
     return number
 
 
 def _seconds(text: str) -> Decimal:
-    """Return the seconds from 1970 to an ISO 8601 time, in UTC unless it says otherwise; NaN where it is none."""
+    """Return the seconds since 1970 of an ISO 8601 time, by default in UTC; NaN if it is not a time."""
     try:
         when = datetime.fromisoformat(text)
         since = (when if when.tzinfo else when.replace(tzinfo=UTC)) - EPOCH
@@ -296,7 +297,7 @@ def _seconds(text: str) -> Decimal:
 
 
 def check_distinct(webhooks: tuple[Webhook, ...]) -> None:
-    """Raise ConfigurationError where two webhooks have one route, or one source and a version in one of them."""
+    """Raise ConfigurationError if webhooks share a path, or only some webhooks of a source have a version."""
     routes = [webhook.route for webhook in webhooks]
     twice = sorted({route for route in routes if routes.count(route) > 1})
     if twice:
@@ -304,4 +305,4 @@ def check_distinct(webhooks: tuple[Webhook, ...]) -> None:
     versioned = {one.source for one in webhooks if one.version is not None}
     mixed = sorted(versioned & {one.source for one in webhooks if one.version is None})
     if mixed:
-        raise ConfigurationError(f"of the webhooks of {mixed[0]!r} one has a version and one has none: give both one")
+        raise ConfigurationError(f"only some of the webhooks of {mixed[0]!r} have a `version`: set it for all of them")

@@ -153,9 +153,9 @@ def test_what_happened_last_night_is_seen(board: Board) -> None:
     events, runs = (int(one.replace(",", "")) for one in re.findall(r"([\d,]+) (?:events|runs)", said))
     assert events > runs > 0
     assert board.page.locator("svg path.bars").count() == 3
-    board.page.get_by_text("The figures").click()
-    assert board.page.get_by_role("region", name="Figures").locator("tbody tr").count() > 90
-    board.page.get_by_text("The figures").click()
+    board.page.get_by_text("Show as a table").click()
+    assert board.page.get_by_role("region", name="Totals").locator("tbody tr").count() > 90
+    board.page.get_by_text("Show as a table").click()
     board.picture("how-to/dashboard/last-day.png")
 
 
@@ -213,7 +213,7 @@ def test_a_burst_is_seen_while_it_goes_on(board: Board) -> None:
 def test_a_page_changes_by_itself_and_stands_still_without_the_script(board: Board) -> None:
     without = board.new_page(java_script_enabled=False)
     without.goto(board.url)
-    assert "Is it healthy now?" in without.locator("body").inner_text()
+    assert "Health" in without.locator("body").inner_text()
     without.get_by_role("link", name="Tenants").click()
     without.get_by_role("link", name="orders").click()
     assert "Tenants of orders" in without.locator("body").inner_text()
@@ -284,7 +284,7 @@ def test_all_can_be_reached_by_the_keyboard_alone(board: Board) -> None:
     page.keyboard.press("Tab")
     page.keyboard.type("the price list")
     page.keyboard.press("Enter")
-    page.get_by_text("Paused. Events are taken in").wait_for()
+    page.get_by_text("Paused. Events are accepted").wait_for()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

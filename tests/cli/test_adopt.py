@@ -31,8 +31,8 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     assert rows(engine, "SELECT FROM taskbridge.adopted") == []
     assert (printed.status, printed.stdout.count(";\n\n")) == (0, 17)
     first, again = taskbridge(*ADOPT), taskbridge(*ADOPT)
-    assert first.stdout == "orders: public.orders is adopted: each change from now on is recorded\n"
-    assert again.stdout == "orders: public.orders was adopted before\n"
+    assert first.stdout == "orders: public.orders is now adopted: each change is recorded\n"
+    assert again.stdout == "orders: public.orders was already adopted\n"
     assert "Existing rows are skipped until they change" in first.stderr
     assert "--backfill" in first.stderr
     assert again.stderr == ""
@@ -42,7 +42,7 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     assert f"{REMINDED}; run: {command};" in taskbridge("status").stdout
     assert taskbridge(*command.split()[1:]).stdout.endswith("orders: 1 rows have their records\n")
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
-        "ok: orders: its changes are recorded, and its rows can be read"
+        "ok: orders: changes are recorded, and rows can be read"
     ]
     run(engine, "DROP TRIGGER taskbridge_orders_update ON orders", "UPDATE orders SET note = 'unseen'")
     shown = taskbridge("doctor")
@@ -53,13 +53,11 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     assert f"-> {told}{mend} --again\n" in shown.stdout
     assert taskbridge(*mend.split()[1:], "--again").status == 0
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
-        "ok: orders: its changes are recorded, and its rows can be read"
+        "ok: orders: changes are recorded, and rows can be read"
     ]
     run(engine, "UPDATE orders SET note = 'seen'")
     ended = taskbridge("unadopt", "orders")
-    assert ended.stdout == (
-        "orders: public.orders is no longer adopted; its records remain, with the cursors of no pipeline\n"
-    )
+    assert ended.stdout == ("orders: public.orders is no longer adopted; its records are kept\n")
     assert "tables" not in findings(taskbridge("doctor", "--json"))
     assert taskbridge("unadopt", "sales").status == 2
 
@@ -81,7 +79,7 @@ def test_what_the_doctor_says_of_a_renamed_column_mends_it(taskbridge: Program, 
     assert begin == "run again: "
     assert taskbridge(*shlex.split(mend)).status == 0
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
-        "ok: orders: its changes are recorded, and its rows can be read"
+        "ok: orders: changes are recorded, and rows can be read"
     ]
     run(engine, "UPDATE orders SET text = 'seen'")
     assert Reader(engine).seen() == {"acme": ["1"]}
@@ -110,20 +108,20 @@ def test_pruned_rows_are_sent_again_by_the_first_backfill_alone_and_by_again(
     assert prune(taskbridge, reader) == 1
     # when the table is backfilled for the first time, both are sent
     ended = taskbridge(*ADOPT, "--backfill")
-    assert ended.stdout == "orders: public.orders was adopted before\norders: 2 rows have their records\n"
+    assert ended.stdout == "orders: public.orders was already adopted\norders: 2 rows were recorded\n"
     (first, second) = reader.records("acme")
     assert {first.external_id, second.external_id} == {"1", "2"}
     assert prune(taskbridge, reader) == 2
     # then it is done: it says so, and writes nothing
     ended = taskbridge(*ADOPT, "--backfill")
     assert ended.stdout == (
-        "orders: public.orders was adopted before\norders: the backfill of 2 rows was done before: nothing to do\n"
+        "orders: public.orders was already adopted\norders: the backfill of 2 rows was already complete\n"
     )
     assert rows(engine, "SELECT key FROM taskbridge.records") == []
     # and --again sends them with other idempotency keys
     assert taskbridge(*ADOPT, "--again").stdout == (
-        "orders: public.orders was adopted before\n"
-        "orders: 2 rows have another record each, with another idempotency key: changes may have been missed before\n"
+        "orders: public.orders was already adopted\n"
+        "orders: 2 rows were recorded again, with new idempotency keys, because changes may have been missed before\n"
     )
     again = reader.records("acme")
     assert {one.external_id for one in again} == {"1", "2"}
@@ -144,7 +142,7 @@ def test_a_backfill_that_stopped_is_told_with_what_ends_it(taskbridge: Program, 
     assert begin == "if none is running: "
     assert taskbridge(*shlex.split(mend)).stdout.splitlines()[-1] == "orders: 4 rows have their records"
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
-        "ok: orders: its changes are recorded, and its rows can be read"
+        "ok: orders: changes are recorded, and rows can be read"
     ]
 
 

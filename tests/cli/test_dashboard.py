@@ -34,7 +34,7 @@ def test_it_serves_until_it_is_told_to_end_also_while_a_page_is_open(taskbridge:
         client.close()
     assert answer.status == 200
     assert "Tenants of invoices" in page
-    assert "read only" in page
+    assert "read-only" in page
     assert answer.getheader("server") is None
     assert took < 15
     assert "Traceback" not in ended.stderr

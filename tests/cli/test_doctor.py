@@ -29,8 +29,8 @@ def test_without_a_worker_nothing_is_handled_and_that_is_a_problem(taskbridge: P
     assert ended.status == 1
     assert ended.json["level"] == "problem"
     found = findings(ended)
-    assert found.pop("workers") == ["problem: no worker answers within 1 s, so nothing is handled"]
-    assert found.pop("work") == ["problem: invoices: no worker has ever looked for its records"]
+    assert found.pop("workers") == ["problem: no worker replied within 1 s, so nothing is handled"]
+    assert found.pop("work") == ["problem: invoices: no worker has ever polled for its records"]
     assert all(text.startswith("ok: ") for texts in found.values() for text in texts)
     servers = {"Postgres", "schema", "cluster", "Redis", "eviction", "clocks", "broker"}
     assert set(found) == servers | {"encoding", "pipelines"}
@@ -67,10 +67,12 @@ def test_a_pipeline_that_no_round_looks_at_is_named(taskbridge: Program, engine:
 
     stood(engine, "tail", 10)
     stood(engine, "base", 200)
-    assert [text.partition(",")[0] for text in found()] == ["ok: records are looked for"], "rounds may rest as long"
+    assert [text.partition(",")[0] for text in found()] == ["ok: workers poll for records; no run is overdue"], (
+        "rounds may rest as long"
+    )
     stood(engine, "base", 4000)
     (text,) = found()
-    assert text.startswith("warning: invoices: nobody looks for what Redis may have forgotten, for 4,0")
+    assert text.startswith("warning: invoices: the reconciler is not running (last 4,0")
     stood(engine, "tail", 100)
     shown = taskbridge("doctor").stdout
     assert "invoices: no worker has looked for records for 10" in shown

@@ -92,13 +92,13 @@ def test_a_pipeline_and_its_tenants_are_resumed_apart(
     invoices("pause")
     invoices("pause", "France")
     of_tenant = invoices("resume", "France")
-    assert "invoices itself is still paused: `taskbridge resume --pipeline invoices`" in of_tenant.stderr
+    assert "invoices itself is still paused: resume it with `taskbridge resume --pipeline invoices`" in of_tenant.stderr
     # A worker of another test may still write keys of its own while it ends.
     assert list(gate_redis.scan_iter(f"*{keys.prefix}*")) == []
     invoices("pause", "France")
     of_pipeline = invoices("resume", "--json")
     assert of_pipeline.json == {"pipeline": "invoices", "tenant": None, "paused": False, "resumed": True, "started": 1}
-    assert "1 tenants are still paused one by one" in of_pipeline.stderr
+    assert "1 tenant is still paused" in of_pipeline.stderr
     assert gate_redis.llen(keys.queue(Queue.FIRST)) == 1
     assert paused(engine) == {"France"}
 
@@ -131,7 +131,7 @@ def test_what_was_resumed_while_redis_is_away_is_said_to_be_kept(
     invoices("pause")
     gate_redis.acl_setuser("importer", enabled=True, categories=["-@scripting"])
     ended = invoices("resume", TASKBRIDGE_REDIS_URL=refusable)
-    assert_one_clear_line(ended, "Redis refuses", "The change is stored", status=1)
+    assert_one_clear_line(ended, "Redis refuses", "The change has been saved", status=1)
     assert paused(engine) == set()
 
 
@@ -186,7 +186,7 @@ def test_drain_does_not_wait_for_what_is_paused(invoices: Program, engine: Engin
     for tenant in ((), ("France",)):
         ended = invoices("drain", *tenant)
         assert ended.status == 1
-        assert "`taskbridge resume` them first" in ended.stderr
+        assert "use `taskbridge resume` first" in ended.stderr
     assert paused(engine) == {"France"}
     invoices("resume", "France")
     handle(engine, "France")

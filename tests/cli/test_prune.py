@@ -87,8 +87,8 @@ def test_who_holds_records_back_is_named(taskbridge: Program, engine: Engine) ->
     # then people read it too, and which pipeline may be no more
     run(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('gone', 'typo')")
     shown = taskbridge("prune", "--older-than", "30d").stdout.splitlines()
-    assert "  invoices: 1,100 records, such as of 'a\\u202eb': pending" in shown
-    assert "  nobodys: 3 records, such as of 'bolt': no pipeline reads this source" in shown
+    assert "  invoices: 1,100 records, for example of 'a\\u202eb': pending" in shown
+    assert "  nobodys: 3 records, for example of 'bolt': no pipeline reads this source" in shown
     assert shown[-1].startswith("gone is not declared here: ")
 
 

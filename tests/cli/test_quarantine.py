@@ -88,7 +88,7 @@ def test_an_id_that_is_not_there_is_named_and_the_others_are_done(bad: Program, 
 def test_on_a_terminal_it_asks_before_it_gives_up(bad: Program, engine: Engine) -> None:
     before = quarantined(engine)
     asked = on_a_terminal(bad, "quarantine", "discard", "1", typed="n\n", status=1)
-    assert "Give up 2 records of 2 tenants?" in asked
+    assert "Discard 2 records of 2 tenants?" in asked
     assert quarantined(engine) == before
     on_a_terminal(bad, "quarantine", "discard", "1", typed="y\n")
     assert quarantined(engine) == ["France 2"]
@@ -147,14 +147,14 @@ def test_without_a_pipeline_no_quarantine_is_overlooked(two_pipelines: Program) 
     assert [row.split()[:2] for row in rows] == [["invoices", "1"], ["mirror", "2"], ["invoices", "3"], ["mirror", "3"]]
     first = two_pipelines("quarantine", "list", "--limit", "2")
     assert [row.split()[:2] for row in first.stdout.splitlines()[1:3]] == [["invoices", "1"], ["mirror", "2"]]
-    assert first.stdout.splitlines()[-1] == "and 2 more: see --limit"
+    assert first.stdout.splitlines()[-1] == "and 2 more: use --limit"
     found = two_pipelines("quarantine", "list", "--limit", "3", "--json").json
     assert (found["pipeline"], found["count"]) == (None, 4)
     assert [one["pipeline"] for one in found["records"]] == ["invoices", "mirror", "invoices"]
     alone = two_pipelines("quarantine", "list", "--pipeline", "mirror", "--json").json
     assert (alone["pipeline"], alone["count"]) == ("mirror", 2)
     none = two_pipelines("quarantine", "list", "nix")
-    assert (none.status, none.stdout) == (0, "invoices, mirror: nothing to show is in quarantine\n")
+    assert (none.status, none.stdout) == (0, "invoices, mirror: no such records in quarantine\n")
 
 
 def test_what_came_lately_is_not_lost_among_the_old(two_pipelines: Program) -> None:
@@ -169,7 +169,7 @@ def test_what_came_lately_is_not_lost_among_the_old(two_pipelines: Program) -> N
     assert since(days_ago(2.5).isoformat()) == ["mirror 2", "invoices 3", "mirror 3"]
     for hours in (9, 20, -23.9):
         assert since(days_ago(2.5).astimezone(timezone(timedelta(hours=hours))).isoformat()) == since("60h")
-    assert "nothing to show" in two_pipelines("quarantine", "list", "--since", "1h").stdout
+    assert "no such records" in two_pipelines("quarantine", "list", "--since", "1h").stdout
 
 
 def test_unmatched_records_get_their_tenants_after_the_criteria_changed(

@@ -74,12 +74,12 @@ def test_a_producer_is_refused_with_an_error_that_it_catches_already(foreign: Pr
 
 def test_it_is_done_once_and_all_is_as_it_was(foreign: Program, engine: Engine) -> None:
     before = states(engine)
-    assert f"what comes next: the database was {REFUSED}" in foreign("migrate").stderr
+    assert f"one more step: the database was {REFUSED}" in foreign("migrate").stderr
     done = foreign("migrate", "--rebase", "--yes")
     assert done.status == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "rebased 1 cursors and 0 rows",
-        "invoices: 1 pending records are tried first by the next sweeps",
+        "rebased 1 cursor and 0 rows",
+        "invoices: 1 pending record will be handled first",
     ]
     assert foreign("migrate", "--rebase", "--yes").stdout.endswith("nothing to do\n")
     assert states(engine) == before

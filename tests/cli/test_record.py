@@ -78,9 +78,9 @@ BAD_LINES: dict[str | bytes, str] = {
     '{"id": "a", "text": "\\u0000"}': "the document contains a NUL character",
     '{"id": "a", "text": "\\ud800"}': "the document is not JSON",
     "[" * 100_000: "nested too deeply",
-    '"text"': "there is no string in the field 'id'",
-    "{}": "there is no string in the field 'id'",
-    '{"id": 7}': "there is no string in the field 'id'",
+    '"text"': "the field 'id', which should hold the message id, is not a string",
+    "{}": "the field 'id', which should hold the message id, is not a string",
+    '{"id": 7}': "the field 'id', which should hold the message id, is not a string",
     '{"id": ""}': "the message id '' is not allowed",
     '{"id": "%s"}' % ("x" * 201): "is not allowed: use a string of 1 to 200",
     '{"id": "%s"}' % ("x" * 16_777_216): "longer than 16,777,216 bytes",
@@ -174,7 +174,7 @@ def test_redis_going_away_in_the_middle_leaves_honest_counts(
     recorded = count(engine, RECORDS)
     assert ended.status == 1
     assert ended.json | {"new": recorded - 1, "complete": False} == ended.json
-    assert f"line {recorded} may be recorded" in ended.stderr
+    assert f"line {recorded} may have been recorded" in ended.stderr
     assert ended.stderr.splitlines()[-1].startswith("taskbridge: Redis ")
     # The line that may be recorded is not recorded twice.
     assert f"tail -n +{recorded + 1} many.jsonl" in ended.stderr

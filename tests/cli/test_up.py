@@ -100,7 +100,7 @@ def test_a_second_up_on_the_same_directory_refuses_and_says_who_serves_it(living
     program, running = living
     second = program("up")
     assert second.status == 1
-    assert f"is served by another process (pid {running.process.pid})" in second.stderr.splitlines()[-1]
+    assert f"is in use by another process (pid {running.process.pid})" in second.stderr.splitlines()[-1]
     assert running.process.poll() is None
 
 
@@ -120,7 +120,7 @@ def test_other_commands_find_the_servers_and_a_worker_that_was_killed_is_started
     assert "@127.0.0.1:" in program("env").stdout
     (worker,) = workers(running)
     os.kill(worker, signal.SIGKILL)
-    wait_for(running, f"worker1 (pid {worker}) ended with status 137; it is started again")
+    wait_for(running, f"worker1 (pid {worker}) ended with status 137; restarting it")
     with psycopg.connect(program("env").stdout.split()[0].partition("=")[2].strip("'")) as connection:
         connection.execute("SELECT taskbridge.record('invoices', 'France', '1', '{}')")
 

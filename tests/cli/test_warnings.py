@@ -41,7 +41,7 @@ def test_a_shell_that_does_not_declare_the_pipelines_says_so_and_not_that_all_is
                 "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) VALUES ('orders', %s)", (tenant,)
             )
 
-    said = "pipelines that TASKBRIDGE_PIPELINES does not declare are left out: orders (2 tenants)"
+    said = "pipelines that are not declared in TASKBRIDGE_PIPELINES are left out: orders (2 tenants)"
     assert said in taskbridge("status").stdout
     ended = taskbridge("quarantine", "list")
     assert (ended.status, ended.stderr.count(said), ended.stdout.count(said)) == (0, 1, 0)

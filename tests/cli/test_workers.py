@@ -35,8 +35,8 @@ def test_a_worker_that_dies_at_once_is_given_up_after_its_fifth_death(directory:
     with Workers(1, 1, directory, said.append) as running:
         error = wait_until(given_up, "the worker is given up")
     assert len(said) == 4
-    assert all("worker1 (pid " in line and "it is started again" in line for line in said)
-    assert "ended with status 1, 5 times soon after its start" in str(error)
+    assert all("worker1 (pid " in line and "restarting it" in line for line in said)
+    assert "ended with status 1, 5 times shortly after starting" in str(error)
     assert str(directory / "worker-1.log") in str(error)
 
 

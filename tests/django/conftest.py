@@ -9,7 +9,7 @@ import pytest
 from django.apps import apps
 from django.db import connections
 
-from taskbridge.django import borrowing, configuration
+from taskbridge.django import checkout, configuration
 from taskbridge.settings import GIVEN
 from taskbridge.worker.middleware import MIDDLEWARE
 from tests.deployment import Deployment
@@ -35,7 +35,7 @@ def project(deployment: Deployment) -> Iterator[None]:
     for alias in ("default", "other"):
         connections[alias].settings_dict.update(database(deployment.engine.url))
     GIVEN.append(configuration.variables)
-    MIDDLEWARE.append(borrowing.borrowing)
+    MIDDLEWARE.append(checkout.checkout)
     with connections["default"].schema_editor() as editor:
         for model in apps.get_app_config("shop").get_models():
             editor.create_model(model)

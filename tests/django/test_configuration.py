@@ -142,7 +142,7 @@ def test_what_is_not_set_follows_from_django_and_celery_and_the_environment_wins
         assert Settings.read().pipelines == ("a", "b")
     with override_settings(TASKBRIDGE_DATABASE=None):
         assert Settings.read().postgres_url == ""
-    refused = "TASKBRIDGE_DATABASE is 'nowhere', which is not in DATABASES: name one of default, other, lite"
+    refused = "TASKBRIDGE_DATABASE is 'nowhere', which is not in DATABASES: use one of default, other, lite"
     with override_settings(TASKBRIDGE_DATABASE="nowhere"), pytest.raises(ConfigurationError, match=refused):
         Settings.read()
 
@@ -197,13 +197,19 @@ def test_checks_tell_what_is_wrong_with_the_settings() -> None:
     ((number, text),) = ids(**whole, TASKBRIDGE_RUN_BUGDET=1)
     assert number == "taskbridge.W001"
     assert "did you mean TASKBRIDGE_RUN_BUDGET?" in text
-    for alias, words in (("nowhere", "is not in DATABASES"), ("lite", "is SQLite name the alias of a PostgreSQL")):
+    for alias, words in (
+        ("nowhere", "is not in DATABASES"),
+        ("lite", "is SQLite set TASKBRIDGE_DATABASE to"),
+    ):
         ((number, text),) = ids(**whole, TASKBRIDGE_DATABASE=alias)
         assert number == "taskbridge.E001"
         assert words in text
     for values, words in (
-        ({"TASKBRIDGE_DATABASE": None, "TASKBRIDGE_REDIS_URL": "redis://localhost"}, "no TASKBRIDGE_POSTGRES_URL"),
-        ({}, "no TASKBRIDGE_REDIS_URL"),
+        (
+            {"TASKBRIDGE_DATABASE": None, "TASKBRIDGE_REDIS_URL": "redis://localhost"},
+            "TASKBRIDGE_POSTGRES_URL is not set",
+        ),
+        ({}, "TASKBRIDGE_REDIS_URL is not set"),
         ({**whole, "TASKBRIDGE_RUN_BUDGET": "soon"}, "'soon' give a number of seconds"),
         (
             {**whole, "TASKBRIDGE_PIPELINES": ["nowhere.at_all"]},

@@ -207,5 +207,7 @@ def test_who_tests_without_the_migration_that_adopts_is_told(
     with override_settings(MIGRATION_MODULES={"shop": module}), kind(deployment) as handle_all:
         here = Shop(monkeypatch, handle_all)
         here.handle(here.note, source="lines")
-        with pytest.raises(ConfigurationError, match=r"adopted as lines .*shop\.first_lines.*: let the tests run it"):
+        with pytest.raises(
+            ConfigurationError, match=r"adopted as lines .*shop\.first_lines.*: run migrations in tests"
+        ):
             here.batches()

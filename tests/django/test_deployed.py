@@ -38,7 +38,7 @@ def here(deployment: Deployment, project: None, monkeypatch: pytest.MonkeyPatch)
 def test_a_database_that_is_none_of_a_test_is_not_emptied(here: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     record(here.engine, "orders", "acme", "1", {})
     monkeypatch.setitem(connections["default"].settings_dict, "NAME", "shop")
-    with pytest.raises(ConfigurationError, match=r"database shop of the alias 'default' is none of a test"):
+    with pytest.raises(ConfigurationError, match=r"database shop of the alias 'default' is not a test database"):
         deployed(here.app).__enter__()
     with here.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM taskbridge.records").scalar_one() == 1
@@ -125,7 +125,7 @@ def test_runs_in_a_transaction_would_find_nothing_and_are_refused(here: Deployme
     with deployed(here.app) as one:
         with transaction.atomic():
             with pytest.raises(
-                ConfigurationError, match=r"`run_all` is for a TransactionTestCase: .*: use `deliver` in"
+                ConfigurationError, match=r"`run_all` cannot be used in a transaction.*: use `deliver` in"
             ):
                 one.run_all()
             assert one.notified("orders") == {}

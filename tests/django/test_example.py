@@ -134,7 +134,7 @@ class Doctor(TransactionTestCase):
 
 class WithoutADatabase(SimpleTestCase):
     def test_the_project_s_own_is_refused(self):
-        with self.assertRaisesMessage(ConfigurationError, "this is a test for which Django has made no database"):
+        with self.assertRaisesMessage(ConfigurationError, "Django has not created a database for this test"):
             bridge.record("acme", "1", {}, source="lines")
         with self.assertRaises(CommandError):
             call_command("taskbridge", "doctor")
@@ -144,7 +144,7 @@ class WithoutADatabase(SimpleTestCase):
             lambda: bridge.notify_event.delay("acme", "orders"),
             lambda: bridge.notify_many(["acme", "bolt"], "orders"),
         ):
-            with self.assertRaisesMessage(ConfigurationError, "this is a test for which Django has made no database"):
+            with self.assertRaisesMessage(ConfigurationError, "Django has not created a database for this test"):
                 tell()
         # These write a line of the log in place of every error.
         for tell in (bridge.notify, async_to_sync(bridge.anotify)):
@@ -217,7 +217,7 @@ def test_what_tests_do_reaches_their_own_database_alone_and_lets_django_drop_it(
         # An error of the teardown is its status too.
         said = manage(environment, "test", "--noinput", "--settings", "own", *what)
         assert "OK" in said
-        assert ("this is a test for which Django has made no database" in said) is (what == ["tried.WithoutADatabase"])
+        assert ("Django has not created a database for this test" in said) is (what == ["tried.WithoutADatabase"])
         with psycopg.connect(url) as session:
             assert session.execute("SELECT count(*) FROM taskbridge.records").fetchone() == (0,)
         # Keys of idle tenants expire by themselves. The broker's have no prefix.
@@ -233,7 +233,7 @@ def test_the_shop_s_commands_and_what_its_migration_says(taskbridge_servers: Ser
         assert "no issues" in manage(environment, "check", "--database", "default")
         assert "No changes detected" in manage(environment, "makemigrations", "--check")
         # as the program would have adopted it
-        assert "was adopted before: nothing to do" in manage(environment, *ADOPT)
+        assert "was already adopted" in manage(environment, *ADOPT)
         assert "Adopt Order as the source orders" in manage(environment, "sqlmigrate", "orders", "0002")
         assert '"orders": {' in manage(environment, "taskbridge", "status", "--json")
         assert "is called 'nobody'" in manage(environment, "taskbridge", "inspect", "nobody", status=1)

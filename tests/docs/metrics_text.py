@@ -14,7 +14,7 @@ def table() -> str:
     """Return the table as Markdown."""
     lines = ["| metric | type | label | over | from | meaning |", "| --- | --- | --- | --- | --- | --- |"]
     lines += [
-        f"| `{one.name}` | {one.kind} | {one.label} | {one.look.scope} | {one.look.source} | {one.help} |"
+        f"| `{one.name}` | {one.kind} | {one.label} | {one.group.scope} | {one.group.source} | {one.help} |"
         for one in METRICS
     ]
     return "\n".join(lines)

@@ -34,7 +34,7 @@ def test_the_dashboard_asks_only_for_metrics_that_there_are() -> None:
         "pipeline, le",
     }
     # Each worker tells the figures of the whole deployment: added up, they would be counted once for each.
-    of_all = {one.name for one in METRICS if one.look.scope == "deployment"}
+    of_all = {one.name for one in METRICS if one.group.scope == "deployment"}
     for query in asked:
         if any(re.search(rf"\b{name}(?:_bucket|_sum|_count)?\b", query) for name in of_all):
             assert "sum" not in query.replace("_sum", ""), query

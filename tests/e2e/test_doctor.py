@@ -59,7 +59,7 @@ def test_workers_on_another_broker_are_told_apart_from_none(deployment: Deployme
     with redis.Redis.from_url(broker) as client, ExitStack() as workers:
         workers.callback(client.flushdb)
         workers.enter_context(deployment.worker(TASKBRIDGE_BROKER_URL=broker))
-        wait_until(lambda: "but none that serves it answers at" in found().text, "the poller is looked at")
+        wait_until(lambda: "but no worker that serves it replies at" in found().text, "the poller is looked at")
         assert (found().level, len(told(deployment, "workers"))) == ("problem", 1)
         assert found().text.endswith(f" at redis://:**@{gate.host}:{gate.port}/{gate.database}")
         assert "TASKBRIDGE_BROKER_URL" in found().remedy

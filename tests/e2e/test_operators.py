@@ -95,7 +95,7 @@ def test_a_worker_that_waits_for_a_silent_server_says_so_meanwhile(deployment: D
                 assert worker.poll() is None, "it waits on"
             finally:
                 worker.kill()
-    waits = "has not answered for 3 s, and this worker waits on for a while\n"
+    waits = "has not answered for 3 s; this worker is still waiting\n"
     assert said == [f"taskbridge: {server} (127.0.0.1:{port}) {waits}" for server in ("the broker", "Redis")]
 
 

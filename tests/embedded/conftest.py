@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from taskbridge.embedded import place, serve
+from taskbridge.embedded import directories, serve
 from taskbridge.testing import servers
 from tests.waiting import wait_until
 
@@ -48,7 +48,7 @@ def data_dir_with_cluster(open_directory: Path, _made_before: Path) -> Path:
 def shared(monkeypatch: pytest.MonkeyPatch, open_directory: Path) -> Path:
     """Stands for /var/lib/taskbridge, so that nothing of a test stays there."""
     directory = open_directory / "shared"
-    monkeypatch.setattr(place, "SHARED", directory)
+    monkeypatch.setattr(directories, "SHARED", directory)
     return directory
 
 

@@ -56,7 +56,7 @@ def test_without_any_redis_it_is_said_what_to_install() -> None:
 @pytest.mark.usefixtures("no_wheels")
 def test_a_redis_that_is_too_old_is_refused_with_its_version(path: Path) -> None:
     program = put(path, "redis-server", "Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc-5.2.1 bits=64")
-    with pytest.raises(Unavailable, match=rf"{program}: it is version 6\.0"):
+    with pytest.raises(Unavailable, match=rf"{program}: is version 6\.0"):
         find_redis(None)
 
 

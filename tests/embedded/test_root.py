@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import redis
 
-from taskbridge.embedded import Servers, place, serve
+from taskbridge.embedded import Servers, directories, serve
 from taskbridge.embedded.account import Account, server_account
 from taskbridge.errors import AlreadyRunning, Unavailable
 
@@ -101,7 +101,7 @@ def test_a_directory_that_was_closed_later_gives_a_clear_error(
     open_directory: Path, data_dir_with_cluster: Path
 ) -> None:
     open_directory.chmod(0o700)
-    with pytest.raises(Unavailable, match=r"can no longer be reached by the user 'nobody'.*chmod o\+x"):
+    with pytest.raises(Unavailable, match=r"the user 'nobody'.*no longer has access.*chmod o\+x"):
         serve(data_dir_with_cluster).__enter__()
     assert stat.S_IMODE(open_directory.stat().st_mode) == 0o700
 
@@ -113,4 +113,4 @@ def test_the_owner_of_a_cluster_goes_on_serving_it(data_dir: Path) -> None:
     account = server_account(data_dir / "postgres")
     assert account == Account(owner.pw_name, owner.pw_uid, owner.pw_gid)
     (data_dir / "postgres").rmdir()
-    assert place.noted_place(data_dir) == data_dir
+    assert directories.noted_directory(data_dir) == data_dir

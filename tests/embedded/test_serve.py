@@ -202,7 +202,7 @@ def test_a_failing_initdb_leaves_no_cluster_and_no_password_file(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskbridge.embedded.postgres.NAME", "pg_reserved")  # initdb refuses such a name
-    with pytest.raises(Unavailable, match=r"(?s)initdb could not make a cluster.*pg_reserved"), serve(data_dir):
+    with pytest.raises(Unavailable, match=r"(?s)initdb could not create a cluster.*pg_reserved"), serve(data_dir):
         pass
     assert sorted(path.name for path in data_dir.iterdir()) == ["lock", "postgres.log"]
 
@@ -218,5 +218,5 @@ def test_a_server_that_does_not_answer_in_time_is_stopped(
 
 def test_a_cluster_of_another_major_version_is_refused_with_the_way_out(data_dir: Path, broken_cluster: Path) -> None:
     (broken_cluster / "PG_VERSION").write_text("17\n")
-    with pytest.raises(Unavailable, match=r"made by PostgreSQL 17.*move that directory away.*pg_dumpall"):
+    with pytest.raises(Unavailable, match=r"created by PostgreSQL 17.*move it away.*pg_dumpall"):
         serve(data_dir).__enter__()

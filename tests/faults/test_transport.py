@@ -181,7 +181,7 @@ def test_what_is_refused_until_the_end_is_logged_once(
         shop.channel.connection.client.collect()
     shop.channel.close()
     (logged,) = [one for one in caplog.messages if "visibility timeout" in one]
-    assert "2 messages are done" in logged
+    assert "requeue 2 messages" in logged
     assert entries(server) == (2, 2)
 
 

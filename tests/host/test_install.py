@@ -15,7 +15,7 @@ from kombu import Queue as KombuQueue
 import taskbridge
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Queue
-from taskbridge.integration.installation import check_pool, reset_apps
+from taskbridge.integration.installation import check_pool, reset_all
 from taskbridge.integration.queue_order import QueueOrder
 from taskbridge.process.runtime import reset_runtimes
 from taskbridge.settings import Settings
@@ -102,7 +102,7 @@ def test_it_sends_to_the_queues_of_the_prefix_that_is_in_force(monkeypatch: pyte
     for prefix in ("first", "second", "first"):
         reset_runtimes()
         monkeypatch.setenv("TASKBRIDGE_KEY_PREFIX", prefix)
-        reset_apps()
+        reset_all()
         assert app.amqp.router.route({}, "taskbridge.notify_event")["queue"].name == f"taskbridge.{prefix}.first"
         assert app.amqp.router.route({}, "host.task")["queue"].name == "mine"
     assert len(app.conf.task_routes) == 3
@@ -141,7 +141,7 @@ def test_a_second_call_returns_the_same_and_refuses_other_settings() -> None:
     bridge = taskbridge.install(app, SETTINGS)
     assert taskbridge.install(app) is bridge
     assert taskbridge.install(app, SETTINGS) is bridge
-    with pytest.raises(ConfigurationError, match=r"'host' with other settings already: call `taskbridge\.install`"):
+    with pytest.raises(ConfigurationError, match=r"'host' with other settings: call `taskbridge\.install`"):
         taskbridge.install(app, Settings())
     assert app.conf.task_routes == [app.conf.task_routes[0]]
 
@@ -237,7 +237,7 @@ def test_a_worker_in_which_something_else_fails_does_not_start(capsys: pytest.Ca
     assert ended.value.code == 1
     said = capsys.readouterr().err
     assert "RuntimeError: no pool" in said
-    assert said.endswith("taskbridge: this worker cannot start, as is said above\n")
+    assert said.endswith("taskbridge: this worker cannot start; the error is shown above\n")
 
 
 @pytest.mark.parametrize(

@@ -42,12 +42,12 @@ def quarantined(engine: Engine) -> None:
 def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, context: Context) -> None:
     never = health.health(context)
     assert never.colour == "red"
-    assert never.sentence == "no worker is at work: none has looked for records of any of the 5 pipelines"
+    assert never.sentence == "no worker is running: none has polled any of the 5 pipelines"
     assert len(never.findings) == 1, "one cause, one finding"
     run(deployment.engine, LOOKED)
     well = health.health(context)
     assert (well.colour, well.findings) == ("green", [])
-    assert well.sentence == "all is well: nobody has anything to do, nothing fails, and nothing is held up"
+    assert well.sentence == "all is well: no tenant is active, nothing is failing, and nothing is stuck"
 
     run(deployment.engine, FAILING)
     quarantined(deployment.engine)
@@ -55,7 +55,7 @@ def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, c
     troubled = health.health(context)
     assert (troubled.colour, troubled.failing, troubled.quarantined, troubled.paused) == ("yellow", 4, 1, 1)
     assert [one.sentence for one in troubled.findings] == [
-        "orders: 4 tenants fail, such as 't1'",
+        "orders: 4 tenants are failing, such as 't1'",
         "orders: 1 record is in quarantine",
         "orders: 1 tenant is paused, such as 'acme'",
     ]
@@ -72,7 +72,7 @@ def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, c
         (False, "acme"),
     ]
     run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 min' WHERE pipeline = 'calls'")
-    assert health.health(context).sentence.startswith("calls: no worker has looked for records for ")
+    assert health.health(context).sentence.startswith("calls: no worker has polled for records for ")
     assert health.health(context).colour == "red"
     run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 h' WHERE pipeline = 'broken'")
     assert [one.pipeline for one in health.health(context).findings[:2]] == ["calls", "broken"], (
@@ -129,7 +129,7 @@ def test_an_open_circuit_is_red_while_somebody_waits_for_it(deployment: Deployme
     deployment.redis.hset(keys.circuit("orders"), mapping={"until": 1, "probes": 2, "opened": 1})
     (quiet,) = health.health(context).findings
     assert (quiet.colour, quiet.fails) == ("yellow", True)
-    assert quiet.sentence.endswith("nobody has anything to do: the next record of any tenant is its probe")
+    assert quiet.sentence.endswith("no tenant has any work: the next record of any tenant will be its probe")
     deployment.gate.notify("orders", "acme", LatencyNeutral().spacing)
     (found,) = health.health(context).findings
     assert (found.colour, found.fails) == ("red", True)
@@ -160,8 +160,8 @@ def test_a_run_whose_call_does_not_come_back_is_named_with_its_worker(
     (found,) = health.health(context).findings
     assert (found.colour, found.tenant) == ("yellow", "bolt")
     assert found.sentence == (
-        "orders: the run of 'bolt' on the worker celery@two has been on for 7 min, and 1 other is on for too long: its "
-        "handler does not return"
+        "orders: the run of 'bolt' on the worker celery@two has been running for 7 min, and 1 other run for too long: "
+        "its handler does not return"
     )
 
 
@@ -199,7 +199,7 @@ def test_a_run_that_was_replaced_is_told_of_with_its_worker_for_an_hour(
     assert gate.expire("orders", ["acme"]) == [Answer.REISSUED]
 
     now = health.health(context)
-    told = "a run on the worker celery@two gave no heartbeat and was replaced 0 min ago: its process died or is frozen"
+    told = "a run on the worker celery@two sent no heartbeat and was replaced 0 min ago: its process died or is frozen"
     assert (now.colour, [one.sentence for one in now.findings]) == ("yellow", [f"orders: {told}"])
     deployment.redis.hincrby(keys.counts("orders"), "replaced_at", -3_601_000)
     assert health.health(context).colour == "green"
@@ -264,7 +264,7 @@ def test_counts_that_were_cut_say_so(deployment: Deployment, context: Context) -
 
 
 def test_records_that_nobody_may_have_found_are_not_denied(deployment: Deployment, context: Context) -> None:
-    assert health.health(context).unseen, "no worker has ever looked"
+    assert health.health(context).unseen, "no worker has ever polled"
     run(deployment.engine, LOOKED)
     assert not health.health(context).unseen
     runtime_of(deployment.app).pauses.pause("orders", "acme")

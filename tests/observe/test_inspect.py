@@ -86,11 +86,11 @@ def test_what_holds_a_tenant_is_named(deployment: Deployment, context: Context) 
 
         narrow = narrow_ones(context)
         (running,) = (one for one in narrow if one.cause is Cause.RUNNING)
-        said(running, r"^it is running: run \d{16}-\S+ on the worker worker-0@test, begun .*, last heartbeat \d")
+        said(running, r"^it is running: run \d{16}-\S+ on the worker worker-0@test, began .*, last heartbeat \d")
         assert running.holder is not None
         assert (running.holder.alive, running.holder.worker) == (True, "worker-0@test")
         places = sorted(one.sentence for one in narrow if one.cause is Cause.WAIT_QUEUE)
-        text = "it is number {} of 2 in the wait queue for a free run slot of narrow, of which there are 1"
+        text = "it is number {} of 2 in the wait queue for a free run slot of narrow (1 in all)"
         assert places == [text.format(1), text.format(2)]
 
         # Its run's message may be in the queue still: only the run learns of the pause.
@@ -145,14 +145,14 @@ def test_a_frozen_worker_is_told_from_a_slow_handler(deployment: Deployment, con
         try:
             frozen = until(context, "orders", "acme", Cause.FROZEN)
             said(
-                frozen, r"^run \d{16}-\S+ on the worker worker-0@test has it and gave its last heartbeat \d\.\d s ago: "
+                frozen, r"^run \d{16}-\S+ on the worker worker-0@test has it and sent its last heartbeat \d\.\d s ago: "
             )
-            said(frozen, r"it died or is frozen, and a worker replaces it in \ds$")
+            said(frozen, r"it died or is frozen, and a worker will replace it in \ds$")
             assert frozen.state == "no heartbeat"
             assert frozen.holder is not None
             assert frozen.holder.alive is False
             wait_until(
-                lambda: "no worker replaces it" in inspect.tenant(context, "orders", "acme").sentence,
+                lambda: "no worker has replaced it" in inspect.tenant(context, "orders", "acme").sentence,
                 "nobody replaces it",
             )
         finally:

@@ -69,7 +69,7 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, cont
         assert in_order(handled) == ["received", "recorded", "started", "read", "handled"]
         first, read = handled.steps[2], handled.steps[3]
         assert first.token == read.token is not None
-        assert first.sentence == f"run {first.token} began: the record was found before an event, or without one"
+        assert first.sentence == f"run {first.token} began because a worker found the record before any event"
         assert read.sentence == f"read by run {read.token} on the worker worker-0@test"
         assert handled.steps[0].sentence == "received as the webhook 'whk-1'"
         assert handled.note is None
@@ -95,7 +95,7 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, cont
         assert absorbed.steps[1].at == absorbed.steps[0].at
         assert absorbed.steps[1].sentence == "written while its tenant had a runner, which absorbed its event"
         begun = told(context, "acme", "2", "handled").steps[1]
-        assert begun.sentence == f"run {begun.token} began, which its event had started"
+        assert begun.sentence == f"run {begun.token} began, started by its event"
         assert begun.at in {one.began_at for one in history.runs(context, "orders", "acme")}
 
         # One that the run which is on reads in its next sweep, while its budget lasts.
@@ -107,7 +107,7 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, cont
         assert in_order(told(context, "evie", "2", "handled"))[0] == "recorded"
 
         record(deployment.engine, "orders", "doze", "1", {"seconds": 3})
-        in_hand = r"pending; run \S+ of its tenant is on, begun \d+s ago, and may have it in hand"
+        in_hand = r"pending; run \S+ of its tenant began \d+s ago, and may be handling it now"
 
         def end() -> Step:
             return told(context, "doze", "1", "pending").steps[-1]
@@ -139,7 +139,7 @@ def test_a_record_that_was_written_while_there_was_a_runner_has_an_event_only_wh
     inline.run_all()
 
     (step,) = [one for one in told(context, "acme", "2", "handled").steps if one.what == "absorbed"]
-    assert step.sentence.endswith(", which absorbed its event" if events else "; no event of its own is known")
+    assert step.sentence.endswith(", which absorbed its event" if events else "; no event is known")
 
 
 @pytest.mark.e2e
@@ -182,7 +182,7 @@ def test_another_try_is_told_with_who_asked_for_it(deployment: Deployment, conte
         rejected = told(context, "bolt", "r", "quarantined")
         again = tried_again("bolt", "r", rejected)
         assert in_order(again) == ["recorded", "started", "read", "retrying", "rejected"]
-        assert again.steps[3].sentence == "ada asked for another try"
+        assert again.steps[3].sentence == "ada requested a retry"
         assert again.steps[2].token == rejected.steps[-1].token is not None
         assert again.steps[-1].token is None, "it was another run"
 
@@ -192,12 +192,12 @@ def test_another_try_is_told_with_who_asked_for_it(deployment: Deployment, conte
 
         decide("bolt", "r", "discard")
         gone = told(context, "bolt", "r", "discarded")
-        assert (gone.steps[-1].what, gone.steps[-1].sentence) == ("discarded", "ada gave it up")
+        assert (gone.steps[-1].what, gone.steps[-1].sentence) == ("discarded", "ada discarded it")
         mended.touch()
         for tenant, key, tries in (("bolt", "r", 2), ("cask", "f", 2)):
             decide(tenant, key, "retry")
             well = told(context, tenant, key, "handled")
-            assert (well.steps[-1].what, well.steps[-1].sentence) == ("handled", "handled after another try")
+            assert (well.steps[-1].what, well.steps[-1].sentence) == ("handled", "handled after a retry")
             assert in_order(well).count("retrying") == tries
     # What failed was not rejected.
     sum_runs(deployment.engine, "orders")
@@ -245,7 +245,7 @@ def test_a_search_finds_tenants_keys_messages_and_deliveries(deployment: Deploym
     assert message.kind == "message"
     record(engine, "orders", "Zürich AG", "inv-7", {"changed": True})
     (changed,) = record_answers.find(context, "evt-7")[0]
-    assert changed.sentence == "orders: the webhook was received; its record has changed since, or was pruned"
+    assert changed.sentence == "orders: the webhook was received; its record has since changed, or was pruned"
     assert (
         record_answers.find(context, "")[0]
         == record_answers.find(context, "nothing")[0]

@@ -172,7 +172,7 @@ def test_doctor_names_the_pooler_and_its_mode(
         runtime.close()
     assert first.level == Level.OK
     assert first.text.startswith(found)
-    assert f"in {mode} mode: no statement is prepared" in first.text
+    assert f"in {mode} mode: statements are not prepared" in first.text
     assert second.level == Level.WARNING
     assert "TAIL_LISTENS has no effect" in second.text
 

@@ -63,9 +63,9 @@ def test_a_tenant_is_paused_and_goes_on_after_it_is_resumed(ada: Visitor, deploy
 
 def test_a_tenant_is_notified(ada: Visitor, deployment: Deployment) -> None:
     record_invoice(deployment.engine, "acme", "in-1", {})
-    assert "Its runner is started." in ada.do(tenant_page(ada), "notify").text
+    assert "Its runner has been started." in ada.do(tenant_page(ada), "notify").text
     assert deployment.gate.active("invoices") == ["acme"]
-    assert "takes this event along" in ada.do(tenant_page(ada), "notify").text
+    assert "also handles this event" in ada.do(tenant_page(ada), "notify").text
     assert [row[1] for row in audited(deployment)] == ["notify", "notify"]
 
 
@@ -89,7 +89,7 @@ def test_one_record_is_retried_or_discarded(ada: Visitor, deployment: Deployment
     assert "Discarded: 1 record of 1 tenant." in discarded.text
     assert states(deployment) == {"a": "discarded", "b": "quarantined"}
     retried = ada.do(ada.get("/record", key="a", **where), "retry")
-    assert "Tried again: 1 record of 1 tenant." in retried.text
+    assert "Retried: 1 record of 1 tenant." in retried.text
     assert states(deployment)["a"] not in ("discarded", "quarantined")
     assert [row[1:5] for row in audited(deployment)] == [
         ("discard", "invoices", "acme", "a"),
@@ -107,7 +107,7 @@ def test_a_group_of_equal_errors_is_retried_and_no_other(ada: Visitor, deploymen
     form = {name: text.replace("\r", "").replace("\n", "\r\n") for name, text in ada.form(chosen, "retry").items()}
     answer = ada.send("retry", form)
     assert answer.status_code == 303, answer.text
-    assert "Tried again: 2 records of 2 tenants." in ada.client.get(answer.url.join(answer.headers["location"])).text
+    assert "Retried: 2 records of 2 tenants." in ada.client.get(answer.url.join(answer.headers["location"])).text
     after = states(deployment)
     assert {after["b"], after["d"]} == {"quarantined"}
     assert "quarantined" not in {after["a"], after["c"]}

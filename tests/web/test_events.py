@@ -239,26 +239,26 @@ def test_arrays_that_come_together_and_write_the_same_records_are_all_stored(
 
 
 WRONG = [
-    (5, "it is no JSON object"),
+    (5, "not a JSON object"),
     ({}, "an event lacks pipeline, tenant"),
     ({"pipeline": None, "tenant": "acme"}, "an event lacks pipeline"),
     ({"pipeline": "orders"}, "an event lacks tenant"),
     ({"pipeline": "orders", "tenant": ""}, "the tenant is empty"),
     ({"pipeline": "orders", "tenant": "a "}, "begins or ends with space"),
-    ({"pipeline": "orders", "tenant": 1.5}, "the tenant is neither text nor a whole number"),
+    ({"pipeline": "orders", "tenant": 1.5}, "the tenant is neither a string nor an integer"),
     ({"pipeline": "orders", "tenant": True}, "the tenant is neither"),
     ({"pipeline": "no-such", "tenant": "acme"}, "no pipeline is called 'no-such'; there are: "),
     ({"pipeline": ["x"], "tenant": "acme"}, "no pipeline is called"),
     (
         {"pipeline": "orders", "tennant": "acme"},
-        "'tennant' is no field of an event: its fields are pipeline, tenant",
+        "'tennant' is not a field of an event: use pipeline, tenant",
     ),
     ({"source": "orders", "tenant": "acme"}, "a record lacks key, document"),
     ({"source": "orders", "tenant": "acme", "key": "1"}, "a record lacks document"),
-    ({"tenant": "acme", "key": "1", "document": {}}, "a record has a `source`, or a `pipeline`"),
+    ({"tenant": "acme", "key": "1", "document": {}}, "a record needs either a `source` or a `pipeline`"),
     (
         {"source": "orders", "pipeline": "orders", "tenant": "acme", "key": "1", "document": {}},
-        "send one of the two",
+        "a record needs either a `source` or a `pipeline`",
     ),
     ({"source": "Orders", "tenant": "acme", "key": "1", "document": {}}, "the source 'Orders' is not allowed"),
     ({"source": 5, "tenant": "acme", "key": "1", "document": {}}, "the source 5 is not allowed"),
@@ -269,7 +269,7 @@ WRONG = [
     ({"source": "orders", "tenant": "acme", "key": "1", "document": {"a": "\0"}}, "contains a NUL"),
     ({"source": "orders", "tenant": "acme", "key": "1", "document": {}, "version": 1}, "'version' is no field"),
     ({"pipeline": "orders", "payload": {}}, "the pipeline 'orders' has no criteria"),
-    ({"pipeline": "alerts", "payload": {}, "tenant": "acme"}, "'tenant' is no field of a message"),
+    ({"pipeline": "alerts", "payload": {}, "tenant": "acme"}, "'tenant' is not a field of a message"),
     ({"pipeline": "alerts", "payload": {}, "message_id": "a\nb"}, "the message id"),
     ({"payload": {}}, "a message lacks pipeline"),
 ]
@@ -286,9 +286,9 @@ def test_what_is_wrong_is_refused_with_the_reason_and_its_place_in_the_array(url
         assert why in answer.json()["error"]
         assert answer.json()["index"] == 2
     for body, why in (
-        (b"a=b", "no JSON in UTF-8"),
-        (b'{"tenant": "a", "tenant": "b"}', "twice in one object"),
-        (b'{"source": "orders", "document": {"x": [{"a": 1, "a": 1}]}}', "twice in one object"),
+        (b"a=b", "not JSON in UTF-8"),
+        (b'{"tenant": "a", "tenant": "b"}', "an object with the duplicate name"),
+        (b'{"source": "orders", "document": {"x": [{"a": 1, "a": 1}]}}', "an object with the duplicate name"),
     ):
         answer = post(url, body)
         assert answer.status_code == 400
@@ -420,11 +420,11 @@ def test_without_redis_a_record_is_taken_at_once_and_an_event_is_not_said_to_be(
     # As long as each would take that waits for Redis.
     assert min(taken) < WAITS_FOR_REDIS
     event = {"pipeline": "orders", "tenant": "bolt"}
-    for body, stored in ((event, ""), ([an_order(7), event], "what is to be stored is stored, but ")):
+    for body, stored in ((event, ""), ([an_order(7), event], "records and messages were stored, but ")):
         with taking_at_most(10):
             answer = post(without_redis, body)
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-        assert answer.json() == {"error": f"{stored}the events are not taken now: send them again"}
+        assert answer.json() == {"error": f"{stored}the events were not sent: try again"}
     assert len(records(deployment)) == 7
 
 

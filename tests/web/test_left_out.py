@@ -15,8 +15,8 @@ from tests.deployment import Deployment
 from tests.store.adopting import run
 from tests.web.visiting import Visitor, declare, visiting
 
-SAID = "pipelines that TASKBRIDGE_PIPELINES does not declare are left out: mail (1 tenant)"
-ALL_WELL = "Nothing fails, and nothing is in quarantine."
+SAID = "pipelines that are not declared in TASKBRIDGE_PIPELINES are left out: mail (1 tenant)"
+ALL_WELL = "Nothing is failing, and nothing is in quarantine."
 LOOKED = (
     "INSERT INTO taskbridge.tails (pipeline, kind, snapshot) "
     "SELECT p, 'tail', pg_current_snapshot() FROM unnest(ARRAY['mail', 'sms']) p"
@@ -74,5 +74,5 @@ def test_a_search_finds_what_inspect_finds(visitor: Visitor, deployment: Deploym
     assert [(one.pipeline, one.tenant) for one in record_answers.find(context, "acm")[0]] == [("mail", "acme")]
     for text in ("ML-a", "acme"):
         page = visitor.get("/record", q=text).text
-        assert "Nothing has this name" not in page
+        assert "Nothing found" not in page
         assert "pipeline=mail" not in page, "there is no page of it here"

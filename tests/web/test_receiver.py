@@ -203,14 +203,14 @@ def test_in_any_order_and_all_at_once_the_newest_version_is_kept(
 
 
 NO_JSON = [
-    (b"", "no JSON"),
-    (b"{", "no JSON"),
-    (b"\xff", "no JSON"),
-    (b"[" * 100_000, "no JSON"),
-    (b"NaN", "no JSON"),
-    (b"9" * 5_000, "no JSON"),
-    (b'{"customer": "a", "customer": "b"}', "the name 'customer' twice in one object"),
-    (b'{"order": [{"a": {"b": 1, "c": 2, "b": 1}}]}', "the name 'b' twice in one object"),
+    (b"", "not JSON"),
+    (b"{", "not JSON"),
+    (b"\xff", "not JSON"),
+    (b"[" * 100_000, "not JSON"),
+    (b"NaN", "not JSON"),
+    (b"9" * 5_000, "not JSON"),
+    (b'{"customer": "a", "customer": "b"}', "an object with the duplicate name 'customer'"),
+    (b'{"order": [{"a": {"b": 1, "c": 2, "b": 1}}]}', "an object with the duplicate name 'b'"),
 ]
 
 
@@ -223,7 +223,7 @@ def test_what_is_no_json_is_refused_with_a_reason(send: Send, deployment: Deploy
     request.headers["Content-Type"] = "application/x-www-form-urlencoded"
     answer = send(request)
     assert answer.status_code == 400
-    assert answer.json() == {"error": "the body is a form: choose application/json at the provider"}
+    assert answer.json() == {"error": "the body is a form: choose application/json in the provider's settings"}
     assert orders(deployment) == {}
     assert unmatched(deployment) == []
 
@@ -240,7 +240,7 @@ NO_RECORD = [
     (b'{"customer": "a", "id": 1, "version": "soon", "order": {}}', "version"),
     (b'{"customer": "a", "id": 1, "version": 1e400, "order": {}}', "version"),
     (b'{"customer": "a", "id": 1, "order": {}}', "the version"),
-    (b'{"customer": "a", "id": 1, "version": 1, "order": 5}', "no JSON object"),
+    (b'{"customer": "a", "id": 1, "version": 1, "order": 5}', "not a JSON object"),
     (b'{"customer": "a", "id": 1, "version": 1, "order": {"a": "\\u0000"}}', "NUL"),
     (b'{"customer": "a", "id": 1, "version": 1, "order": {"a": "\\ud83d"}}', ""),
     (b'{"customer": "a", "id": 1, "version": 1, "order": {"a": 1e5000}}', ""),
@@ -267,7 +267,7 @@ def test_a_fault_that_is_not_the_sender_s_lets_it_come_again(send: Send, deploym
     for request in (a_note(away=True), an_order()):
         answer = send(request)
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-        assert answer.json() == {"error": "the request is not taken now: try again"}
+        assert answer.json() == {"error": "the request cannot be accepted now: try again"}
     assert unmatched(deployment) == []
 
 
@@ -296,8 +296,8 @@ def test_refusals_are_in_the_log_once_a_minute_with_their_number(send: Send, cap
     send(signed(b"{", "msg"))
     lines = [one.getMessage() for one in caplog.records if one.name == "taskbridge.web.endpoint"]
     assert [line.partition(",")[0] for line in lines] == [
-        "requests to /orders answered with 401: 1",
-        "requests to /orders answered with 400: 1",
+        "1 request to /orders answered with 401",
+        "1 request to /orders answered with 400",
     ]
     assert "no signature of the request" in lines[0]
 
@@ -314,8 +314,8 @@ def test_a_function_that_fails_over_each_request_does_not_fill_the_log(
             assert send(a_note(keys=[], broken=True)).status_code == 503
     told = [one.getMessage() for one in caplog.records if one.exc_info]
     assert told == [
-        "requests that a function of 'notes' cannot read: 1, the last",
-        "requests to /notes that failed with this error: 1, the last",
+        "a function of 'notes' failed for 1 request, the last",
+        "1 request to /notes failed with this error, the last",
     ]
 
 

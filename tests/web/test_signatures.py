@@ -263,7 +263,7 @@ def test_a_secret_that_is_not_there_is_an_error_of_the_declaration(secrets: Any)
         with pytest.raises((ConfigurationError, TypeError)):
             make(secrets)
     for wrong in ("whsec_?", "whsec_", "whpk_", "whpk_YWJj"):
-        with pytest.raises(ConfigurationError, match="copy it whole"):
+        with pytest.raises(ConfigurationError, match="copy all of it"):
             StandardWebhooks(wrong)
 
 

@@ -72,7 +72,7 @@ def summary(results: Sequence[Result]) -> str:
         f"{sum(result.delivered for result in results)} deliveries, "
         f"{sum(result.user_transactions for result in results)} transactions of users of an adopted table.\n"
         f"{', '.join(f'{counts[kind]} {kind}' for kind in KINDS)}.\n"
-        f"{exits} workers ended by themselves, {refusals} could not start because a server was away or full.\n"
+        f"{exits} workers exited by themselves, {refusals} could not start because a server was unavailable or full.\n"
         f"{_beyond(stalled)}\n"
     )
 
@@ -127,82 +127,102 @@ def _row(title: str, drawn: int, alone: Sequence[Recovery], bound: str, since: s
 PAGE = """\
 # Torture
 
-`make torture` runs seeded schedules of random faults against real workers, Redis and Postgres, and ends with a status
-other than 0 if anything below does not hold. This page was written by one such run.
+`make torture` runs seeded schedules of random faults against real workers, Redis and Postgres, and exits with an error
+if any promise below is broken. One such run wrote this page.
 
 {summary}
-Run: {count} schedules, seed {seed}. Settings, most of them scaled down so that a schedule takes seconds:
+## The setup
+
+This run had {count} schedules, with seed {seed}. Most settings are scaled down so that a schedule takes seconds:
 {settings}.
-Workers: three, with the pools prefork, threads and solo and batches of up to 1 to 50 records, replaced as the faults
-strike them. Every other one listens (`TASKBRIDGE_TAIL_LISTENS`); a part of the plain SQL announces its commits.
-Pipelines: two, each with a source of its own; every other tenant is of the other one. The handler of `invoices` writes
-in the transaction that advances the cursor. That of `parcels` uses no connection of the batch, as if it called an HTTP
-API with idempotency keys, and what it has done is in a file. So runs that began together advance their cursors in one
-exchange, and runs of both sources share a slot.
 
-Besides, users who know nothing of TaskBridge work on a table that is adopted, one at all times and up to four more
-while its columns change or a backfill runs. Each has rows of its own and keeps a ledger of its transactions. Postgres
-looks for deadlocks after 100 ms, so that a user would be the victim of any that TaskBridge takes part in. One worker
-and all producers reach Redis by a proxy, which can fall silent on its connections or lose the replies of scripts.
+- **Workers.** Three, with the pools prefork, threads and solo, and batches of up to 1 to 50 records. They are replaced
+  when a fault kills them. Every other worker listens (`TASKBRIDGE_TAIL_LISTENS`), and some of the plain SQL announces
+  its commits.
+- **Pipelines.** Two, each with its own source and half of the tenants. The handler of `invoices` writes in the
+  transaction that advances the cursor. The handler of `parcels` writes to a file and not through the batch's
+  connection, as if it called an HTTP API with idempotency keys. Its runs can therefore advance their cursors in one
+  exchange, and runs of both sources share a slot.
+- **Other users.** They know nothing of TaskBridge and write to an adopted table: one user all the time, and up to four
+  more while its columns change or a backfill runs. Each has its own rows and keeps a ledger of its transactions.
+  Postgres looks for deadlocks after 100 ms, so if TaskBridge took part in one, a user would be the victim.
+- **Network.** One worker and all producers reach Redis through a proxy that can go silent or lose replies of
+  scripts.
 
-A schedule draws four faults; two of them strike at once. Meanwhile producers write for one to three tenants: single
-invoices and bursts, short transactions and long ones, some notified twice, too early or never. As many tenants have
-records that are written by plain SQL, with an `INSERT` or by `taskbridge.record`, also in long transactions, with
-savepoints or whole transactions that are rolled back: of these nobody ever notifies. Handlers are quick,
-slow, longer than the runner TTL, raise once or always, reject. Each fault has tenants of its own that have work when it
-strikes and get no event afterwards, so that only the protocol's own means bring them back. "Alone" counts the faults
-that struck alone, "held up" those of them whose tenants had to wait. A row that begins with "a record" is about one
-record among three of its tenant that does this at every try; its bound is for the whole tenant: the record in
-quarantine, the others handled.
+Each schedule draws four faults, two of which strike at once. Meanwhile producers write for one to three tenants: single
+invoices and bursts, in short and long transactions, with events that come twice, too early or never. As many tenants
+again have records written by plain SQL, with an `INSERT` or by `taskbridge.record`, some of them in long transactions
+or rolled back in whole or to a savepoint; nobody notifies these tenants. Handlers are quick, slow, or slower than the
+runner TTL; some raise once or always, or reject records.
+
+Each fault has its own tenants, which have work when it strikes and get no event afterwards, so only the protocol itself
+can resume them.
+
+## The result
 
 {table}
-Times are from the moment in the column "counted from" to the tenant's next delivery, or for a record to the end of
-its tenant. Seconds in which fewer than two workers were ready do not count: one alone may be in a slow handler. Where
-all that were ready had calls of {long:g} s and more in each slot when the tenant's run became due, the time until the
-first slot came free does not count either, once and up to {longest:g} s, which is the longest call that producers ask
-for. In the bounds, {margin:g} s is for what every recovery needs: a look of the ticker, a message, a worker that
-reconnects. Each try of a record has {look:g} s of its own for it. Where what all handlers call is down, the circuit
-closes when a probe's call is over, and that may be one of the longest.
-Where cursors are locked, runs that began together try each lock for 50 ms: in one exchange for each source, then one by
-one, and so for their advances. Who is locked comes last, and waits in the slot for up to `TASKBRIDGE_STATEMENT_TIMEOUT`
-for each try, then for its back-off. Where more than two are locked, all slots of a worker may wait like this, and so do
-the messages that the worker has; and where three runs fail, the circuit may open.
-A recovery is late if it is beyond its bound by more than the machine itself stood still meanwhile: a process that only
-sleeps notes by how much its sleeps are too long.
-"Two of them at once" counts from the end of the later, and adds both bounds. Where one fault gives many others a
-backlog, a tenant of the second one that has a backlog too waits for its turn behind them: their turns are added. Where
-messages get lost for so long that one which was published again is lost too, the next wait for it is added. Where
-sessions fall silent, one may be in the handler of another fault's tenant: `TASKBRIDGE_TRANSACTION_TIMEOUT` is added.
-Where cursors are locked, the lock and the circuit's first wait are added.
-Where a server is away while a record is searched whose back-off doubles from the first try on, it doubles once more:
-{outage:g} s are added.
+"Alone" counts faults that struck alone, and "held up" those whose tenants had to wait. In a row that begins with "a
+record", one of three records of a tenant does this at every attempt, and the bound applies to the whole tenant: the
+record is in quarantine and the others are handled.
 
-After each schedule these hold, or it is a violation:
+A time runs from the moment in "counted from" to the tenant's next delivery, or for a record until its whole tenant is
+done. Not counted are
+
+- seconds in which fewer than two workers were ready, because a single one may be busy in a slow handler;
+- the wait for a slot, if all ready workers had calls of {long:g} s or more in every slot when the run became due: once,
+  up to {longest:g} s, the longest call that producers ask for.
+
+A recovery is late only if it exceeds its bound by more than the time for which the machine itself stood still, which a
+process that only sleeps measures.
+
+How the bounds are computed:
+
+- {margin:g} s is for what every recovery needs: a pass of the ticker, a message, a worker that reconnects. Each attempt
+  at a record has another {look:g} s.
+- If the downstream of all handlers is unavailable, the circuit closes when a probe's call returns, which may be one of
+  the longest calls.
+- If cursors are locked, runs that began together try each lock for 50 ms, first in one exchange per source and then one
+  by one, and do the same when they advance. Locked tenants come last: each attempt holds the slot for up to
+  `TASKBRIDGE_STATEMENT_TIMEOUT`, and a back-off follows. If more than two are locked, all slots of a worker may wait
+  like this, together with its reserved messages. If three runs fail, the circuit may open.
+
+The bound of "two of them at once" counts from the end of the later fault and is the sum of both bounds, plus
+
+- the turns of the others, if one fault gives many tenants a backlog and the other fault's tenant has one too;
+- the next wait, if messages are lost for so long that a republished message is lost as well;
+- `TASKBRIDGE_TRANSACTION_TIMEOUT`, if sessions go silent, since the other fault's handler may use one;
+- the lock and the circuit's first wait, if cursors are locked;
+- {outage:g} s, if a server is unavailable during the search for a record whose back-off doubles from the first attempt
+  on, because it then doubles once more.
+
+## The promises
+
+All of these must hold after each schedule; otherwise it counts as a violation.
 
 | kind | what must hold |
 | --- | --- |
 | lost | every committed record was delivered in its latest revision |
-| doubled | no revision of an invoice was delivered twice, one of a parcel again at most {extra} times for each fault |
-| double advance | no two batches of a tenant of `invoices` advanced from one position of its cursor |
-| mixed | no batch holds another tenant's record |
-| leak | no call finds state of an earlier one: in its session, its driver's connection, or its context |
-| rolled back | no handler is given what was rolled back, in whole or to a savepoint |
-| wrong end | `quarantine` holds what its handler rejects or cannot take, and nothing else |
-| too many tries | no record is tried more often than its search takes, and {extra} times more for each fault |
-| stuck | all is handled, all cursors are past it, no runner is left, no key that never expires but the broker's own |
-| late | each fault's tenants go on within the bound |
-| died | no worker that was ready is ended by an error, such as a Redis that refuses writes or a `MemoryError` |
-| user failed | no transaction of the users of the adopted table fails, but where Postgres itself is away |
-| user waited | no statement of theirs takes longer than {waits:g} s, but where Postgres is struck |
-| user misled | `lastval()` returns what it returns without TaskBridge |
-| never deleted | no deletion of a row is delivered that nobody deleted |
+| doubled | no revision of an invoice was delivered twice; one of a parcel was repeated at most {extra} times a fault |
+| double advance | no two batches of a tenant of `invoices` advanced its cursor from the same position |
+| mixed | no batch contains another tenant's record |
+| leak | no call finds state of an earlier one in its session, its driver's connection, or its context |
+| rolled back | no handler receives what was rolled back, in whole or to a savepoint |
+| wrong end | `quarantine` contains exactly what the handler rejects or cannot process |
+| too many tries | no record is tried more often than the search for it needs, plus {extra} times per fault |
+| stuck | everything is handled, all cursors are past it, no runner is left, and only the broker's keys have no expiry |
+| late | the tenants of each fault resume within the bound |
+| died | no ready worker ends because of an error, such as a Redis that refuses writes or a `MemoryError` |
+| user failed | no transaction of the users of the adopted table fails, unless Postgres itself is unavailable |
+| user waited | none of their statements takes longer than {waits:g} s, unless a fault strikes Postgres |
+| user misled | `lastval()` returns what it would return without TaskBridge |
+| never deleted | no row is delivered as deleted that nobody deleted |
 
-A schedule that comes to no verdict, because a part of the torture itself raises an exception or gives no result within
-{within:g} minutes, counts as "harness failed"; the run goes on with the next one and ends with status 1.
+If a part of the torture itself raises an exception, or has no result within {within:g} minutes, the schedule counts as
+"harness failed". The run continues with the next schedule and exits with status 1.
 
-Workers that end by themselves are started again, as a supervisor would: a record may have killed one, and a worker that
-starts while Postgres or Redis is away says so and ends.
+Workers that exit are restarted, as by a supervisor: a record may have killed one, and one that starts while Postgres or
+Redis is unavailable says so and exits.
 
-What is repeatable is the drawing: `python -m verification.torture --schedule SEED` runs the schedule with that seed
-again, with the same faults and the same producers; which moment of a run a fault meets is up to the machine.
+`python -m verification.torture --schedule SEED` repeats the schedule with that seed: the same faults and the same
+producers. At which moment of a run a fault strikes depends on the machine.
 """

@@ -1,4 +1,4 @@
-"""The shop's tables. TaskBridge does not occur here."""
+"""The shop's tables, without any trace of TaskBridge."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Order(models.Model):
-    """What a customer has ordered. Its version is another number after each change."""
+    """A customer's order. Its version changes with each update."""
 
     customer = models.TextField(db_index=True)
     item = models.TextField()
@@ -15,7 +15,7 @@ class Order(models.Model):
 
 
 class Shipment(models.Model):
-    """What the warehouse has been told of an order, and how often."""
+    """What was sent to the warehouse about an order, and how often."""
 
     customer = models.TextField()
     order = models.BigIntegerField()
@@ -23,6 +23,6 @@ class Shipment(models.Model):
     tellings = models.IntegerField(default=0)
 
     class Meta:
-        """One for each order of a customer."""
+        """One row per order of a customer."""
 
         constraints = (models.UniqueConstraint(fields=["customer", "order"], name="one_shipment"),)

@@ -1,4 +1,4 @@
-"""What brings the orders to the warehouse."""
+"""The pipeline that sends orders to the warehouse."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["send_orders"]
 
 @pipeline("orders", rate_limit="50/s", downstream_errors=(HTTPError,))
 def send_orders(batch: Batch) -> RetryAfter | None:
-    """Send one customer's orders, oldest change first, and write down what was sent.
+    """Send a customer's orders, oldest change first, and record what was sent.
 
-    All calls come first, since the first write opens the transaction that holds locks until the batch commits.
-    Where the warehouse asks to wait, or fails, what it took is written down and not sent again. An order that fails
-    comes first in the next batch, and only there it raises: so that counts as a failure of its own.
+    All calls come first, because the first write opens a transaction, which holds locks until the batch commits. If the
+    warehouse asks to wait or fails, the orders that it has accepted are recorded and not sent again. An order that
+    fails comes first in the next batch, and only raises there, so that the failure counts for that order.
     """
     taken: list[Record] = []
     wait: RetryAfter | None = None
@@ -31,8 +31,8 @@ def send_orders(batch: Batch) -> RetryAfter | None:
         try:
             if is_taken(batch, order):
                 taken.append(order)
-        except RetryAfter as told:
-            wait = told
+        except RetryAfter as retry:
+            wait = retry
             break
         except OSError:
             if not taken:
@@ -50,10 +50,10 @@ def send_orders(batch: Batch) -> RetryAfter | None:
 
 
 def is_taken(batch: Batch, order: Record) -> bool:
-    """Send an order; return whether the warehouse took it, else it is rejected."""
+    """Send an order; return whether the warehouse accepted it, and reject it otherwise."""
     if order.tenant in {".", ".."}:
-        # Encoded too, it leads to another path.
-        batch.reject(order, "no path can name this customer")
+        # Even if encoded, it would change the path.
+        batch.reject(order, "this customer cannot be part of a path")
         return False
     try:
         send(order)
@@ -68,7 +68,7 @@ def is_taken(batch: Batch, order: Record) -> bool:
 
 
 def send(order: Record) -> None:
-    """Tell the warehouse how an order stands."""
+    """Send the current state of an order to the warehouse."""
     customer, number = quote(order.tenant, safe=""), quote(order.external_id, safe="")
     request = Request(  # noqa: S310 - the project's own setting
         f"{settings.WAREHOUSE_URL}/customers/{customer}/orders/{number}",

@@ -1,4 +1,4 @@
-"""What the shop's views call."""
+"""The shop's operations, called by its views."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["cancel", "change", "place"]
 
 
 def place(customer: str, item: str, amount: int) -> Order:
-    """Take an order."""
+    """Place an order."""
     with transaction.atomic():
         order = Order.objects.create(customer=customer, item=item, amount=amount)
         bridge.notify_event.delay_on_commit(customer, "orders")
@@ -20,11 +20,11 @@ def place(customer: str, item: str, amount: int) -> Order:
 
 
 def change(number: int, amount: int) -> bool:
-    """Change an order, if there is one. Nobody notifies: it is seen a moment later."""
+    """Change an order, if it exists. There is no event, so it is handled about 200 ms later."""
     return Order.objects.filter(pk=number).update(amount=amount, version=F("version") + 1) > 0
 
 
 def cancel(number: int) -> bool:
-    """Cancel an order, if there is one."""
+    """Cancel an order, if it exists."""
     count, _ = Order.objects.filter(pk=number).delete()
     return count > 0

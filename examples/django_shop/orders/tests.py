@@ -20,9 +20,9 @@ BODY = "application/json"
 
 
 class Warehouse(BaseHTTPRequestHandler):
-    """Takes what it is sent; `told` has it by path. An amount below 1 is rejected.
+    """Accepts orders, except those with an amount below 1; `told` has the accepted ones by path.
 
-    All calls are answered with 500 while it is `failing`, and those with the `unlucky` amount.
+    All calls are answered with 500 while it is `failing`, and so are those with the `unlucky` amount.
 
     `in_transaction`: how many transactions were open in the database at each call.
     """
@@ -46,11 +46,11 @@ class Warehouse(BaseHTTPRequestHandler):
     do_DELETE = do_PUT
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def open_transactions() -> int:
-    """Return how many sessions are within a transaction; this thread's own is not."""
+    """Return how many sessions are idle in a transaction."""
     with closing(connection), connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity "
@@ -61,7 +61,7 @@ def open_transactions() -> int:
 
 
 class WithWarehouse:
-    """A warehouse while a test lasts."""
+    """Runs a warehouse during each test."""
 
     def setUp(self) -> None:
         server = ThreadingHTTPServer(("127.0.0.1", 0), Warehouse)
@@ -75,7 +75,7 @@ class WithWarehouse:
 
 
 class InATransaction(WithWarehouse, TestCase):
-    """Nothing commits; `deliver` calls the handler with what the test has saved."""
+    """Nothing is committed; `deliver` calls the handler with what the test has saved."""
 
     @classmethod
     def setUpTestData(cls) -> None:
@@ -152,7 +152,7 @@ class InATransaction(WithWarehouse, TestCase):
 
 
 class WithRuns(WithWarehouse, TransactionTestCase):
-    """All is committed, and the real runs are made."""
+    """Everything is committed, and real runs are performed."""
 
     def test_notified_or_not_each_order_is_sent_and_a_failure_leaves_no_shipment(self) -> None:
         with deployed(app) as here:

@@ -1,4 +1,4 @@
-"""What the shop's customers call."""
+"""The shop's HTTP API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["order", "orders"]
 
 @require_http_methods(["POST"])
 def orders(request: HttpRequest, customer: str) -> HttpResponse:
-    """Take an order and answer with its number."""
+    """Place an order; respond with its number."""
     if (wish := wanted(request, item=str, amount=int)) is None:
         return HttpResponseBadRequest("an order is {'item': text, 'amount': number}")
     return JsonResponse(services.place(customer, **wish).pk, safe=False, status=HTTPStatus.CREATED)
@@ -36,7 +36,7 @@ def order(request: HttpRequest, number: int) -> HttpResponse:
 
 
 def wanted(request: HttpRequest, **kinds: Callable[..., Any]) -> dict[str, Any] | None:
-    """Return the values that a request names; None where one is missing or is none of its kind."""
+    """Return the values in a request; None if one is missing or invalid."""
     try:
         given = json.loads(request.body)
         return {name: kind(given[name]) for name, kind in kinds.items()}

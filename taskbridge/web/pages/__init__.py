@@ -1,1 +1,1 @@
-"""The dashboard: what operators ask, answered by pages that are made on the server."""
+"""The dashboard: server-rendered pages for operators."""

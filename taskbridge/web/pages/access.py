@@ -1,4 +1,4 @@
-"""Who may open the dashboard and from where, and the headers of every answer."""
+"""Access control for the dashboard, and the headers of every response."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = ["Access", "Allow", "Guard", "is_local", "is_own_request"]
 log = logging.getLogger(__name__)
 
 Allow = Callable[[Request], "str | Awaitable[str | None] | None"]
-"""Returns the name of the user who sends a request, or None to refuse it."""
+"""Returns the name of the user who sent a request, or None to refuse it."""
 
 LOCAL_USER: Final = "local user"
 WRONG_SECONDS: Final = 1.0
-"""A wrong password is answered after so many seconds."""
+"""After how many seconds a wrong password is answered."""
 MOST_WRONG: Final = 20
-"""Wrong passwords that are waited for at once; more are refused with 429."""
+"""How many wrong passwords are delayed at once; more are refused with 429."""
 LONGEST_NAME: Final = 100
 
 _PROXIED: Final = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "x-forwarded")
-"""Headers, or their beginnings, by which a proxy says that somebody else sends the request."""
+"""Prefixes of headers that a proxy adds to the requests of others."""
 _HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -43,7 +43,7 @@ _HEADERS: Final = {
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # With none at all browsers send forms with the origin `null`, also to their own site.
+    # With `no-referrer`, browsers send forms with the origin `null`, even to the same site.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -51,11 +51,12 @@ _HEADERS: Final = {
 
 
 class Access:
-    """Who may open the dashboard.
+    """Who may use the dashboard.
 
-    `allow` decides if it is given, else the password by HTTP Basic, else only programs on this machine are let in.
-    `hosts` are the accepted names in the header `Host`. If empty, any is accepted, except without password and `allow`:
-    there another site's page could get at the dashboard by a name that resolves to this machine.
+    `allow` decides if it is given, otherwise the password (HTTP Basic). Without either, only programs on this machine
+    have access. `hosts` are the accepted values of the header `Host`. If empty, any host is accepted with `allow` or a
+    password, but only this machine's names without: otherwise another site could reach the dashboard through a name
+    that resolves to this machine.
     """
 
     def __init__(self, password: str, allow: Allow | None, hosts: Sequence[str]) -> None:
@@ -65,14 +66,12 @@ class Access:
         self._wrong = 0
 
     async def user(self, request: Request) -> str | Response:
-        """Return the name of the user who sends a request, or the refusal."""
+        """Return the name of the user who sent a request, or an error response."""
         host = _host_name(request.headers.get("host", ""))
         is_open = self._allow is not None or self._password is not None
         is_usual = not self._hosts if is_open else host == "localhost" or _is_loopback(host)
         if not (is_usual or host in self._hosts):
-            return _refusal(
-                403, "this host name is not known: use localhost, or name it in `hosts` of `taskbridge.web.dashboard`"
-            )
+            return _refusal(403, "unknown host name: use localhost, or add it to `hosts` of `taskbridge.web.dashboard`")
         if self._allow is not None:
             return await self._allowed(self._allow, request)
         if self._password is not None:
@@ -81,26 +80,26 @@ class Access:
             return LOCAL_USER
         return _refusal(
             403,
-            "only this machine may see the dashboard: set TASKBRIDGE_DASHBOARD_PASSWORD, or give `allow` to "
+            "only this machine has access to the dashboard: set TASKBRIDGE_DASHBOARD_PASSWORD, or pass `allow` to "
             "`taskbridge.web.dashboard`",
         )
 
     async def _allowed(self, allow: Allow, request: Request) -> str | Response:
         try:
-            # The check may query a database.
+            # In a thread, because the function may query a database.
             answer = await asyncio.to_thread(allow, request)
             name = await answer if inspect.isawaitable(answer) else answer
         except Exception as error:
-            log.error("the check of who may see the dashboard failed: %s", printable(error_line(error)))
-            return _refusal(503, "the check of who may see the dashboard failed: try again")
+            log.error("the dashboard's `allow` function failed: %s", printable(error_line(error)))
+            return _refusal(503, "access could not be checked: try again")
         if not isinstance(name, str) or not name:
-            return _refusal(403, "you may not see the dashboard: sign in where this application lets you")
+            return _refusal(403, "you have no access to the dashboard: sign in to this application")
         return _short(name)
 
     async def _signed_in(self, password: bytes, request: Request) -> str | Response:
         name, given = _basic(request.headers.get("authorization", ""))
         if given is not None and hmac.compare_digest(hashlib.sha256(given.encode()).digest(), password):
-            return _short(name) or "no name"
+            return _short(name) or "anonymous"
         if given is not None:
             if self._wrong >= MOST_WRONG:
                 return _refusal(429, "too many wrong passwords: try again in a second")
@@ -115,17 +114,14 @@ class Access:
 
 
 class Guard:
-    """Middleware before every page: it refuses whoever `Access` does not name, and adds the headers.
-
-    The user's name is in `request.state.user`.
-    """
+    """Middleware that checks access and adds headers. The user's name is stored in `request.state.user`."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -137,7 +133,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                # Only files have a tag.
+                # Only static files have an ETag.
                 headers.setdefault("Cache-Control", "no-cache" if "etag" in headers else "no-store")
             await send(message)
 
@@ -146,7 +142,7 @@ class Guard:
         if is_own_request(request):
             answer = await self._access.user(request)
         else:
-            answer = _refusal(403, "the request comes from another site: open the dashboard itself")
+            answer = _refusal(403, "the request comes from another site: open the dashboard directly")
         if isinstance(answer, Response):
             await answer(scope, receive, send_with_headers)
             return
@@ -155,10 +151,7 @@ class Guard:
 
 
 def is_local(scope: Scope) -> bool:
-    """Whether a program on this machine sends the request itself.
-
-    A proxy on this machine passes on those of others, and says so in a header.
-    """
+    """Whether the request comes from a program on this machine, and not through a proxy on this machine."""
     client = scope.get("client")
     if not client or any(name.decode("latin-1").lower().startswith(_PROXIED) for name, _ in scope["headers"]):
         return False
@@ -166,11 +159,10 @@ def is_local(scope: Scope) -> bool:
 
 
 def is_own_request(request: Request) -> bool:
-    """Whether a request comes from a page of the dashboard; one that only reads may also come from no page, or a link.
+    """Whether a request comes from a page of the dashboard. A read-only one may also be typed in or come from a link.
 
-    Browsers say it in `Sec-Fetch-Site`, which they send to HTTPS and to this machine only, and in the `Origin` of every
-    form. So a form needs no token
-    (https://developer.mozilla.org/en-US/docs/Web/HTTP/Guides/Fetch_metadata).
+    Browsers report this in `Sec-Fetch-Site`, which they only send over HTTPS and to this machine, and in the `Origin`
+    of every form (https://developer.mozilla.org/en-US/docs/Web/HTTP/Guides/Fetch_metadata), so forms need no token.
     """
     only_reads = request.method in ("GET", "HEAD")
     headers = request.headers
@@ -194,7 +186,7 @@ def _short(name: str) -> str:
 
 
 def _basic(header: str) -> tuple[str, str | None]:
-    """Return name and password of HTTP Basic; the password is None if there is none."""
+    """Return the name and password of HTTP Basic; the password is None if it is missing."""
     scheme, _, encoded = header.partition(" ")
     try:
         text = base64.b64decode(encoded.strip(), validate=True).decode() if scheme.lower() == "basic" else ""
@@ -205,7 +197,7 @@ def _basic(header: str) -> tuple[str, str | None]:
 
 
 def _host_name(header: str) -> str:
-    """Return the name of a header `Host` without its port."""
+    """Return the host in a header `Host`, without the port."""
     if header.startswith("["):
         return header.partition("]")[0].removeprefix("[").lower()
     return header.partition(":")[0].lower()

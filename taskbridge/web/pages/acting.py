@@ -1,4 +1,4 @@
-"""The actions of the dashboard. Each does what a command does, and is written into the audit first."""
+"""The actions of the dashboard. Each one does the same as a command, and is first recorded in the audit table."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from taskbridge.store import LOOK_SECONDS, Audit, Quarantine, QuarantinedRecord
 __all__ = ["ACTIONS", "AT_ONCE", "MESSAGES", "Done", "Target", "act"]
 
 AT_ONCE: Final = 10_000
-"""Records of one action on quarantine."""
+"""The maximum number of records of an action on quarantine."""
 STARTED_AT_ONCE: Final = 1_000
-"""Tenants that are started when a whole pipeline is resumed; the reconciler finds the others."""
+"""How many tenants are started when a whole pipeline is resumed; the reconciler starts the others."""
 
 MESSAGES: Final = {
-    "paused": "Paused. Events are taken in, and records stay pending until it is resumed.",
-    "paused-before": "It was paused already.",
+    "paused": "Paused. Events are accepted, and records stay pending until you resume it.",
+    "paused-before": "Already paused.",
     "resumed": "Resumed.",
     "not-paused": "It was not paused.",
-    "started": "Its runner is started.",
-    "delayed": "Its last run was a moment ago, so the next one is set.",
-    "absorbed": "It has a runner, which takes this event along.",
-    "retried": "Tried again: {records} of {tenants}.",
+    "started": "Its runner has been started.",
+    "delayed": "It ran a moment ago, and its next run is scheduled.",
+    "absorbed": "It already has a runner, which also handles this event.",
+    "retried": "Retried: {records} of {tenants}.",
     "discarded": "Discarded: {records} of {tenants}.",
-    "none": "There was nothing to do: no such record is in quarantine.",
+    "none": "Nothing to do: no such record is in quarantine.",
 }
 
 
 class Done(NamedTuple):
-    """What was done: a key of `MESSAGES`, and to how many records and tenants."""
+    """The result: a key of `MESSAGES`, and the number of records and tenants."""
 
     message: str
     records: int = 0
@@ -44,7 +44,7 @@ class Done(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What a form is about. `reason` is that of a pause, and `kind` a kind of error of records in quarantine."""
+    """What a form applies to. `reason`: of a pause; `kind`: a kind of error of records in quarantine."""
 
     pipeline: str
     tenant: str | None
@@ -54,7 +54,7 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, form: Mapping[str, str]) -> Target:
-        """Return what a form is about.
+        """Parse a form.
 
         Raises:
             InvalidName, InvalidInput: a name or a text is not allowed.
@@ -64,20 +64,20 @@ class Target(NamedTuple):
             check_tenant(tenant)
             if key is not None:
                 check_key(tenant, key)
-        # Browsers send line ends as CR LF.
+        # Browsers send line breaks as CR LF.
         texts = {
             name: form[name].replace("\r\n", "\n").replace("\r", "\n") for name in ("reason", "kind") if name in form
         }
         if any("\0" in text or len(text) > LONGEST_TEXT for text in texts.values()):
-            raise InvalidInput(f"the reason is not allowed: write up to {LONGEST_TEXT:,} characters of text")
+            raise InvalidInput(f"the reason is invalid: use up to {LONGEST_TEXT:,} characters of text")
         return cls(form.get("pipeline", ""), tenant, key, texts.get("reason") or None, texts.get("kind"))
 
 
 def act(runtime: Runtime, action: str, target: Target, user: str) -> Done:
-    """Do what `user` asks for.
+    """Perform an action for `user`.
 
     Raises:
-        TaskBridgeError: it cannot be done, or a server is unavailable.
+        TaskBridgeError: it is not possible, or a server is unavailable.
     """
     with translated_errors():
         # Raises UnknownPipeline.
@@ -113,7 +113,7 @@ def _resume(runtime: Runtime, target: Target, user: str) -> Done:
 
 def _notify(runtime: Runtime, target: Target, user: str) -> Done:
     if target.tenant is None:
-        raise InvalidInput("no tenant is named: open the tenant's page")
+        raise InvalidInput("the tenant is missing: use the tenant's page")
     _audit(runtime, target, user, "notify")
     return Done(notifying.notify(runtime.app, target.tenant, target.pipeline).name.lower())
 
@@ -133,12 +133,12 @@ def _discard(runtime: Runtime, target: Target, user: str) -> Done:
 
 
 def _chosen(runtime: Runtime, target: Target, user: str, action: str) -> list[QuarantinedRecord]:
-    """Return the records in quarantine that are meant, written into the audit if there are any.
+    """Return the chosen records in quarantine, and record the action in the audit table if there are any.
 
-    They are one record, a tenant's, or those with one kind of error.
+    The form chooses a single record, those of a tenant, or those with the same kind of error.
     """
     if target.tenant is None and target.kind is None:
-        raise InvalidInput("nothing is chosen: choose a record, a tenant or a kind of error")
+        raise InvalidInput("no records chosen: choose a record, a tenant or a kind of error")
     records, _ = Quarantine(runtime.engine, runtime.source_of(target.pipeline), seconds=LOOK_SECONDS).find(
         target.pipeline,
         tenant=target.tenant,

@@ -39,9 +39,9 @@ LONGEST_FORM: Final = 65_536
 MOST_FIELDS: Final = 20
 FORM_SECONDS: Final = 10.0
 PAGE_SECONDS: Final = 20.0
-"""Each query is limited, but a page may wait for others: it is given up after this time."""
+"""The time limit of a page. Each query has its own, but a page may have to wait for other pages."""
 DONE: Final = "taskbridge_done"
-"""The cookie that tells the next page which action was done."""
+"""The cookie with the result of an action, for the next page."""
 DONE_SECONDS: Final = 60
 STATIC: Final = Path(__file__).parent / "static"
 
@@ -52,7 +52,7 @@ NAVIGATION: Final = {
     "failing": ("Failing", "failing"),
     "runs": ("Runs", "runs"),
 }
-"""Path, title, and the name of the template and of the method that reads its values."""
+"""For each path, the title, and the name of the template and of the method that reads its values."""
 PAGES: Final = {**NAVIGATION, "tenant": ("Tenant", "tenant")}
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -69,17 +69,17 @@ def dashboard(
 ) -> Starlette:
     """Return the dashboard, an ASGI app that can be mounted under any path.
 
-    Without a password and without `allow`, only programs on this machine can open it.
+    Without a password and without `allow`, only programs on this machine have access.
 
     Args:
         app: the Celery app on which TaskBridge is installed; None: the package's own.
-        password: the password of HTTP Basic, with any user name; None: TASKBRIDGE_DASHBOARD_PASSWORD.
-        allow: your own check instead: it is given each request, and returns the user's name, or None to refuse the
-            request. It may be a coroutine; a plain function is called in a thread.
+        password: the password for HTTP Basic, with any user name; None: TASKBRIDGE_DASHBOARD_PASSWORD.
+        allow: your own check instead: it receives each request and returns the user's name, or None to refuse the
+            request. It may be a coroutine function; a plain function is called in a thread.
         actions: whether users can pause, resume, notify, retry and discard.
         show_documents: whether the page of a record shows its document.
-        hosts: the host names under which it is reached. If empty, any host name is accepted with a password or `allow`,
-            and only those of this machine without.
+        hosts: the accepted host names. If empty, any host name is accepted with a password or `allow`, and only those
+            of this machine without.
 
     Raises:
         ConfigurationError: the password is too short.
@@ -88,7 +88,7 @@ def dashboard(
     if password is not None:
         check_password(password)
     if isinstance(hosts, str):
-        raise ConfigurationError("`hosts` is one text: give a list of host names")
+        raise ConfigurationError("`hosts` is a string: pass a list of host names")
     site = _Site(Reading(app, show_documents=show_documents), actions=actions)
     made = Starlette(
         routes=[
@@ -102,7 +102,7 @@ def dashboard(
             (HTTPException, TaskBridgeError, TimeoutError, ClientDisconnect), site.error_page
         ),
     )
-    # A redirect would lead to the host that the request names.
+    # A redirect would go to the host that the request names.
     made.router.redirect_slashes = False
     return made
 
@@ -117,7 +117,7 @@ class _Site:
         self._threads = ThreadPoolExecutor(THREADS, "taskbridge-dashboard")
 
     def page(self, path: str) -> Handler:
-        """Return what answers the requests of a page."""
+        """Return the handler of a page."""
         title, name = PAGES[path]
         read = getattr(self._reading, name)
 
@@ -137,7 +137,7 @@ class _Site:
         return answer
 
     async def live(self, request: Request) -> Response:
-        """Return the status and the live part of the first page, or of a tenant's, as an open page replaces them."""
+        """Return the status and the live part of the first page or of a tenant's page, for an open page to update."""
         query = request.query_params
         name, read = ("tenant", self._reading.tenant) if "tenant" in query else ("now", self._reading.now_live)
 
@@ -147,7 +147,7 @@ class _Site:
             except UsageError:
                 raise
             except TaskBridgeError as error:
-                # Without a new part the page marks the one that it has as old.
+                # Without a new part, the page marks the existing one as outdated.
                 return {"status": self._render("status.html", request, {"health": None, "why": str(error)})}
             return {
                 "status": self._render("status.html", request, values),
@@ -157,14 +157,14 @@ class _Site:
         return JSONResponse(await self._in_thread(make, PAGE_SECONDS))
 
     async def act(self, request: Request) -> Response:
-        """Do what a form asks for, and lead back to its page."""
+        """Perform the action of a form, and redirect to its page."""
         action = request.path_params["action"]
         if action not in ACTIONS:
             raise HTTPException(404)
         if not self._actions:
             raise HTTPException(
                 403,
-                "actions are off: start `taskbridge dashboard --allow-actions`, or give `actions=True` to "
+                "actions are not allowed: use `taskbridge dashboard --allow-actions`, or pass `actions=True` to "
                 "`taskbridge.web.dashboard`",
             )
         form = await _form(request)
@@ -176,7 +176,7 @@ class _Site:
             return done
 
         done = await self._in_thread(do)
-        log.info("%s of %s by the dashboard", action, target.pipeline)
+        log.info("dashboard: %s of %s", action, target.pipeline)
         root = _root(request)
         response = RedirectResponse(f"{root}/{_back(form)}", 303)
         text = f"{done.message}.{done.records}.{done.tenants}"
@@ -184,10 +184,10 @@ class _Site:
         return response
 
     async def error_page(self, request: Request, error: Exception) -> Response:
-        """Answer with a page that says what is wrong."""
+        """Respond with an error page."""
         status, message = _status_of(error)
         values = {
-            "title": "It does not work",
+            "title": "Error",
             "here": None,
             "message": message,
             "health": None if status == 503 else self._reading.last_health,
@@ -198,7 +198,7 @@ class _Site:
         return HTMLResponse(self._render("failed.html", request, values), status, headers)
 
     async def _in_thread(self, work: Callable[[], T], seconds: float | None = None) -> T:
-        """Return what `work` returns; it may wait for a server.
+        """Call `work` in a thread, because it may wait for a server.
 
         Raises:
             TimeoutError: it took longer than `seconds`.
@@ -213,19 +213,19 @@ class _Site:
 
 
 def _status_of(error: Exception) -> tuple[int, str]:
-    """Return the status and the sentence for an error."""
+    """Return the status and the message for an error."""
     match error:
         case HTTPException():
             is_default = error.status_code == 404 and error.detail == "Not Found"
-            return error.status_code, "there is no such page" if is_default else error.detail
+            return error.status_code, "page not found" if is_default else error.detail
         case UnknownPipeline():
             return 404, str(error)
         case UsageError():
             return 400, str(error)
         case ClientDisconnect():
-            return 400, "the form did not come"
+            return 400, "the form was not received"
         case TimeoutError():
-            return 503, "no answer came in time: a server is slow, or has too much to do"
+            return 503, "the request timed out: a server is slow or overloaded"
         case _:
             return 503, str(error)
 
@@ -236,29 +236,29 @@ def _root(request: Request) -> str:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form. Starlette's own reader needs another package.
+    """Return the fields of a form. Starlette's own parser needs another package.
 
     Raises:
-        UsageError: it is too long, or no form.
-        TimeoutError: it did not come in time.
+        UsageError: it is too long, or not a form.
+        TimeoutError: it was not received in time.
     """
     body = b""
     async with asyncio.timeout(FORM_SECONDS):
         async for part in request.stream():
             body += part
             if len(body) > LONGEST_FORM:
-                raise UsageError(f"the form is longer than {LONGEST_FORM:,} bytes: send less")
+                raise UsageError(f"the form is longer than {LONGEST_FORM:,} bytes")
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"))
     except ValueError:
-        raise UsageError("it is no form: send the one of the page") from None
+        raise UsageError("the request is not a form") from None
 
 
 _BACK: Final = re.compile(r"(tenant|record|failing|tenants)?(\?[A-Za-z0-9%+&=._~*-]*)?")
 
 
 def _back(form: Mapping[str, str]) -> str:
-    """Return the path of the page from which a form came."""
+    """Return the path of the page that a form was on."""
     back = form.get("back", "")
     return back if _BACK.fullmatch(back) else ""
 
@@ -267,7 +267,7 @@ _COOKIE: Final = re.compile(r"([a-z-]+)\.(\d{1,8})\.(\d{1,8})", re.ASCII)
 
 
 def _message(cookie: str) -> str | None:
-    """Return the sentence about the action that was done before this page; None: there was none."""
+    """Return the message about the preceding action; None: there was none."""
     found = _COOKIE.fullmatch(cookie)
     if found is None or found[1] not in MESSAGES:
         return None

@@ -1,4 +1,4 @@
-"""The chart of the first page, as inline SVG. The stylesheet has its colours."""
+"""The chart of the first page, as inline SVG. Its colours are in the stylesheet."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["chart"]
 WIDTH: Final = 1060
 HEIGHT: Final = 124
 LEFT: Final = 46
-"""Room for the numbers beside the axis."""
+"""Space for the labels of the y axis."""
 FOOT: Final = 18
-"""Room for the times below it."""
+"""Space for the labels of the x axis."""
 _STEPS: Final = (1, 2, 5, 10)
 _SERIES: Final = ("events", "runs", "failed")
 
 
 def chart(sums: Sequence[Sums], hours: float, now: datetime) -> Markup:
-    """Return events, runs and failed runs over the last `hours` as bars, with what they show for screen readers."""
+    """Return a bar chart of events, runs and failed runs over the last `hours`, with a text for screen readers."""
     first, width = now - timedelta(hours=hours), (WIDTH - LEFT) / (hours * 3600)
     most = max((getattr(one, name) for one in sums for name in _SERIES), default=0)
     top = _round_up(most)
@@ -52,13 +52,13 @@ def chart(sums: Sequence[Sums], hours: float, now: datetime) -> Markup:
         if LEFT + 16 < (x := LEFT + (at - first).total_seconds() * width) < WIDTH - 16
     ]
     counts = " and ".join(f"{sum(getattr(one, name) for one in sums):,} {name}" for name in ("events", "runs"))
-    said = f"{counts} in the last {hours:g} hours"
+    label = f"{counts} in the last {hours:g} hours"
     svg = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>')
-    return svg.format(WIDTH, HEIGHT, said, Markup("").join(parts))
+    return svg.format(WIDTH, HEIGHT, label, Markup("").join(parts))
 
 
 def _round_up(value: float) -> float:
-    """Return the upper end of the axis: a round number that is not below a value."""
+    """Return the upper end of the axis: a round number of at least `value`."""
     size = 10 ** math.floor(math.log10(max(value, 1)))
     return float(next(step * size for step in _STEPS if step * size >= value))
 
@@ -70,13 +70,13 @@ def _y(share: float) -> float:
 def _bar(x: float, share: float, wide: float) -> str:
     if not share:
         return ""
-    # A bar that is not 0 is visible.
+    # Any value above 0 must be visible.
     height = max(1.0, (HEIGHT - FOOT - 8) * share)
     return f"M{x:.1f} {HEIGHT - FOOT}v{-height:.1f}h{wide:.1f}v{height:.1f}z"
 
 
 def _times(first: datetime, hours: float) -> list[datetime]:
-    """Return up to 8 full hours, or parts of one."""
+    """Return up to 8 round times for the axis."""
     seconds = hours * 3600
     step = next(one for one in (600, 3_600, 10_800, 21_600, 43_200, 86_400) if seconds / one <= 8)
     begin = math.ceil(first.timestamp() / step) * step

@@ -1,4 +1,4 @@
-"""The values of each page, read from the answers of `taskbridge.observe`. All of it runs in threads."""
+"""Read the values of each page from `taskbridge.observe`. Everything here runs in threads."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from taskbridge.web.pages.charts import chart
 __all__ = ["Reading"]
 
 LONGEST_DOCUMENT: Final = 20_000
-"""Characters of a document that are shown."""
+"""How many characters of a document are shown."""
 LONGEST_SEARCH: Final = 200
 HEALTH_SECONDS: Final = 1.0
-"""How long pages show the same health, or the same failure to read it."""
+"""How long pages reuse the same health, or the same error."""
 ROWS: Final = 50
 HOURS: Final = {"1": "1 hour", "6": "6 hours", "24": "24 hours", "72": "3 days", "168": "7 days"}
 SAVED_DAYS: Final = 7
@@ -41,7 +41,7 @@ Read = Callable[[QueryParams], Values]
 
 
 class Reading:
-    """Reads what pages show.
+    """Reads the values of pages.
 
     Args:
         app: the Celery app on which TaskBridge is installed; None: the package's own.
@@ -58,26 +58,26 @@ class Reading:
 
     @property
     def runtime(self) -> Runtime:
-        """The connections of this process, which wait no longer than a person does."""
+        """The connections of this process, with timeouts for interactive use."""
         return runtime_of(self._app or own_app()).interactive
 
     @property
     def context(self) -> Context:
-        """What the answers about this deployment are made from."""
+        """The deployment that answers are about."""
         return Context.of(self.runtime)
 
     def values(self, read: Read, query: QueryParams) -> Values:
-        """Return the values of a page, with those that every page has.
+        """Return the values of a page, including those that every page has.
 
         Raises:
-            TaskBridgeError: a server is unavailable, or the query is not allowed.
-            HTTPException: there is no such thing.
+            TaskBridgeError: a server is unavailable, or the query is invalid.
+            HTTPException: what the query asks for does not exist.
         """
         with translated_errors():
             try:
                 health = self.health()
             except Unavailable:
-                # The other pages need not all servers.
+                # The other pages do not need both servers.
                 if read in (self.now, self.now_live, self.tenant):
                     raise
                 health = None
@@ -89,7 +89,7 @@ class Reading:
             }
 
     def health(self) -> Health:
-        """Return whether all is well. Pages that are opened within a second share one answer, or its failure."""
+        """Return the health. Pages that are opened within a second share the result or the error."""
         with self._lock, translated_errors():
             if monotonic() - self._read_at > HEALTH_SECONDS:
                 try:
@@ -103,18 +103,18 @@ class Reading:
             return self._health
 
     def forget_health(self) -> None:
-        """Read the health again for the next page, since an action may have changed it."""
-        # A reading that has begun before the action ends first.
+        """Read the health again for the next page, because an action may have changed it."""
+        # The lock waits for a reading that began before the action.
         with self._lock:
             self._read_at = float("-inf")
 
     @property
     def last_health(self) -> Health | None:
-        """The health that was read last; None: the last reading failed, or there was none."""
+        """The latest health; None if reading it failed, or has not been attempted."""
         return self._health if self._failure is None else None
 
     def now_live(self, _: QueryParams) -> Values:
-        """What moves on the first page."""
+        """The live part of the first page."""
         health = self.health()
         # A pipeline whose records wait for a worker is not idle.
         grave = {finding.pipeline for finding in health.findings if finding.grave}
@@ -126,7 +126,7 @@ class Reading:
         return {"shown": sorted(health.pipelines, key=lambda one: -one.runners), "idle": idle, "most_active": ROWS}
 
     def now(self, query: QueryParams) -> Values:
-        """The first page: is it healthy, what moves, what happened on the last day, and what was saved."""
+        """The first page: health, active tenants, the last day, and savings."""
         hours, context = _hours(query), self.context
         sums = history.over_time(context, self._pipeline_or_all(query), hours=float(hours))
         return self.now_live(query) | {
@@ -140,7 +140,7 @@ class Reading:
         }
 
     def tenants(self, query: QueryParams) -> Values:
-        """The tenants of a pipeline: as they are now, or the noisiest of the last hours."""
+        """The tenants of a pipeline: their current state, or the noisiest of the last hours."""
         pipeline, context, hours = self._pipeline(query), self.context, _hours(query)
         by = _one_of(get_args(By), query.get("by"), None)
         sort: Any = None if by else _one_of(get_args(Sort), query.get("sort"), "name")
@@ -169,7 +169,7 @@ class Reading:
         }
 
     def tenant(self, query: QueryParams) -> Values:
-        """Why is a tenant not running, and which run has it."""
+        """Why a tenant is not running, or which run it has."""
         pipeline, tenant = self._pipeline(query), check_tenant(query.get("tenant", ""))
         return {
             "tenant": inspect.tenant(self.context, pipeline, tenant),
@@ -177,14 +177,14 @@ class Reading:
         }
 
     def record(self, query: QueryParams) -> Values:
-        """Where is a record: its story, or a search unless its source, tenant and key are given."""
+        """The story of a record, or a search if it is not identified by source, tenant and key."""
         if not query.get("key"):
             return self._search(query.get("q", "")[:LONGEST_SEARCH])
         source, tenant = check_source_name(query.get("source", "")), check_tenant(query.get("tenant", ""))
         key, pipeline, context = check_key(tenant, query["key"]), self._pipeline(query), self.context
         story = record.story(context, source, tenant, key, pipeline)
         if story is None:
-            raise HTTPException(404, "there is no such record: it was never written, or it was pruned")
+            raise HTTPException(404, "there is no such record: it was never written, or has been pruned")
         document = None
         if self._show_documents:
             document = record.document(context, source, tenant, key, LONGEST_DOCUMENT)
@@ -192,14 +192,14 @@ class Reading:
 
     def _search(self, text: str) -> Values:
         found, note = list[Found](), None
-        # A name may have space at its ends, and pasted text often has some that is not part of it.
+        # A name may begin or end with spaces, but in pasted text they are often not part of it.
         for spelling in dict.fromkeys((text, text.strip())):
             if spelling and "\0" not in spelling and not found:
                 found, note = record.find(self.context, spelling)
         return {"story": None, "text": text, "found": found, "note": note, "most": record.MOST}
 
     def failing(self, query: QueryParams) -> Values:
-        """What fails, since when, and what is in quarantine."""
+        """Current failures and the quarantine."""
         pipeline, hours, context = self._pipeline_or_all(query), _hours(query), self.context
         groups = status.failing(context, pipeline, limit=ROWS + 1)
         kept = [one for name in context.names(pipeline) for one in status.quarantined(context, name, limit=ROWS + 1)]
@@ -217,7 +217,7 @@ class Reading:
         }
 
     def runs(self, query: QueryParams) -> Values:
-        """The runs of all pipelines, of one, or of a tenant, the last one first."""
+        """The runs of all pipelines, of a pipeline, or of a tenant, the last one first."""
         context, before, failed = self.context, _before(query), query.get("failed") == "1"
         pipeline, tenant, bursts = self._pipeline_or_all(query), query.get("tenant") or None, []
         if tenant is not None:
@@ -234,7 +234,7 @@ class Reading:
         }
 
     def _pipeline(self, query: QueryParams) -> str:
-        """Return the pipeline of a query, by default the first.
+        """Return the pipeline of a query, by default the first one.
 
         Raises:
             UnknownPipeline: there is no such pipeline.
@@ -255,16 +255,16 @@ def _hours(query: QueryParams) -> str:
 
 
 def _before(query: QueryParams) -> history.Before | None:
-    """Return the run before which a page of runs ends, as the link to it gives it."""
+    """Return where a page of runs begins, as given by the link to it."""
     text, token = query.get("before", ""), query.get("run", "")
     if not text:
         return None
     try:
         at = datetime.fromisoformat(text[:40])
     except ValueError:
-        raise InvalidInput("`before` is no time: write it as 2026-01-31T08:00:00+00:00") from None
+        raise InvalidInput("`before` is not a time such as 2026-01-31T08:00:00+00:00") from None
     if not FIRST_YEAR <= at.year < LAST_YEAR:
-        raise InvalidInput("`before` is the time of no run: write it as 2026-01-31T08:00:00+00:00")
+        raise InvalidInput("`before` is out of range: use a time such as 2026-01-31T08:00:00+00:00")
     if "\0" in token:
-        raise InvalidInput("`run` is no token of a run: open the first page")
+        raise InvalidInput("`run` is not the token of a run")
     return history.Before(at if at.tzinfo else at.replace(tzinfo=UTC), token[:100])

@@ -1,4 +1,4 @@
-"""How values appear on pages: numbers, times, names and links."""
+"""Render templates, and format numbers, times, names and links."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HIDDEN: Final = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-
 
 
 class Renderer:
-    """Makes pages of values. All text is escaped."""
+    """Renders templates. All text is escaped."""
 
     def __init__(self) -> None:
         self._templates = Environment(
@@ -51,7 +51,7 @@ class Renderer:
         self._templates.globals.update(share=_share, second=timedelta(seconds=1), infinity=math.inf)
 
     def render(self, template: str, root: str, values: Mapping[str, Any]) -> str:
-        """Return a page, or a part of one. `root` is the path under which the dashboard is mounted."""
+        """Render a page or a part of one. `root` is the path under which the dashboard is mounted."""
 
         def link(to: str = "", /, **parameters: Any) -> str:
             given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
@@ -61,9 +61,9 @@ class Renderer:
 
 
 def _visible(value: object) -> object:
-    r"""Return text whose characters that have no width, or turn the line, are escapes such as `\u202e`.
+    r"""Escape zero-width and bidirectional characters, as in `\u202e`, so that no name can look like another one.
 
-    So a name cannot look like another. The joiners stay, which scripts and emoji need.
+    Joiners are kept, because some scripts and emoji need them.
     """
     if isinstance(value, str) and not isinstance(value, Markup):
         return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], value)
@@ -71,14 +71,14 @@ def _visible(value: object) -> object:
 
 
 def _number(value: float | None) -> str:
-    """Return a number with its thousands apart."""
+    """Return a number with thousands separators."""
     if value is None:
         return _NONE
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:,.1f}"
 
 
 def _duration(seconds: float | None) -> str:
-    """Return a time in the unit that fits: 350 ms, 12 s, 3 min, 2.5 h, 4 d."""
+    """Return a duration in a suitable unit: 350 ms, 12 s, 3 min, 2.5 h, 4 d."""
     if seconds is None:
         return _NONE
     if math.isinf(seconds):
@@ -97,7 +97,7 @@ def _milliseconds(value: float | None) -> str:
 
 
 def _ago(at: datetime | None) -> str:
-    """Return how long ago a time was, or how far it lies ahead, as the sentences say it."""
+    """Return how long ago a time was, or how long until then."""
     if at is None:
         return _NONE
     seconds = (datetime.now(UTC) - at).total_seconds()
@@ -107,16 +107,16 @@ def _ago(at: datetime | None) -> str:
 
 
 def _clock(at: datetime | None, to: str = "seconds") -> str:
-    """Return a time in UTC, to the second or to the millisecond."""
+    """Return a time in UTC, with seconds or milliseconds."""
     return _NONE if at is None else f"{at.astimezone(UTC).replace(tzinfo=None).isoformat(' ', to)} UTC"
 
 
 def _share(part: float, whole: float) -> str:
-    """Return a part in per cent, rounded down: 99.99 % is not 100 %."""
+    """Return a percentage, rounded down, so that 99.99 % is not shown as 100 %."""
     return _NONE if not whole else f"{math.floor(1000 * part / whole) / 10:.1f} %"
 
 
 def _line(text: str | None) -> str:
-    """Return the text of an error on one line of bounded length."""
+    """Return the text of an error on one line of limited length."""
     line = printable(one_line(text or ""))
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} …"

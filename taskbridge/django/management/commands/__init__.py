@@ -1,1 +1,1 @@
-"""What `manage.py` can do."""
+"""Commands for `manage.py`."""

@@ -1,4 +1,4 @@
-"""`manage.py taskbridge ...`: the program `taskbridge`, with the project's settings."""
+"""`manage.py taskbridge ...`: run the program `taskbridge` with the project's settings."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = ["Command"]
 
 
 class Command(BaseCommand):
-    """The whole command line after `taskbridge` is the program's own; Django's options are none of it."""
+    """Passes the whole command line to the program, without Django's own options."""
 
-    help = "The program `taskbridge`, with the settings of this project: `manage.py taskbridge --help` lists it."
+    help = "Run the program `taskbridge` with this project's settings; see `manage.py taskbridge --help`."
     requires_system_checks = ()
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Run the program and end the process with its status."""
-        from taskbridge.cli.main import main  # noqa: PLC0415 - the help of manage.py needs none of it
+        """Run the program and exit with its status."""
+        from taskbridge.cli.main import main  # noqa: PLC0415 - not needed for the help of manage.py
 
         self._enter()
         main(argv[2:], f"{Path(argv[0]).name} taskbridge")
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Take what `call_command` is given."""
+        """Accept the arguments of `call_command`."""
         parser.add_argument("arguments", nargs=REMAINDER)
 
     def handle(self, *_: Any, arguments: Sequence[str], **__: Any) -> None:
         """Run the program for `call_command("taskbridge", "migrate")`.
 
         Raises:
-            CommandError: it failed; what was wrong stands on stderr.
+            CommandError: it failed; the error has been written to stderr.
         """
         from taskbridge.cli.main import cli  # noqa: PLC0415 - as above
 
@@ -49,12 +49,12 @@ class Command(BaseCommand):
             if ended.code:
                 raise CommandError(f"taskbridge {' '.join(arguments)} failed", returncode=int(ended.code)) from None
         finally:
-            # The process goes on, in tests with another database, and the environment would win over Django's settings.
+            # The process continues, maybe with another database, and the environment would override Django's settings.
             for name in [one for one in set(os.environ) - before if one.startswith(PREFIX)]:
                 del os.environ[name]
 
     def _enter(self) -> None:
-        """Give the settings to processes that the program starts, as `up` does with workers; name commands as here."""
+        """Pass the settings to child processes, such as the workers of `up`, and adapt messages to this project."""
         from taskbridge.cli import console  # noqa: PLC0415 - as above
         from taskbridge.django.typed import as_typed_here  # noqa: PLC0415 - as above
 

@@ -1,4 +1,4 @@
-// Keeps the status and the live part of a page up to date. Without this script all works, and stands still.
+// Updates the status and the live part of a page. Without this script everything works, but does not update.
 "use strict";
 (() => {
   const part = document.getElementById("live");
@@ -32,7 +32,7 @@
       if (!answer.ok) throw new Error(answer.statusText);
       const live = await answer.json();
       put(status, live.status);
-      // Without a new part a server does not answer, and what is shown is of before.
+      // If there is no new part, a server does not answer, and the page is outdated.
       part.dataset.stale = live.part === undefined ? "yes" : "no";
       if (live.part !== undefined) {
         part.dataset.at = now();

@@ -1,4 +1,4 @@
-"""Where the servers' own files are: in the data directory, or elsewhere if their user cannot reach it."""
+"""Where the servers keep their files: in the data directory, or elsewhere if their user cannot access it."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from taskbridge.embedded.account import Account, reaches
 from taskbridge.embedded.files import write_private
 from taskbridge.errors import Unavailable
 
-__all__ = ["choose_place", "noted_place", "reachable_copy"]
+__all__ = ["choose_directory", "noted_directory", "reachable_copy"]
 
 SHARED = Path("/var/lib/taskbridge")
-"""For root alone, below directories that the servers' user cannot enter, such as /root."""
+"""Used only by root, if the servers' user cannot enter the data directory, for example below /root."""
 _NOTE: Final = "postgres.location"
 
 
-def noted_place(data_dir: Path) -> Path:
-    """Return the directory of the cluster of `data_dir`: the one that a note there names, else `data_dir` itself."""
+def noted_directory(data_dir: Path) -> Path:
+    """Return the directory of the cluster of `data_dir`: the one noted in a file there, else `data_dir` itself."""
     try:
         return Path((data_dir / _NOTE).read_text(encoding="utf-8").removesuffix("\n"))
     except FileNotFoundError:
         return data_dir
 
 
-def choose_place(data_dir: Path, account: Account | None) -> Path:
-    """Return the directory for the cluster, made if it is missing; no mode of an existing directory changes.
+def choose_directory(data_dir: Path, account: Account | None) -> Path:
+    """Return the directory for the cluster, and create it if it is missing. Modes of existing directories stay.
 
-    It is `data_dir` if the servers' account can enter it, else a new directory below /var/lib/taskbridge, which a note
-    in `data_dir` names. Its name is random, so that a data directory that is deleted and made again gets a new cluster.
+    It is `data_dir` if the servers' account can enter it, else a new directory below /var/lib/taskbridge, which is
+    noted in a file in `data_dir`. Its name is random, so a data directory that is deleted and recreated gets a new
+    cluster.
 
     Raises:
-        Unavailable: the servers' account cannot reach the directory.
+        Unavailable: the servers' account has no access to the directory.
     """
-    place = noted_place(data_dir)
-    if place == data_dir and reaches(account, data_dir):
-        return place
-    if place == data_dir and (data_dir / "postgres").exists():
-        raise Unavailable(
-            f"the cluster in {data_dir / 'postgres'} can no longer be reached by the user "
-            f"{account.name if account else ''!r}, who runs PostgreSQL for root: make every directory above it "
-            "searchable again (chmod o+x)"
-        )
-    if place == data_dir:
-        place = SHARED / secrets.token_hex(8)
-        write_private(data_dir / _NOTE, f"{place}\n")
+    directory = noted_directory(data_dir)
+    if directory == data_dir:
+        if reaches(account, data_dir):
+            return directory
+        if (data_dir / "postgres").exists():
+            raise Unavailable(
+                f"the user {account.name if account else ''!r}, who runs PostgreSQL for root, no longer has access to "
+                f"the cluster in {data_dir / 'postgres'}: make every directory above it searchable again (chmod o+x)"
+            )
+        directory = SHARED / secrets.token_hex(8)
+        write_private(data_dir / _NOTE, f"{directory}\n")
     if account is not None:
-        _make_shared(place, account)
-    return place
+        _make_shared(directory, account)
+    return directory
 
 
 def reachable_copy(account: Account, package: Path, part: str, distribution: str) -> Path:
-    """Return a copy of the directory `package`/`part` that `account` can reach, made once per version of its wheel.
+    """Return a copy of the directory `package`/`part` that `account` can access, made once per version of its wheel.
 
-    Libraries that the wheel keeps beside its package come with it, at the same distance.
+    It includes the libraries that the wheel keeps next to its package.
     """
     try:
         number = version(distribution)
@@ -78,7 +78,7 @@ def reachable_copy(account: Account, package: Path, part: str, distribution: str
             try:
                 copy.rename(target)
             except OSError:
-                # Another process was faster.
+                # Another process has made it first.
                 if not target.exists():
                     raise
     return target / package.name / part
@@ -88,9 +88,9 @@ def _make_shared(directory: Path, account: Account) -> None:
     for path in (SHARED, directory):
         if not path.exists():
             path.mkdir(parents=True, exist_ok=True)
-            path.chmod(0o755)  # whatever the umask
+            path.chmod(0o755)  # regardless of the umask
     if not reaches(account, directory):
         raise Unavailable(
-            f"{directory} cannot be reached by the user {account.name!r}, who runs PostgreSQL for root: make it "
+            f"the user {account.name!r}, who runs PostgreSQL for root, has no access to {directory}: make it "
             "searchable (chmod o+x), run the command as an ordinary user, or set TASKBRIDGE_POSTGRES_URL"
         )

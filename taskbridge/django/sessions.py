@@ -1,4 +1,4 @@
-"""A SQLAlchemy connection on Django's session, for what must happen in a transaction of Django's."""
+"""Use Django's sessions from SQLAlchemy, and close them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sqlalchemy import Connection, StaticPool, create_engine
 from taskbridge.store.checkout import View
 from taskbridge.store.queries import SCHEMA_OPTION
 
-__all__ = ["lent"]
+__all__ = ["disconnect", "sqlalchemy_connection"]
 
 
-class _Lent(View):
+class _DjangoSession(View):
     """A view of Django's session that neither begins nor ends Django's transaction."""
 
     def commit(self) -> None:
@@ -29,16 +29,16 @@ class _Lent(View):
 
 
 @contextmanager
-def lent(alias: str, schema: str) -> Iterator[Connection]:
-    """Yield a SQLAlchemy connection on Django's session, with our tables in `schema`."""
+def sqlalchemy_connection(alias: str, schema: str) -> Iterator[Connection]:
+    """Yield a SQLAlchemy connection in Django's current transaction, with our tables in `schema`."""
     wrapper: Any = connections[alias]
     options = {SCHEMA_OPTION: schema}
     engine = create_engine(
         "postgresql+psycopg://",
-        creator=lambda: _Lent(wrapper.connection),
+        creator=lambda: _DjangoSession(wrapper.connection),
         poolclass=StaticPool,
         execution_options=options,
-        # Else SQLAlchemy would look for types of extensions, which begins with a rollback.
+        # Otherwise SQLAlchemy would look for extension types, starting with a rollback.
         use_native_hstore=False,
     )
     try:
@@ -46,3 +46,15 @@ def lent(alias: str, schema: str) -> Iterator[Connection]:
             yield connection
     finally:
         engine.dispose()
+
+
+def disconnect(wrapper: Any) -> None:
+    """Close a Django connection, unless a transaction is open. With `OPTIONS["pool"]`, its pool is closed, too.
+
+    A pool would keep sessions as they are, and forked processes would share their sockets. The next use reconnects.
+    """
+    if wrapper.in_atomic_block:
+        return
+    wrapper.close()
+    if close_pool := getattr(wrapper, "close_pool", None):
+        close_pool()
