@@ -201,11 +201,11 @@ def _answer_doctor() -> None:
 
 @contextmanager
 def _report_silence(server: str, name: str) -> Iterator[None]:
-    """Report on stderr if the block waits long for a server; `name` is as in `place_of`."""
+    """Report on stderr if the block waits long for a server; `name` is as in `address_of`."""
 
     def report() -> None:
-        place = place_of(name)
-        where = f" ({place})" if place else ""
+        address = address_of(name)
+        where = f" ({address})" if address else ""
         sys.stderr.write(
             f"taskbridge: {server}{where} has not answered for {SILENT_SECONDS:g} s; this worker is still waiting\n"
         )

@@ -232,7 +232,7 @@ def _idle(seen: Seen) -> tuple[Cause, str]:
 
 
 def _held(seen: Seen) -> tuple[Cause, str]:
-    runner, circuit, place = seen.runner, seen.circuit, seen.place
+    runner, circuit, ranks = seen.runner, seen.circuit, seen.ranks
     # If what held it is over, it only waits for a worker.
     if seen.late_ms > LATE_MS and (seen.nobody_looks or runner.hold is Hold.RATE):
         return _late(seen)

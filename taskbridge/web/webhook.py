@@ -16,6 +16,7 @@ from jsonpath_rfc9535.segments import JSONPathChildSegment
 from jsonpath_rfc9535.selectors import NameSelector
 
 from taskbridge.common.log_throttle import LogThrottle
+from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.common.texts import counted, log_error, shown
 from taskbridge.declaring.criteria import compiled
 from taskbridge.errors import ConfigurationError, InvalidInput, UsageError

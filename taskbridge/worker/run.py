@@ -165,8 +165,8 @@ def read_on(run: Run, page: Page) -> Page | RunResult:
 def result_after(run: Run, page: Page) -> RunResult | None:
     """Return how a run ends whose cursor is past this page; None: it goes on.
 
-    DONE: nothing is left. MORE: records are left, and the budget is spent, or others wait for this run or for its slot. STOPPED: the
-    worker stops before that.
+    DONE: nothing is left. MORE: records are left, and the budget is spent, or others wait for this run or its slot.
+    STOPPED: the worker stops before that.
 
     Raises:
         CursorLost: the run may have been replaced.

@@ -11,7 +11,6 @@ from sqlalchemy import Engine
 from taskbridge.gate import Keys
 from taskbridge.observe.metrics import METRICS
 from taskbridge.store import record_invoice
-from tests.cli.alerts import declare
 from tests.cli.held import open_circuit
 from tests.cli.passes import stood
 from tests.cli.program import Program
@@ -127,5 +126,5 @@ def test_a_key_of_another_type_takes_only_what_needs_it_away(
     for pipeline in ("invoices", "alerts"):
         gate_redis.delete(keys.counts(pipeline))
         gate_redis.set(keys.counts(pipeline), "somebody else's")
-    found = samples(taskbridge("metrics", **declared).stdout)
+    found = samples(taskbridge("metrics").stdout)
     assert ("taskbridge_runners" in found, found["taskbridge_up redis"]) == (False, 1), "it has answered"

@@ -12,7 +12,7 @@ import pytest
 
 from taskbridge.gate import Keys
 from taskbridge.process.runtime import runtime_of
-from taskbridge.store import Kind, Changes
+from taskbridge.store import Changes, Kind
 from taskbridge.worker.poller import Poller
 from tests.deployment import Deployment
 from tests.waiting import wait_until

@@ -18,7 +18,7 @@ from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import Keys
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
-from taskbridge.store import Found, Kind, NoAnswer, Changes
+from taskbridge.store import Changes, ChangesPage, Kind, NoAnswer
 from taskbridge.worker.poller import Poller
 from tests.deployment import Deployment
 from tests.waiting import wait_until

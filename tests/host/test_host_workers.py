@@ -22,8 +22,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from taskbridge.common.server_errors import translated_errors
-from taskbridge.errors import Unavailable
 from taskbridge.gate import Queue
 from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import Level, examine
@@ -178,7 +176,7 @@ def test_an_app_that_accepts_nothing_that_can_be_written_does_not_start(deployme
     assert (broker.level, broker.text) == (Level.PROBLEM, said)
 
 
-def test_the_doctor_reads_what_workers_with_another_serializer_answer(
+def test_the_doctor_asks_for_the_app_if_workers_answer_with_another_serializer(
     shop: ModuleType, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given an app of ours, as the command line has, and one whose workers answer with pickle
@@ -189,51 +187,58 @@ def test_the_doctor_reads_what_workers_with_another_serializer_answer(
         refused, found = (examine(runtime_of(app)) for app in (ours, shop.app))
     first, following = runtime_of(ours).keys.queues
     runtime_of(ours).close()
-    served = [f"1 serve {queue}" for queue in (first, following)]
-    found = [one for one in all_found if one.check == "workers"]
-    assert [one.text for one in found if one.level == Level.OK] == [*served, *served]
-    lacking = [one.text for one in found if one.level != Level.OK]
-    assert len(lacking) == 2
-    assert all(one.startswith("shop@test does not declare ") for one in lacking)
-    assert pong == {"shop@test": {"ok": "pong"}}, "as `up` asks"
-    unbounded = [one for one in all_found if one.text.startswith("the app of shop@test sets no socket_timeout")]
-    assert len(unbounded) == 2
-    assert "socket_keepalive" in unbounded[0].remedy
+    (worker,) = [one for one in refused if one.check == "workers"]
+    assert worker.level is Level.PROBLEM
+    assert "serializer" in worker.text
+    assert "taskbridge doctor -A MODULE" in worker.remedy
+    workers = [one for one in found if one.check == "workers"]
+    assert [one.text for one in workers if one.level == Level.OK] == [
+        f"1 serve {queue}" for queue in (first, following)
+    ]
+    (lacking,) = [one.text for one in workers if one.level != Level.OK]
+    assert lacking.startswith("shop@test does not declare ")
+    (unbounded,) = [one for one in found if one.text.startswith("the app of shop@test sets no socket_timeout")]
+    assert "socket_keepalive" in unbounded.remedy
 
 
-class Harmful:
-    """What makes a folder where it is read."""
+@pytest.mark.parametrize("broker", ["the gate's"], indirect=True)
+def test_a_worker_of_the_shop_that_could_not_serve_ours_says_so(shop: ModuleType, deployment: Deployment) -> None:
+    assert shop.bridge
+    ended = subprocess.run(
+        worker_command("-P", "solo", app=SHOP),
+        env=deployment.environment(TASKBRIDGE_POSTGRES_URL=NOWHERE),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("taskbridge: Postgres cannot be reached")
+    assert "Traceback" not in ended.stderr
+    assert "secret" not in ended.stderr + ended.stdout
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
 
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.folder),)
-
-
-def test_an_answer_that_does_something_where_it_is_read_is_refused(deployment: Deployment, tmp_path: Path) -> None:
-    folder, asked = tmp_path / "harm", Event()
-    mailbox: Any = Mailbox("celery", type="fanout", serializer="pickle")
-
-    def harm(_: Any) -> Harmful:
-        asked.set()
-        return Harmful(folder)
-
-    with deployment.app.connection_for_read() as connection:
-        node = mailbox(connection).Node("evil@test", channel=connection.channel(), handlers={"ping": harm})
-        node.listen()
-
-        def serve() -> None:
-            while not asked.is_set():
-                connection.drain_events(timeout=20)
-
-        with ThreadPoolExecutor(1) as pool:
-            served = pool.submit(serve)
-            said = r"kombu refuses a message \(DecodeError, .*mkdir\): use the same serializer"
-            with pytest.raises(Unavailable, match=said), translated_errors():
-                ask(deployment.app, "ping", ["evil@test"], seconds=20)
-            served.result()
-    assert not folder.exists()
+@pytest.mark.slow
+def test_a_worker_of_our_queues_with_a_green_pool_says_what_to_start_instead(deployment: Deployment) -> None:
+    # by the setting: with -P Celery would ask for the library first, which need not be here
+    (ended, apart) = (
+        subprocess.run(
+            worker_command(*options, app="tests.host.green"),
+            env=deployment.environment(),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        for options in ((), ("-Q", "emails"))
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("taskbridge: a worker with the pool gevent cannot serve the queues")
+    assert "Traceback" not in ended.stderr
+    # while one of other queues is Celery's own matter
+    assert "taskbridge:" not in apart.stderr
 
 
 def test_versions_that_do_not_go_together_are_told_with_what_to_install(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from taskbridge.declaring.batch import Batch
 from taskbridge.gate import Answer
-from taskbridge.worker.poller import reconcile, poll_changes
+from taskbridge.worker.poller import poll_changes, reconcile
 from tests.second.world import ERROR, MINUTE, WARNING, World
 
 DELAYS = {"ERROR": ERROR.delay_ms, "WARNING": WARNING.delay_ms}

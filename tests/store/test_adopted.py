@@ -36,6 +36,7 @@ from taskbridge.store import (
     connect,
     record,
     record_many,
+    register_pipeline,
     trigger_faults,
     unadopt,
     unadopt_within,

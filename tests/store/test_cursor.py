@@ -22,11 +22,9 @@ from taskbridge.store import (
     Cursors,
     Page,
     StaleToken,
-    Changes,
     Unread,
     connect,
     record_invoice,
-    register_pipeline,
 )
 from taskbridge.store.checkout import end_checkout
 

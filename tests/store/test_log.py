@@ -27,11 +27,11 @@ from taskbridge.store import (
     Cursors,
     Records,
     Tenants,
-    register_pipeline,
     migrate,
     rebase,
     record,
     record_many,
+    register_pipeline,
 )
 from tests.quarantined import put_in_quarantine
 from tests.store.test_cursor import key

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.store import Claim, Cursors, Page, Pauses, Quarantine, Tenants, register_pipeline, record_invoice
+from taskbridge.store import Claim, Cursors, Page, Pauses, Quarantine, Tenants, record_invoice, register_pipeline
 from tests.quarantined import put_in_quarantine, states
 
 TOKEN = "0000000000000001-aaaaaaaaaaaa"

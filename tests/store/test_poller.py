@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
-from taskbridge.store import Claim, Cursors, ChangesPage, Kind, Changes, register_pipeline, record
+from taskbridge.store import Changes, ChangesPage, Claim, Cursors, Kind, record, register_pipeline
 from taskbridge.store.queries import query
 
 PIPELINE, SOURCE = "orders", "orders"

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine
 
 from taskbridge.errors import SchemaMismatch
-from taskbridge.store import check_schema, connect, register_pipeline, migrate, record_invoice
+from taskbridge.store import check_schema, connect, migrate, record_invoice, register_pipeline
 from taskbridge.store.schema import VERSION_TABLE, current, head
 from tests.store.schema_text import PAGE, schema_text
 
