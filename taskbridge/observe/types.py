@@ -147,8 +147,8 @@ class PipelineLine:
 class Health:
     """The health of all pipelines together.
 
-    `seconds_since_poll`: seconds since a worker last polled for records; infinite if never. `workers`: workers with a run,
-    among the runners that are due first. `queued`: run messages in the two queues; None if the broker is another
+    `seconds_since_poll`: seconds since a worker last polled for records; infinite if never. `workers`: workers with a
+    run, among the runners that are due first. `queued`: run messages in the two queues; None if the broker is another
     server. `overdue_seconds`: seconds since the earliest deadline on which no worker has acted. Pending records are
     counted for the tenants whose runners are due first; `unseen`: there may be more, and older ones.
     """
