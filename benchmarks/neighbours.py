@@ -22,6 +22,7 @@ from benchmarks.stage import stage, wait_until, worker
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.process.runtime import Runtime
 from taskbridge.store import record_invoice
+from taskbridge.store.db import within
 
 __all__ = ["NEIGHBOURS"]
 
@@ -86,7 +87,7 @@ def _ours(case: _Case, events: int, scale: float) -> tuple[Summary, float | None
         _first_events(runtime, "warm", 8, 0.05)
         _import(runtime, case.large, max(100, round(case.records * scale)))
         # Nobody notifies: the change poller finds these tenants, and none of their runs counts as a first event.
-        wait_until(lambda: _handled(runtime) > 0, "the backlog is under way", 60)
+        wait_until(lambda: _handled(runtime) > 0, "the backlog is under way", 120)
         undisturbed = None
         if case.large < 100:
             # So that the cost of a record is known.
@@ -177,7 +178,7 @@ def _first_events(runtime: Runtime, prefix: str, count: int, every: float) -> li
 
 
 def _import(runtime: Runtime, tenants: int, records: int) -> None:
-    with runtime.engine.begin() as connection:
+    with runtime.engine.connect() as connection, within(connection, None), connection.begin():
         connection.exec_driver_sql(
             "INSERT INTO taskbridge.records (source, tenant, key, document) "
             "SELECT 'invoices', 'large-' || t, n::text, '{}' "

@@ -40,7 +40,7 @@ def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, 
     command = "taskbridge adopt public.orders --tenant customer --key id --source orders --backfill"
     assert f"warning  tables: {REMINDED}\n         -> run: {command};" in taskbridge("doctor").stdout
     assert f"{REMINDED}; run: {command};" in taskbridge("status").stdout
-    assert taskbridge(*command.split()[1:]).stdout.endswith("orders: 1 rows have their records\n")
+    assert taskbridge(*command.split()[1:]).stdout.endswith("orders: 1 row was recorded\n")
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
         "ok: orders: changes are recorded, and rows can be read"
     ]
@@ -140,7 +140,7 @@ def test_a_backfill_that_stopped_is_told_with_what_ends_it(taskbridge: Program, 
     )
     begin, _, mend = stopped["remedy"].partition("taskbridge ")
     assert begin == "if none is running: "
-    assert taskbridge(*shlex.split(mend)).stdout.splitlines()[-1] == "orders: 4 rows have their records"
+    assert taskbridge(*shlex.split(mend)).stdout.splitlines()[-1] == "orders: 4 rows were recorded"
     assert findings(taskbridge("doctor", "--json"))["tables"] == [
         "ok: orders: changes are recorded, and rows can be read"
     ]

@@ -32,7 +32,7 @@ BAD_FILES: dict[str, bytes | None] = {
     "invoices.csv:3: unexpected end of data": f'{HEADER}\n{line("1")}\n2,"S1\n'.encode(),
     "invoices.csv:3: the tenant is empty": f"{HEADER}\n{line('1')}\n{line('2', '')}\n".encode(),
     "invoices.csv:2: ": f"{HEADER}\n{line('')}\n".encode(),
-    "invoices.csv:3: the invoice '1' is of 'Malta' here and of 'France' above": (
+    "invoices.csv:3: the invoice '1' belongs to 'Malta' here, but to 'France' above": (
         f"{HEADER}\n{line('1')}\n{line('1', 'Malta')}\n".encode()
     ),
 }
@@ -62,7 +62,7 @@ def test_servers_that_cannot_be_used_are_told_apart_without_their_passwords(
         ("TASKBRIDGE_POSTGRES_URL", {"query": {"sslmode": "require"}}, "do not agree on TLS"),
         ("TASKBRIDGE_REDIS_URL", {"password": SECRET}, "Redis refuses the password"),
         ("TASKBRIDGE_REDIS_URL", {"port": CLOSED}, "Redis cannot be reached"),
-        ("TASKBRIDGE_REDIS_URL", {"host": "nowhere.invalid"}, "Redis is at a host that is not known"),
+        ("TASKBRIDGE_REDIS_URL", {"host": "nowhere.invalid"}, "Redis has an unknown host name"),
         ("TASKBRIDGE_REDIS_URL", {"database": "9999"}, "Redis refuses the command"),
     ):
         url = make_url(configured[variable]).set(**change)
@@ -79,7 +79,7 @@ def test_settings_that_cannot_work_are_named_without_their_passwords(taskbridge:
         ("POSTGRES_URL", "postgresql://u:s3cr3t-Pa55@h:x/d", "TASKBRIDGE_POSTGRES_URL cannot be read"),
         ("POSTGRES_URL", "postgresql://h/d?password=a&s3cr3t-Pa55=b", "that libpq does not take: correct"),
         ("POSTGRES_URL", "postgresql://h/d?connect_timeout=soon", "not take (connect_timeout): correct"),
-        ("POSTGRES_URL", "postgresql://127.0.0.1/d?port=abc", "libpq does not take a value in its URL"),
+        ("POSTGRES_URL", "postgresql://127.0.0.1/d?port=abc", "libpq rejects a value in its URL"),
         ("REDIS_URL", "redis://:s3cr3t-Pa55@h:x/0", "TASKBRIDGE_REDIS_URL cannot be read"),
         ("REDIS_URL", "redis://:s3cr3t-Pa55@h/0?foo=1", "that redis-py does not take (foo): correct it"),
         ("REDIS_URL", "redis://:s3cr3t-Pa55@h/0?socket_timeout=abc", "does not take (socket_timeout): correct it"),

@@ -75,8 +75,8 @@ def test_a_pipeline_that_no_round_looks_at_is_named(taskbridge: Program, engine:
     assert text.startswith("warning: invoices: the reconciler is not running (last 4,0")
     stood(engine, "tail", 100)
     shown = taskbridge("doctor").stdout
-    assert "invoices: no worker has looked for records for 10" in shown
-    assert "-> start a worker that declares the pipeline; if one runs, read its log" in shown
+    assert "invoices: no worker has polled for records for 10" in shown
+    assert "-> start a worker that declares the pipeline; if one is running, read its log" in shown
 
 
 def test_each_server_that_cannot_be_used_is_named_without_its_password(
@@ -105,7 +105,7 @@ def test_a_broker_that_cannot_be_used_is_told_by_its_place_or_kind_and_costs_no_
     taskbridge: Program,
 ) -> None:
     away = "start it, or correct"
-    parameter = "the broker's URL has a parameter behind its `?` that kombu does not take "
+    parameter = "the broker's URL has a query parameter that kombu does not accept "
     for url, text, remedy in (
         ("redis://:s3cr3t-Pa55@127.0.0.1:1/0", "the broker cannot be reached (127.0.0.1:1)", away),
         ("amqp://u:s3cr3t-Pa55@127.0.0.1:1//", "the broker cannot be reached (127.0.0.1:1)", away),

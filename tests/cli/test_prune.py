@@ -93,7 +93,7 @@ def test_who_holds_records_back_is_named(taskbridge: Program, engine: Engine) ->
 
 
 def test_an_age_that_could_be_misread_is_refused_before_anything_is_looked_at(bare: Program) -> None:
-    expected = "is not a duration: write a number from 1 and s, m, h, d or w, such as 30d"
+    expected = "is not a duration: use a number with s, m, h, d or w, such as 30d"
     for age in ("", "30", "d", "0d", "-1d", "1.5d", "30 d", "30D", "1y", "٣d", "36501d", "9" * 11 + "s"):
         assert_one_clear_line(bare("prune", f"--older-than={age}"), expected, status=2)
     assert not (bare.directory / ".taskbridge").exists()

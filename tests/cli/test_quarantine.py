@@ -96,8 +96,8 @@ def test_on_a_terminal_it_asks_before_it_gives_up(bad: Program, engine: Engine) 
 
 def test_what_cannot_be_meant_changes_nothing(bad: Program, engine: Engine, gate_redis: redis.Redis) -> None:
     for options, expected in (
-        ([], "choose records: give IDs, --tenant or --reason, or else --all"),
-        (["--all", "1"], "choose records: "),
+        ([], "choose records by ID, --tenant or --reason, or all of them with --all"),
+        (["--all", "1"], "choose records by ID"),
         (["--tenant", ""], "the tenant is empty"),
         (["--unmatched", "--tenant", "France"], "unmatched records have no tenant"),
         (["--reason", ""], "--reason': it is empty"),

@@ -85,7 +85,7 @@ def test_a_receiver_is_served_and_requests_are_in_the_log_only_where_that_was_as
         assert [post(client, "/orders", b"{}", {}) for _ in range(3)] == [401] * 3
         assert post(client, "/events", b"[]", TOKENS) == 404, "without a token of its own"
     assert len([line for line in log if "POST /orders HTTP" in line]) == (4 if option else 0)
-    assert len([line for line in log if "/orders answered with 401: 1" in line]) == 1
+    assert len([line for line in log if "1 request to /orders answered with 401" in line]) == 1
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT tenant FROM taskbridge.records").scalars().all() == ["acme"]
 

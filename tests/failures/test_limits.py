@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[Callable[[Any], object], list[Any]]] = {
         ["600", "m/600", "0/m", "-1/s", "600/w", "1.5/s", "2000000/s", "", "600 / m", None, "10 calls", "10calls/s"],
     ),
     "burst": (lambda burst: RateLimit("600/m", burst), [0, -1, 1.5, True, "10"]),
-    "pipeline orders: rate_limit (holds|has two)": (
+    "pipeline orders: rate_limit (contains|has two)": (
         lambda given: pipeline("orders", rate_limit=given)(journal),
         [5, ("600/m", "60/s"), ("1 calls/s", "2 calls/s"), ("600/m", None), {"600/m"}],
     ),

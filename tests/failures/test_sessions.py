@@ -82,8 +82,8 @@ def test_slots_without_a_session_leave_their_runs_to_others(deployment: Deployme
         looking = Runtime(deployment.app, deployment.settings)
         (found,) = [one for one in examine(looking) if one.check == "sessions"]
         assert found.level is Level.WARNING
-        assert found.text.startswith("1 worker may need 10 sessions of Postgres at once, and the CONNECTION LIMIT of")
-        assert found.text.endswith("the database leaves 9 to all of its clients")
+        assert found.text.startswith("1 worker may need 10 Postgres sessions at once, and the CONNECTION LIMIT of")
+        assert found.text.endswith("the database allows 9 for all clients")
         looking.close_sessions()
     assert not deployment.rows("SELECT FROM taskbridge.sync_cursors WHERE failures > 0 OR last_error IS NOT NULL")
     assert len(deployment.deliveries()) == 2 * TENANTS

@@ -168,8 +168,8 @@ def test_a_message_whose_retry_the_broker_refuses_is_not_dropped(deployment: Dep
 
 NEVER: list[tuple[tuple[Any, ...], str]] = [
     ((PIPELINE, {"level": "a\0b"}, "bad-0"), "NUL"),
-    ((PIPELINE, {"level": "\ud83d"}, "bad-1"), "no JSON"),
-    ((PIPELINE, {"level": float("nan")}, "bad-2"), "no JSON"),
+    ((PIPELINE, {"level": "\ud83d"}, "bad-1"), "not JSON"),
+    ((PIPELINE, {"level": float("nan")}, "bad-2"), "not JSON"),
     ((PIPELINE, payload(1), "m\n1"), "message id"),
     ((PIPELINE, payload(1), 7), "message id"),
     (("invoices", payload(1), "bad-3"), "has no criteria"),

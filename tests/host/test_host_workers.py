@@ -201,46 +201,6 @@ def test_the_doctor_asks_for_the_app_if_workers_answer_with_another_serializer(
     assert "socket_keepalive" in unbounded.remedy
 
 
-@pytest.mark.parametrize("broker", ["the gate's"], indirect=True)
-def test_a_worker_of_the_shop_that_could_not_serve_ours_says_so(shop: ModuleType, deployment: Deployment) -> None:
-    assert shop.bridge
-    ended = subprocess.run(
-        worker_command("-P", "solo", app=SHOP),
-        env=deployment.environment(TASKBRIDGE_POSTGRES_URL=NOWHERE),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith("taskbridge: Postgres cannot be reached")
-    assert "Traceback" not in ended.stderr
-    assert "secret" not in ended.stderr + ended.stdout
-
-
-@pytest.mark.slow
-def test_a_worker_of_our_queues_with_a_green_pool_says_what_to_start_instead(deployment: Deployment) -> None:
-    # by the setting: with -P Celery would ask for the library first, which need not be here
-    (ended, apart) = (
-        subprocess.run(
-            worker_command(*options, app="tests.host.green"),
-            env=deployment.environment(),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        for options in ((), ("-Q", "emails"))
-    )
-    assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith("taskbridge: a worker with the pool gevent cannot serve the queues")
-    assert "Traceback" not in ended.stderr
-    # while one of other queues is Celery's own matter
-    assert "taskbridge:" not in apart.stderr
-
-
 def test_versions_that_do_not_go_together_are_told_with_what_to_install(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,8 +42,8 @@ def test_a_tenant_is_paused_and_goes_on_after_it_is_resumed(ada: Visitor, deploy
         assert "Paused." in page.text
         assert "&lt;b&gt;the price list&lt;/b&gt;" in page.text
         assert "ada" in page.text
-        assert "Paused. Events are taken in" in page.text
-        assert "Paused. Events are taken in" not in tenant_page(ada).text, "it is said once"
+        assert "Paused. Events are accepted" in page.text
+        assert "Paused. Events are accepted" not in tenant_page(ada).text, "it is said once"
         deployment.save("acme", "in-1")
         wait_until(lambda: "<dt>pending</dt><dd>1" in tenant_page(ada).text, "it waits")
         again = ada.do(ada.get("/tenant", pipeline="invoices", tenant="acme"), "resume")

@@ -441,7 +441,7 @@ def test_a_tenant_s_url_that_is_none_costs_no_record_its_place_and_is_not_shown(
         drill.run_one()
     assert {type(error) for error in drill.errors} == {Undelivered}
     told = str(drill.errors[0])
-    assert "not sent: the URL for tenant 'acme' cannot be used" in told
+    assert "not sent: the URL for tenant 'acme' is invalid" in told
     assert not any(part in told for part in ("ftp:", "hooks", "[::1"))
     assert drill.quarantine() == []
     assert drill.states("bolt") == {"handled": 1}

@@ -265,7 +265,7 @@ WRONG = [
     ({"source": "others", "tenant": "acme", "key": "1", "document": {}}, "no loaded pipeline reads"),
     ({"pipeline": "others", "tenant": "acme", "key": "1", "document": {}}, "no pipeline is called 'others'"),
     ({"source": "orders", "tenant": "acme", "key": "", "document": {}}, "the key '' is not allowed"),
-    ({"source": "orders", "tenant": "acme", "key": "1", "document": []}, "the document is no JSON object"),
+    ({"source": "orders", "tenant": "acme", "key": "1", "document": []}, "the document is not a JSON object"),
     ({"source": "orders", "tenant": "acme", "key": "1", "document": {"a": "\0"}}, "contains a NUL"),
     ({"source": "orders", "tenant": "acme", "key": "1", "document": {}, "version": 1}, "'version' is no field"),
     ({"pipeline": "orders", "payload": {}}, "the pipeline 'orders' has no criteria"),

@@ -38,7 +38,7 @@ CHALLENGE = b'{"type": "url_verification", "challenge": %s}'
         pytest.param("slack", CHALLENGE % b'"3eZb"', {}, 200, b"3eZb", id="a challenge"),
         pytest.param("slack", CHALLENGE % b'"\\ud800"', {}, 200, b"?", id="a challenge that cannot be encoded"),
         pytest.param("slack", CHALLENGE % b"[[1]]", {}, 200, b"unmatched", id="a challenge that is no text"),
-        pytest.param("shopify", NESTED, {}, 200, b"nested too deeply to look for the key", id="a path finds no end"),
+        pytest.param("shopify", NESTED, {}, 200, b"nested too deeply to find the key", id="a path finds no end"),
     ],
 )
 def test_what_is_signed_and_odd_is_answered(
