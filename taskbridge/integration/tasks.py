@@ -117,7 +117,9 @@ def register(app: Celery) -> NotifyTask:
             kind, failure = type(error), error_line(error)
         return self.retry_later(kind, failure)
 
-    @app.task(name=RUN_TASK, **ours, acks_late=False)
+    # Acknowledged late only so that it counts towards the prefetch limit while it runs: a worker whose slots are all busy
+    # takes no further message, and a first event stays in its queue, where every run looks before its next call.
+    @app.task(name=RUN_TASK, **ours, acks_late=True, reject_on_worker_lost=False)
     def run(pipeline: str, tenant: str, token: str) -> None:
         """Perform one run of a tenant; published by the gate."""
         slot.work(runtime_of(app), pipeline, tenant, token)

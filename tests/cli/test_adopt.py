@@ -22,7 +22,7 @@ from tests.store.adopting import ORDERS, Reader, rows, run
 from tests.waiting import wait_until
 
 ADOPT = ("adopt", "orders", "--tenant", "customer", "--key", "id")
-REMINDED = "orders: rows that were there before the table was adopted have no record until they change"
+REMINDED = "orders: rows that existed before the table was adopted have no record until they change"
 
 
 def test_a_table_is_adopted_once_looked_after_and_given_up(taskbridge: Program, engine: Engine) -> None:

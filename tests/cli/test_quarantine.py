@@ -110,7 +110,7 @@ def test_what_cannot_be_meant_changes_nothing(bad: Program, engine: Engine, gate
         assert_one_clear_line(bad("quarantine", "discard", "--yes", *options), expected, status=2)
     for since in ("", "yesterday", "0h", "2026-01-31", "2026-01-31T08:00", "36501d"):
         ended = bad("quarantine", "list", f"--since={since}")
-        assert_one_clear_line(ended, "neither a duration nor a time with its zone", "2026-01-31T08:00Z", status=2)
+        assert_one_clear_line(ended, "neither a duration nor a time with a time zone", "2026-01-31T08:00Z", status=2)
     assert len(quarantined(engine)) == 3
     assert gate_redis.dbsize() == 0
 

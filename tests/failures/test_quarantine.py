@@ -134,7 +134,7 @@ def test_a_record_of_another_batch_cannot_be_marked(drill: Drill) -> None:
         batches.append(batch)
         if len(batches) == 2:
             for mark in (lambda one: batch.reject(one, "why"), batch.handled):
-                with pytest.raises(ValueError, match=r"'a' of tenant '(acme|other)' is not of this batch"):
+                with pytest.raises(ValueError, match=r"'a' of tenant '(acme|other)' is not in this batch"):
                     mark(batches[0][0])
 
     drill.handle(mark_another)

@@ -267,7 +267,7 @@ WRONG = [
     ({"source": "orders", "tenant": "acme", "key": "", "document": {}}, "the key '' is not allowed"),
     ({"source": "orders", "tenant": "acme", "key": "1", "document": []}, "the document is not a JSON object"),
     ({"source": "orders", "tenant": "acme", "key": "1", "document": {"a": "\0"}}, "contains a NUL"),
-    ({"source": "orders", "tenant": "acme", "key": "1", "document": {}, "version": 1}, "'version' is no field"),
+    ({"source": "orders", "tenant": "acme", "key": "1", "document": {}, "version": 1}, "'version' is not a field"),
     ({"pipeline": "orders", "payload": {}}, "the pipeline 'orders' has no criteria"),
     ({"pipeline": "alerts", "payload": {}, "tenant": "acme"}, "'tenant' is not a field of a message"),
     ({"pipeline": "alerts", "payload": {}, "message_id": "a\nb"}, "the message id"),
@@ -295,7 +295,7 @@ def test_what_is_wrong_is_refused_with_the_reason_and_its_place_in_the_array(url
         assert why in answer.json()["error"]
     answer = post(url, [an_order(number) for number in range(MOST_ENTRIES + 1)])
     assert answer.status_code == 413
-    assert "send 1,000 at the most" in answer.json()["error"]
+    assert "send at most 1,000" in answer.json()["error"]
     assert records(deployment) == []
     assert deployment.gate.active("orders") == []
     assert post(url, [an_order(number) for number in range(MOST_ENTRIES)]).status_code == 200
