@@ -117,7 +117,7 @@ def register(app: Celery) -> NotifyTask:
             kind, failure = type(error), error_line(error)
         return self.retry_later(kind, failure)
 
-    # Acknowledged late only so that it counts towards the prefetch limit while it runs: a worker whose slots are all busy
+    # Acknowledged late only so that it counts towards the prefetch limit while it runs: a worker whose slots are busy
     # takes no further message, and a first event stays in its queue, where every run looks before its next call.
     @app.task(name=RUN_TASK, **ours, acks_late=True, reject_on_worker_lost=False)
     def run(pipeline: str, tenant: str, token: str) -> None:

@@ -285,7 +285,7 @@ class Metrics(Collector):
 
     def _read_postgres(self, names: Sequence[str], found: Values) -> None:
         runtime, interval = self._runtime, self._runtime.settings.tail_interval
-        found[_AGES] = ages = read_ages(runtime.database, names)
+        ages = read_ages(runtime.database, names)
         if _SURVEYS in found:
             sources = {name: runtime.pipelines[name].source for name in found[_SURVEYS]}
             tenants = {name: one.tenants for name, one in found[_SURVEYS].items()}
@@ -296,6 +296,7 @@ class Metrics(Collector):
                 else one
                 for name, one in read_backlogs(runtime.database, sources, tenants).items()
             }
+        found[_AGES] = ages
         counters = self._totals.latest(names, READ_SECONDS if self._ticker is None else SUMS_TIMEOUT)
         if counters is not None:
             found[_COUNTERS] = counters
