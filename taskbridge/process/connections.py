@@ -37,28 +37,22 @@ def redis_of(settings: Settings, seconds: float | None = None, *, interactive: b
         redis_client = client(settings.redis_url, seconds, interactive=interactive)
         pool = redis_client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
-    except (TypeError, AttributeError, redis.RedisError) as error:
-        # redis-py rejects such a parameter only when it makes a connection.
-        raise _not_taken(re.search("unexpected keyword argument '([^']+)'$", str(error))) from None
-    except ValueError as error:
-        if named := re.search("^Invalid value for '([^']+)'", str(error)):
-            raise _not_taken(named) from None
-        # The text may contain a part of the password.
+    except (TypeError, AttributeError, ValueError, redis.RedisError) as error:
+        # redis-py rejects some parameters only when it makes a connection. Its text may contain a part of the password.
+        named = re.search(r"(?:unexpected keyword argument|^Invalid value for) '([^']+)'", str(error))
+        if named is None and isinstance(error, ValueError):
+            raise ConfigurationError(
+                "TASKBRIDGE_REDIS_URL cannot be read: write redis://:password@host:port/0, with special characters "
+                "percent-encoded"
+            ) from None
         raise ConfigurationError(
-            "TASKBRIDGE_REDIS_URL cannot be read: write redis://:password@host:port/0, with special characters "
-            "percent-encoded"
+            "TASKBRIDGE_REDIS_URL has a query parameter, or a value of one, that redis-py does not accept"
+            + (f" ({named[1]})" if named else ""),
+            "correct it, or leave it out",
         ) from None
     options = redis_client.connection_pool.connection_kwargs
     note_address("Redis", options.get("path") or options.get("host") or "localhost", options.get("port") or 6379)
     return redis_client
-
-
-def _not_taken(named: re.Match[str] | None) -> ConfigurationError:
-    return ConfigurationError(
-        "TASKBRIDGE_REDIS_URL has a query parameter, or a value of one, that redis-py does not accept"
-        + (f" ({named[1]})" if named else ""),
-        "correct it, or leave it out",
-    )
 
 
 def broker_connection(app: Celery, *, write: bool = False, **options: Any) -> Any:
