@@ -161,7 +161,7 @@ METRICS: Final = (
         "gauge",
         _AGES,
         "Time since the reconciler last stored its position; infinite before the first time.",
-        "base",
+        "reconciler",
     ),
     Metric(
         "taskbridge_runners", "gauge", _SURVEYS, "Tenants with a runner that is waiting, queued or running.", "runners"
