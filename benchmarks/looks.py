@@ -90,7 +90,7 @@ class _Scene:
         runtime.check()
         keep_runs(runtime.engine, 7)
         names = {PIPELINE: runtime.pipelines[PIPELINE]}
-        self.context = Context(runtime.database, runtime.gate, names, runtime.settings)
+        self.context = Context(runtime.engine, runtime.gate, names, runtime.settings)
 
     def grow(self, first: int, last: int, records: int) -> None:
         """Add the tenants from `first` to `last`."""

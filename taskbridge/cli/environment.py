@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from taskbridge.embedded import Servers
     from taskbridge.observe.context import Context
-    from taskbridge.process.light_runtime import LightRuntime
     from taskbridge.process.runtime import Runtime
 
 __all__ = [
@@ -38,9 +37,9 @@ __all__ = [
     "context",
     "existing",
     "kept",
-    "light_runtime",
     "note",
     "runtime",
+    "runtime_without_app",
     "served",
     "start",
     "system_user",
@@ -62,12 +61,12 @@ def runtime(app: Celery | None = None) -> Runtime:
     return found
 
 
-def light_runtime(data_dir: Path) -> LightRuntime:
+def runtime_without_app(data_dir: Path) -> Runtime:
     """Choose the servers and return a runtime that can neither notify nor run; raises as `existing`."""
-    from taskbridge.process.light_runtime import LightRuntime
+    from taskbridge.process.runtime import Runtime
 
     existing(data_dir)
-    found = LightRuntime(Settings.read())
+    found = Runtime(Settings.read())
     # The process may outlive the command, as in Django's tests.
     if command := click.get_current_context(silent=True):
         command.call_on_close(found.close_sessions)
@@ -81,7 +80,7 @@ def context(data_dir: Path, *, redis: bool = True) -> Context:
     """
     from taskbridge.observe.context import Context
 
-    found = light_runtime(data_dir)
+    found = runtime_without_app(data_dir)
     found.check(redis=redis)
     return Context.of(found)
 
@@ -110,11 +109,11 @@ def start(tenants: Iterable[str], pipeline: str) -> None:
         ) from error
 
 
-def note(runtime: LightRuntime, action: str, **what: Any) -> None:
+def note(runtime: Runtime, action: str, **what: Any) -> None:
     """Record what the user is about to do in the audit table."""
     from taskbridge.store import Audit
 
-    Audit(runtime.database).note(system_user(), action, **what)
+    Audit(runtime.engine).note(system_user(), action, **what)
 
 
 def system_user() -> str:

@@ -21,7 +21,7 @@ def metrics(data_dir: Path) -> None:
     """
     from taskbridge.observe.metrics import Metrics
 
-    collected = Metrics(environment.light_runtime(data_dir))
+    collected = Metrics(environment.runtime_without_app(data_dir))
     click.echo(collected.text(), nl=False)
     for problem in collected.problems:
         console.complain(problem)

@@ -38,10 +38,10 @@ def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
     environment.existing(data_dir)
     runtime = environment.runtime()
     answer = notifying.notify(runtime.app, tenant, pipeline).name.lower()
-    if runtime.unpublished is not None:
+    if runtime.publisher.error is not None:
         try:
             with translated_errors():
-                raise runtime.unpublished
+                raise runtime.publisher.error
         except TaskBridgeError as error:
             raise Unavailable(
                 f"{error}. The event has been counted: workers will publish the run when the broker is back"

@@ -29,7 +29,7 @@ from taskbridge.common.texts import counted
 
 if TYPE_CHECKING:
     from taskbridge.observe.context import Context
-    from taskbridge.process.light_runtime import LightRuntime
+    from taskbridge.process.runtime import Runtime
     from taskbridge.store import QuarantinedRecord
 
 __all__ = ["quarantine"]
@@ -57,13 +57,13 @@ class _Choice:
         if self.every == bool(self.ids or self.tenant or self.reason):
             raise click.UsageError("choose records by ID, --tenant or --reason, or all of them with --all")
 
-    def find(self, runtime: LightRuntime) -> list[QuarantinedRecord]:
+    def find(self, runtime: Runtime) -> list[QuarantinedRecord]:
         """Return the chosen records in quarantine; discarded ones must be chosen by ID."""
         there = runtime.quarantine_of(self.pipeline)
         filters: dict[str, Any] = {"external_ids": self.ids, "tenant": self.tenant, "reason": self.reason}
         return there.find(self.pipeline, **filters, discarded=bool(self.ids))[0]
 
-    def note(self, runtime: LightRuntime, action: str, records: list[QuarantinedRecord]) -> None:
+    def note(self, runtime: Runtime, action: str, records: list[QuarantinedRecord]) -> None:
         """Record in the audit table what is about to be done with these records."""
         tenants = {one.tenant for one in records}
         keys = {one.external_id for one in records} if self.ids else set()

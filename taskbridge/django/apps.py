@@ -19,8 +19,8 @@ class TaskBridge(AppConfig):
         """Read Django's settings, and make the ORM write in the transactions of batches."""
         from taskbridge import settings  # noqa: PLC0415 - Django loads this module early
         from taskbridge.django import checkout, checks, configuration, migrating, test_databases  # noqa: PLC0415
-        from taskbridge.process.light_runtime import ALSO_CHECKED, CHECKED_FIRST  # noqa: PLC0415
-        from taskbridge.process.runtime import reset_runtimes  # noqa: PLC0415
+        from taskbridge.process.connections import CHECKED_FIRST  # noqa: PLC0415
+        from taskbridge.process.runtime import ALSO_CHECKED, reset_runtimes  # noqa: PLC0415
         from taskbridge.worker.middleware import MIDDLEWARE  # noqa: PLC0415
 
         if configuration.variables not in settings.GIVEN:

@@ -25,7 +25,7 @@ from taskbridge.django.migrations import unadopted
 from taskbridge.django.sessions import disconnect
 from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
-from taskbridge.process.light_runtime import LightRuntime
+from taskbridge.process.runtime import Runtime
 from taskbridge.settings import Settings, unknown_variables
 
 __all__ = ["connect_checks"]
@@ -67,7 +67,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
         what = f"the database {alias!r} {OTHER_ISOLATION}, so handlers that use this database fail"
         found.append(Warning(what, hint=f"remove isolation_level, or {REMEDY}", id="taskbridge.W006"))
     try:
-        runtime = LightRuntime(Settings.read())
+        runtime = Runtime(Settings.read())
         if not runtime.settings.postgres_url:
             raise TaskBridgeError(f"TASKBRIDGE_POSTGRES_URL is not set, and {ALIAS} is None", "set one of them")
         if not runtime.settings.redis_url:

@@ -24,7 +24,6 @@ from taskbridge.django.configuration import alias_of_handlers, url_of
 from taskbridge.django.migrations import adopting_migration
 from taskbridge.django.sessions import sqlalchemy_connection
 from taskbridge.errors import ConfigurationError, HandlerMistake
-from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store.adopted import known, present
@@ -70,7 +69,7 @@ def deliver(name: str) -> list[Delivered]:
             migration that adopts the source's table has not run in the test database.
         UnknownPipeline: no loaded module declares the pipeline.
     """
-    runtime = LightRuntime(Settings.read())
+    runtime = Runtime(Settings.read())
     pipeline, alias = runtime.pipelines[name], alias_of_handlers()
     if alias is None or not connections[alias].in_atomic_block:
         raise ConfigurationError(

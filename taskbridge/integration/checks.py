@@ -32,9 +32,8 @@ from taskbridge.integration.transport import (
 )
 from taskbridge.observe.context import Context
 from taskbridge.observe.health import health, nobody_looks
-from taskbridge.process.broker import broker_connection
-from taskbridge.process.light_runtime import ALSO_CHECKED
-from taskbridge.process.runtime import Runtime
+from taskbridge.process.connections import broker_connection
+from taskbridge.process.runtime import ALSO_CHECKED, Runtime
 from taskbridge.store import (
     check_adoptions,
     check_cluster,
@@ -422,11 +421,11 @@ def _probe(examined: _Examined) -> Findings:
     runtime = examined.runtime
     if runtime.eager:
         return
-    began, runtime.unpublished = time.monotonic(), None
+    began, runtime.publisher.error = time.monotonic(), None
     probes = {queue: secrets.token_hex(8) for queue in Queue}
     texts = {queue: runtime.gate.probe(queue, token) for queue, token in probes.items()}
-    if runtime.unpublished is not None:
-        raise runtime.unpublished
+    if runtime.publisher.error is not None:
+        raise runtime.publisher.error
     waiting = set(Queue)
     while waiting and time.monotonic() - began < PROBE_SECONDS:
         waiting = {queue for queue in waiting if runtime.gate.answered(probes[queue]) is None}

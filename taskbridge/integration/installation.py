@@ -226,7 +226,7 @@ def check_journal(runtime: Runtime) -> None:
         ConfigurationError: it would, in place of the handler that the table was adopted for.
     """
     names = runtime.pipelines.names()
-    if INVOICES in names and runtime.pipelines[INVOICES] is JOURNAL and is_adopted(runtime.database, INVOICES):
+    if INVOICES in names and runtime.pipelines[INVOICES] is JOURNAL and is_adopted(runtime.engine, INVOICES):
         raise ConfigurationError(*NOT_FOR_THE_JOURNAL)
 
 

@@ -38,7 +38,7 @@ from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import counted, error_line
 from taskbridge.gate.message import RUN_TASK
 from taskbridge.integration.broker_watch import watched
-from taskbridge.process.broker import broker_connection
+from taskbridge.process.connections import broker_connection
 
 __all__ = [
     "BOUNDED_CONNECTIONS",

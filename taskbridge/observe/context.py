@@ -21,7 +21,7 @@ from taskbridge.store.stats import bucket_sums, limited
 if TYPE_CHECKING:
     from taskbridge.declaring.pipeline import Pipeline
     from taskbridge.gate import RunnerStatus
-    from taskbridge.process.light_runtime import LightRuntime
+    from taskbridge.process.runtime import Runtime
     from taskbridge.store.db import Database
 
 __all__ = ["Context"]
@@ -48,10 +48,10 @@ class Context:
     settings: Settings
 
     @classmethod
-    def of(cls, runtime: LightRuntime) -> Context:
+    def of(cls, runtime: Runtime) -> Context:
         """Return the context for a process's deployment and pipelines."""
         declared = {name: runtime.pipelines[name] for name in runtime.pipelines.names()}
-        return cls(runtime.database, runtime.gate, declared, runtime.settings)
+        return cls(runtime.engine, runtime.inspector, declared, runtime.settings)
 
     @property
     def ttl_ms(self) -> int:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import (
@@ -28,11 +28,8 @@ from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import TaskBridgeError
 from taskbridge.observe.health import MOST_RUNNERS, nobody_looks
-from taskbridge.process.light_runtime import LightRuntime
+from taskbridge.process.runtime import Runtime
 from taskbridge.store import Counters, read_ages, read_backlogs, read_counters
-
-if TYPE_CHECKING:
-    from taskbridge.process.runtime import Runtime
 
 __all__ = ["METRICS", "Metric", "Metrics", "registry"]
 
@@ -229,14 +226,13 @@ Values = dict[Group, Mapping[str, Any]]
 class Metrics(Collector):
     """Collects all metrics. If a server does not answer, the metrics that need it are left out.
 
-    `ticker`: the runtime, in a process with a ticker. `problems`: what went wrong in the last collection.
+    `in_worker`: whether this process has a ticker. `problems`: what went wrong in the last collection.
     """
 
-    def __init__(self, runtime: LightRuntime, ticker: Runtime | None = None) -> None:
-        # A scrape must not wait long for Redis.
-        self._runtime = runtime if ticker is None else ticker.interactive
-        self._ticker = ticker
-        self._totals = _Totals(self._runtime)
+    def __init__(self, runtime: Runtime, *, in_worker: bool = False) -> None:
+        self._runtime = runtime
+        self._in_worker = in_worker
+        self._totals = _Totals(runtime)
         self._alone = threading.Lock()
         self.problems: list[str] = []
 
@@ -260,9 +256,9 @@ class Metrics(Collector):
         with self._noted():
             self._read_postgres(names, found)
         found[_SERVERS] = {"redis": _SURVEYS in found, "postgres": _AGES in found}
-        if self._ticker is not None:
-            found[_LATENESS] = {name: self._ticker.lateness[name] for name in names}
-            found[_ORPHANED] = {name: self._ticker.orphaned[name] for name in names}
+        if self._in_worker:
+            found[_LATENESS] = {name: self._runtime.lateness[name] for name in names}
+            found[_ORPHANED] = {name: self._runtime.orphaned[name] for name in names}
         return found
 
     @contextmanager
@@ -274,18 +270,19 @@ class Metrics(Collector):
         except Exception as error:
             sentence = str(error) if isinstance(error, TaskBridgeError) else f"{type(error).__name__}: {error}"
             self.problems.append(sentence)
-            if self._ticker is not None:
+            if self._in_worker:
                 log.warning("metrics: %s", sentence)
 
     def _read_redis(self, names: Sequence[str], found: Values) -> None:
-        gate = self._runtime.gate
+        # A scrape must not wait long for Redis.
+        gate = self._runtime.inspector
         found[_SURVEYS] = surveys = gate.survey(names, MOST_TENANTS)
         most = min(MOST_RUNNERS, MOST_TENANTS // max(1, len(surveys)))
         found[_MESSAGES] = gate.longest_queued({name: one.tenants[:most] for name, one in surveys.items()})
 
     def _read_postgres(self, names: Sequence[str], found: Values) -> None:
         runtime, interval = self._runtime, self._runtime.settings.tail_interval
-        ages = read_ages(runtime.database, names)
+        ages = read_ages(runtime.engine, names)
         if _SURVEYS in found:
             sources = {name: runtime.pipelines[name].source for name in found[_SURVEYS]}
             tenants = {name: one.tenants for name, one in found[_SURVEYS].items()}
@@ -294,10 +291,10 @@ class Metrics(Collector):
                 name: _Unknown(one.quarantined, one.failing)
                 if not one.pending and nobody_looks(ages[name].poller, interval)
                 else one
-                for name, one in read_backlogs(runtime.database, sources, tenants).items()
+                for name, one in read_backlogs(runtime.engine, sources, tenants).items()
             }
         found[_AGES] = ages
-        counters = self._totals.latest(names, READ_SECONDS if self._ticker is None else SUMS_TIMEOUT)
+        counters = self._totals.latest(names, SUMS_TIMEOUT if self._in_worker else READ_SECONDS)
         if counters is not None:
             found[_COUNTERS] = counters
 
@@ -305,7 +302,7 @@ class Metrics(Collector):
 class _Totals:
     """Totals over all cursors, which are read in the background for at most a hundredth of the time."""
 
-    def __init__(self, runtime: LightRuntime) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._thread: threading.Thread | None = None
         self._found: dict[str, Counters] | None = None
@@ -324,7 +321,7 @@ class _Totals:
     def _read(self, names: Sequence[str]) -> None:
         started = time.monotonic()
         try:
-            self._found = read_counters(self._runtime.database, names)
+            self._found = read_counters(self._runtime.engine, names)
         except Exception as error:
             log.warning("metrics: the counters cannot be read: %s: %s", type(error).__name__, error)
         took = time.monotonic() - started

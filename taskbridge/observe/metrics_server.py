@@ -29,7 +29,7 @@ def serve(runtime: Runtime) -> Callable[[], None]:
 
     address, port = runtime.settings.metrics_address, runtime.settings.metrics_port
     try:
-        server, _ = start_http_server(port, address, metrics.registry(metrics.Metrics(runtime, runtime)))
+        server, _ = start_http_server(port, address, metrics.registry(metrics.Metrics(runtime, in_worker=True)))
     except (OSError, OverflowError) as error:
         raise ConfigurationError(
             f"metrics cannot be served on {address}, port {port} ({error}): stop the program that uses it, or change "

@@ -20,7 +20,6 @@ from taskbridge.declaring.criteria import Match, Unmatched, match
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.errors import InvalidInput, UnknownPipeline
 from taskbridge.gate import Answer
-from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.producer import notify as notifying
 from taskbridge.producer.notify import Event
@@ -100,7 +99,7 @@ async def arecord_rows(
     return changed
 
 
-def readers_of(runtime: LightRuntime, source: str) -> list[str]:
+def readers_of(runtime: Runtime, source: str) -> list[str]:
     """Return the loaded pipelines that read a source.
 
     Raises:
@@ -226,7 +225,7 @@ def match_again(app: Celery, pipeline: str) -> Iterator[MatchedAgain]:
                 yield MatchedAgain(record, None, found.reason)
 
 
-def criteria_of(runtime: LightRuntime, pipeline: str) -> DelaySinceLastRun:
+def criteria_of(runtime: Runtime, pipeline: str) -> DelaySinceLastRun:
     """Return the policy of a pipeline with criteria.
 
     Raises:

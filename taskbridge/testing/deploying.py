@@ -41,7 +41,8 @@ def delete_keys(runtime: Runtime) -> None:
             left.update([key + tenant for tenant in active] if of_a_tenant else [key])
     runtime.redis.delete(*left)
     with suppress(OSError, OperationalError):
-        runtime.delete_queues()
+        if runtime.publishes_in_gate or runtime.publisher.is_connected:
+            runtime.publisher.delete_queues()
 
 
 @contextmanager

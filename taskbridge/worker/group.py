@@ -232,7 +232,7 @@ def _advanced(runtime: Runtime, done: Sequence[_Done]) -> Mapping[RunKey, bool |
     if not moving:
         return {}
     try:
-        answers = advance_together(runtime.database, [move for _, move in moving])
+        answers = advance_together(runtime.engine, [move for _, move in moving])
     except Exception as error:
         # Nothing is known of any. One run does what is to be done about it, and the others come again.
         for run, _ in moving[1:]:

@@ -366,7 +366,7 @@ class Poller:
         if now < state.history_at:
             return
         state.history_at = now + HISTORY_EVERY
-        days, database = self.runtime.settings.history_days, self.runtime.database
+        days, database = self.runtime.settings.history_days, self.runtime.engine
         try:
             keep_runs(database, days)
         except Exception as error:

@@ -148,7 +148,7 @@ def advance(run: Run, page: Page, move: Move | None) -> None:
         CursorLost: the cursor is another run's.
     """
     if move is not None:
-        run.count(page, first_success=store.advance(run.runtime.database, move), row=move.row)
+        run.count(page, first_success=store.advance(run.runtime.engine, move), row=move.row)
 
 
 def read_on(run: Run, page: Page) -> Page | RunResult:
@@ -197,7 +197,7 @@ def settle(runtime: Runtime, runs: Sequence[Run], *, reports: bool = True) -> No
             runtime.gate.settle_many(ended, most_in_flight=runtime.most_in_flight)
         rows = [row for run in runs if reports and run.result and (row := last_row(run, run.result))]
         if rows:
-            store.write_runs(runtime.database, rows)
+            store.write_runs(runtime.engine, rows)
     except Exception as error:
         for run in runs:
             run.result = (run.result or LOST)._replace(error=error)

@@ -25,8 +25,7 @@ from taskbridge.django.configuration import NAMES, url_of, variables
 from taskbridge.django.typed import typed
 from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError
-from taskbridge.process.light_runtime import LightRuntime
-from taskbridge.process.runtime import new_runtimes
+from taskbridge.process.runtime import Runtime, new_runtimes
 from taskbridge.settings import Settings
 from taskbridge.store import adopt, adoption, connect
 from taskbridge.store.db import parameters_of
@@ -184,7 +183,7 @@ def test_records_that_are_to_be_in_another_database_are_refused(
             (found,) = run_checks(databases=["default"])
         assert found.id == "taskbridge.E005"
         with pytest.raises(ConfigurationError, match=words):
-            LightRuntime(Settings.read()).check(redis=False)
+            Runtime(Settings.read()).check(redis=False)
 
 
 def test_checks_tell_what_is_wrong_with_the_settings() -> None:

@@ -15,7 +15,7 @@ from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.django.testing import deliver, deployed
 from taskbridge.errors import ConfigurationError, HandlerMistake
-from taskbridge.process.light_runtime import LightRuntime
+from taskbridge.process.runtime import Runtime
 from tests.deployment import Deployment
 from tests.django.shop import adopted_again
 from tests.inline import AT_ONCE
@@ -38,7 +38,7 @@ class Shop:
         declared.declare(Pipeline("orders", handler, AT_ONCE, batch_size=batch_size, source=source))
         for name in others:
             declared.declare(Pipeline(name, lambda _: None, AT_ONCE, batch_size, source="orders"))
-        self._monkeypatch.setattr(LightRuntime, "pipelines", declared)
+        self._monkeypatch.setattr(Runtime, "pipelines", declared)
 
     def note(self, batch: Batch) -> None:
         """What a handler calls."""

@@ -14,7 +14,7 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.django.testing import deliver
 from taskbridge.errors import HandlerMistake
-from taskbridge.process.light_runtime import LightRuntime
+from taskbridge.process.runtime import Runtime
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE
 from tests.store.adopting import ORDERS, adopted, run
@@ -47,7 +47,7 @@ def tables(deployment: Deployment, project: None) -> None:  # noqa: ARG001 - Dja
 def handle(monkeypatch: pytest.MonkeyPatch, handler: Handler, batch_size: int = 10) -> None:
     declared = Pipelines()
     declared.declare(Pipeline("orders", handler, AT_ONCE, batch_size=batch_size))
-    monkeypatch.setattr(LightRuntime, "pipelines", declared)
+    monkeypatch.setattr(Runtime, "pipelines", declared)
 
 
 def save(*keys: str) -> None:

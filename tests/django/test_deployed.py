@@ -12,8 +12,7 @@ from sqlalchemy import Engine
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.django.testing import deployed
 from taskbridge.errors import ConfigurationError
-from taskbridge.process.light_runtime import LightRuntime
-from taskbridge.process.runtime import runtime_of
+from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.store import adopt, adoption, record, register_pipeline
 from tests.deployment import Deployment
 from tests.inline import AT_ONCE
@@ -30,7 +29,7 @@ def here(deployment: Deployment, project: None, monkeypatch: pytest.MonkeyPatch)
     """A deployment whose app, in a block of `deployed`, has Django's database and the same Redis."""
     declared = Pipelines()
     declared.declare(Pipeline("orders", lambda _: None, AT_ONCE, batch_size=10))
-    monkeypatch.setattr(LightRuntime, "pipelines", declared)
+    monkeypatch.setattr(Runtime, "pipelines", declared)
     monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
     return deployment
 

@@ -79,7 +79,7 @@ def test_slots_without_a_session_leave_their_runs_to_others(deployment: Deployme
 
         with deployment.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql(f"ALTER DATABASE {deployment.engine.url.database} CONNECTION LIMIT 9")
-        looking = Runtime(deployment.app, deployment.settings)
+        looking = Runtime(deployment.settings, deployment.app)
         (found,) = [one for one in examine(looking) if one.check == "sessions"]
         assert found.level is Level.WARNING
         assert found.text.startswith("1 worker may need 10 Postgres sessions at once, and the CONNECTION LIMIT of")

@@ -15,7 +15,8 @@ import redis
 
 from taskbridge.gate import Answer, Queue, State
 from taskbridge.integration.app import make_app
-from taskbridge.process.runtime import BROKER_TIMEOUT, Runtime, runtime_of
+from taskbridge.process.publisher import BROKER_TIMEOUT
+from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.producer.notify import notify, notify_many, send_committed
 from tests.deployment import Deployment
 from tests.gate.test_wire import free_port, redis_at
@@ -47,7 +48,7 @@ def test_events_while_the_broker_is_away(
     with taking_at_most(BOUND), caplog.at_level(logging.WARNING):
         assert notify(runtime.app, "a") is Answer.STARTED
         assert notify_many(runtime.app, [f"t{at}" for at in range(200)]) == [Answer.STARTED] * 200
-        runtime.publish(Queue.NEXT, "invoices", "a", "token")
+        runtime.publisher.publish(Queue.NEXT, "invoices", "a", "token")
     assert runtime.gate.look("invoices", ["a"])[0].state is State.QUEUED
     assert runtime.gate.look("invoices", ["a"])[0].deadline_ms is not None
     assert "it is retried at its deadline" in caplog.text
@@ -76,7 +77,7 @@ def test_the_app_s_own_time_outs_make_nobody_wait_longer(deployment: Deployment,
             app.conf.update(broker_url=[url, url])
         runtime = runtime_of(app)
         with taking_at_most(BOUND):
-            runtime.publish(Queue.NEXT, "invoices", "a", "token")
+            runtime.publisher.publish(Queue.NEXT, "invoices", "a", "token")
 
 
 LATE = """
@@ -110,7 +111,7 @@ def test_a_broker_that_answers_late_gets_the_runs_of_events_and_of_deadlines(
         messages = redis.Redis.from_url(url)
         for tenant in "abc":
             send_committed(runtime.app, {("invoices", tenant): None})
-        runtime.publish(Queue.NEXT, "invoices", "d", "token")
+        runtime.publisher.publish(Queue.NEXT, "invoices", "d", "token")
 
         assert messages.llen(Queue.NEXT.value) == 1
         tenants = len(runtime.gate.active("invoices"))

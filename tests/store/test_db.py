@@ -141,15 +141,15 @@ FORKS = """
 import os
 import sys
 
-from taskbridge.process.light_runtime import LightRuntime
+from taskbridge.process.runtime import Runtime
 from taskbridge.settings import Settings
 from taskbridge.store.db import checked_out, scalar
 
-runtime = LightRuntime(Settings(postgres_url=sys.argv[1], redis_url="redis://127.0.0.1:1/0"))
+runtime = Runtime(Settings(postgres_url=sys.argv[1], redis_url="redis://127.0.0.1:1/0"))
 
 
 def session() -> object:
-    with checked_out(runtime.database) as driver:
+    with checked_out(runtime.engine) as driver:
         return scalar(driver, "SELECT pg_backend_pid()")
 
 

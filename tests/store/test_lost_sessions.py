@@ -109,11 +109,11 @@ def test_nobody_notices_that_idle_sessions_were_ended(
 def test_a_pooler_without_a_free_session_is_reported_in_time(postgres_url: str, servers: Servers, keys: Keys) -> None:
     pooler = ExhaustedPooler(postgres_url)
     with bridge(pooler.url, servers, keys) as made:
-        looking = runtime_of(made.app).interactive
+        looking = runtime_of(made.app)
 
         def look() -> None:
             with translated_errors():
-                check_version(looking.database)
+                check_version(looking.engine)
 
         reported = r"accepted the connection but has no free session.*: .*default_pool_size"
         for call in (lambda: made.record("acme", "1", {}, source="invoices"), look):

@@ -9,7 +9,7 @@ import redis
 from taskbridge.common import server_errors
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import Unavailable
-from taskbridge.process.light_runtime import LightRuntime
+from taskbridge.process.runtime import Runtime
 from taskbridge.settings import Settings
 
 PASSWORD = "s3cr3t@Pa55"
@@ -40,18 +40,18 @@ def said(error: Exception) -> str:
 )
 def test_a_time_out_whose_error_has_no_address_is_told_with_it(url: str, place: str) -> None:
     if url.startswith("postgresql"):
-        assert LightRuntime(Settings(postgres_url=url)).database is not None
+        assert Runtime(Settings(postgres_url=url)).engine is not None
         told = said(psycopg.OperationalError("connection timeout expired"))
         assert told == f"Postgres does not answer in time ({place})"
     else:
-        assert LightRuntime(Settings(redis_url=url)).redis is not None
+        assert Runtime(Settings(redis_url=url)).redis is not None
         assert said(redis.TimeoutError("Timeout reading from socket")) == f"Redis does not answer in time ({place})"
 
 
 def test_a_process_with_two_gates_names_the_one_that_the_error_is_of() -> None:
     for port in (1, 2):
-        assert LightRuntime(Settings(redis_url=f"redis://:{PASSWORD}@127.0.0.1:{port}/0")).redis is not None
+        assert Runtime(Settings(redis_url=f"redis://:{PASSWORD}@127.0.0.1:{port}/0")).redis is not None
         with pytest.raises(Unavailable) as caught, translated_errors():
-            LightRuntime(Settings(redis_url=f"redis://127.0.0.1:{port}/0")).redis.ping()
+            Runtime(Settings(redis_url=f"redis://127.0.0.1:{port}/0")).redis.ping()
         assert caught.value.what == f"Redis cannot be reached (127.0.0.1:{port})"
     assert said(redis.TimeoutError("Timeout reading from socket")) == "Redis does not answer in time"

@@ -58,8 +58,8 @@ class Reading:
 
     @property
     def runtime(self) -> Runtime:
-        """The connections of this process, with timeouts for interactive use."""
-        return runtime_of(self._app or own_app()).interactive
+        """The connections of this process."""
+        return runtime_of(self._app or own_app())
 
     @property
     def context(self) -> Context:

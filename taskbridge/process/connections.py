@@ -1,18 +1,58 @@
-"""Connections to an app's broker, with clear errors for an unusable configuration."""
+"""Connections to the gate's Redis and to an app's broker, with clear errors for an unusable configuration."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
+
+import redis
 
 from taskbridge.common.server_errors import note_address
 from taskbridge.errors import ConfigurationError
+from taskbridge.gate import client
+from taskbridge.settings import Settings
 
 if TYPE_CHECKING:
     from celery import Celery
 
-__all__ = ["broker_connection"]
+__all__ = ["CHECKED_FIRST", "broker_connection", "redis_of"]
+
+CHECKED_FIRST: Final[list[Callable[[Settings], None]]] = []
+"""Checks before this process connects to Postgres or to the gate's Redis; each raises an error if it fails."""
+
+
+def redis_of(settings: Settings, seconds: float | None = None, *, interactive: bool = False) -> redis.Redis:
+    """Return a client of the gate's Redis; `seconds` and `interactive` are as in `taskbridge.gate.client`.
+
+    Raises:
+        ConfigurationError: there is no URL, it is invalid, or this process must not use it.
+    """
+    if not settings.redis_url:
+        raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
+    for check in CHECKED_FIRST:
+        check(settings)
+    try:
+        redis_client = client(settings.redis_url, seconds, interactive=interactive)
+        pool = redis_client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)
+    except (TypeError, AttributeError, ValueError, redis.RedisError) as error:
+        # redis-py rejects some parameters only when it makes a connection. Its text may contain a part of the password.
+        named = re.search(r"(?:unexpected keyword argument|^Invalid value for) '([^']+)'", str(error))
+        if named is None and isinstance(error, ValueError):
+            raise ConfigurationError(
+                "TASKBRIDGE_REDIS_URL cannot be read: write redis://:password@host:port/0, with special characters "
+                "percent-encoded"
+            ) from None
+        raise ConfigurationError(
+            "TASKBRIDGE_REDIS_URL has a query parameter, or a value of one, that redis-py does not accept"
+            + (f" ({named[1]})" if named else ""),
+            "correct it, or leave it out",
+        ) from None
+    options = redis_client.connection_pool.connection_kwargs
+    note_address("Redis", options.get("path") or options.get("host") or "localhost", options.get("port") or 6379)
+    return redis_client
 
 
 def broker_connection(app: Celery, *, write: bool = False, **options: Any) -> Any:
