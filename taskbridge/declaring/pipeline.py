@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from taskbridge.common.limits import OPTIONS
+from taskbridge.common.limits import check_option
 from taskbridge.common.names import check_pipeline_name, check_source_name
 from taskbridge.common.texts import shown
 from taskbridge.declaring.policy import NO_LIMITS, DelaySinceLastRun, LatencyNeutral, Limits, Policy, RateLimit
@@ -69,10 +69,10 @@ class Pipeline:
                 f"pipeline {self.name}: start is {start!r}, give 'everything', 'now' or a datetime with a time zone"
             )
         for name in ("batch_size", "max_attempts", "max_runs"):
-            self._check_whole(name)
-        self._check_seconds("latency_budget")
+            check_option(f"pipeline {self.name}: {name}", name, getattr(self, name), whole=True)
+        check_option(f"pipeline {self.name}: latency_budget", "latency_budget", self.latency_budget)
         if self.soft_time_limit is not None:
-            self._check_seconds("soft_time_limit")
+            check_option(f"pipeline {self.name}: soft_time_limit", "soft_time_limit", self.soft_time_limit)
         for kind in self.downstream_errors:
             if not isinstance(kind, type) or not issubclass(kind, Exception):  # type: ignore[redundant-expr]
                 raise InvalidPolicy(f"pipeline {self.name}: downstream_errors holds {kind!r}, give exception classes")
@@ -85,18 +85,6 @@ class Pipeline:
                     f"pipeline {self.name}: the handler {_place(self.handler)} is a generator function, so calling it "
                     "would not run its body: write a function without `yield`"
                 )
-
-    def _check_seconds(self, name: str) -> None:
-        value, limits = getattr(self, name), OPTIONS[name]
-        if type(value) not in (int, float) or not limits.has(value):
-            raise InvalidPolicy(f"pipeline {self.name}: {name} is {value!r}, give a number {limits}")
-
-    def _check_whole(self, name: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidPolicy(f"pipeline {self.name}: {name} is {value!r}, give a whole number")
-        if not OPTIONS[name].has(value):
-            raise InvalidPolicy(f"pipeline {self.name}: {name} is {value}, it must lie {OPTIONS[name]}")
 
 
 class Pipelines:

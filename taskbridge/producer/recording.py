@@ -24,7 +24,7 @@ from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.producer import notify as notifying
 from taskbridge.producer.notify import Event
-from taskbridge.producer.transactions import adapter_of, async_driver_of, in_coroutine
+from taskbridge.producer.transactions import adapter_of, async_fetch_of, in_coroutine
 from taskbridge.store import Row, Statement, UnmatchedRecord, json_text, message_statement, record_statements, refused
 
 __all__ = [
@@ -91,12 +91,12 @@ async def arecord_rows(
     """Like `record_rows`, for coroutines."""
     changed = Counter[str]()
     with translated_errors():
-        adapter = async_driver_of(runtime_of(app), connection, notifies=notify)
-        if adapter is None:
+        fetch = async_fetch_of(runtime_of(app), connection, notifies=notify)
+        if fetch is None:
             return await in_coroutine(connection, lambda given: record_rows(app, rows, source, given, notify=notify))
         for statement in record_statements(source, rows):
             with refused():
-                changed.update(await adapter.fetch(statement))
+                changed.update(await fetch(statement))
     return changed
 
 
@@ -156,13 +156,13 @@ async def arecord_event(
     """Like `record_event`, for coroutines."""
     runtime = runtime_of(app)
     with translated_errors():
-        adapter = async_driver_of(runtime, connection, notifies=notify)
-        if adapter is None:
+        fetch = async_fetch_of(runtime, connection, notifies=notify)
+        if fetch is None:
             call = partial(record_event, app, pipeline, payload, message_id, notify=notify)
             return await in_coroutine(connection, call)
         prepared = prepare(runtime, pipeline, payload, message_id)
         with refused():
-            return prepared.recorded(new=bool(await adapter.fetch(prepared.statement(runtime))))
+            return prepared.recorded(new=bool(await fetch(prepared.statement(runtime))))
 
 
 class Prepared(NamedTuple):
