@@ -117,17 +117,19 @@ def variables() -> dict[str, str]:
     found = {}
     alias = alias_of_handlers()
     if alias is not None and alias not in connections:
-        there = ", ".join(connections)
-        raise ConfigurationError(f"{ALIAS} is {alias!r}, which is not in DATABASES", f"use one of {there}")
-    if alias is not None and connections[alias].vendor == "postgresql":
-        found[POSTGRES] = url_of(alias)
+        raise ConfigurationError(
+            f"{ALIAS} is {alias!r}, which is not in DATABASES", f"use one of {', '.join(connections)}"
+        )
+    if postgres := alias_of_postgres():
+        found[POSTGRES] = url_of(postgres)
     broker = getattr(settings, "CELERY_BROKER_URL", None)
     if isinstance(broker, str) and broker:
         found["TASKBRIDGE_BROKER_URL"] = broker
         if broker.startswith(_REDIS):
             found["TASKBRIDGE_REDIS_URL"] = broker
-    if modules := _modules():
-        found["TASKBRIDGE_PIPELINES"] = ",".join(modules)
+    modules = (f"{app.name}.pipelines" for app in apps.get_app_configs())
+    if there := [name for name in modules if find_spec(name) is not None]:
+        found["TASKBRIDGE_PIPELINES"] = ",".join(there)
     for name in dir(settings):
         if name.startswith("TASKBRIDGE_") and name != ALIAS and (value := getattr(settings, name)) is not None:
             found[name] = _text(value)
@@ -138,12 +140,6 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _modules() -> list[str]:
-    """Return the modules named `pipelines` of the project's apps."""
-    names = [f"{one.name}.pipelines" for one in apps.get_app_configs()]
-    return [name for name in names if find_spec(name) is not None]
 
 
 def url_of(alias: str) -> str:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import time
@@ -65,30 +64,22 @@ def record_message(runtime: Runtime, arguments: Sequence[Any], keywords: Mapping
 
 
 def _message(arguments: Sequence[Any], keywords: Mapping[str, Any], task_id: str) -> Message:
+    def called(pipeline: Any, payload: Any, message_id: Any = None) -> Message:
+        return Message(pipeline, payload, message_id, task_id)
+
     try:
-        given = _SIGNATURE.bind(*arguments, **keywords)
+        return called(*arguments, **keywords)
     except TypeError:
         return Message("", {"args": arguments, "kwargs": keywords}, None, task_id)
-    given.apply_defaults()
-    pipeline, payload, message_id = given.args
-    return Message(pipeline, payload, message_id, task_id)
-
-
-def _called(pipeline: Any, payload: Any, message_id: Any = None) -> None:
-    """Has the signature of `record_event`, to bind arguments; never called."""
-
-
-_SIGNATURE: Final = inspect.signature(_called)
 
 
 def _store(runtime: Runtime, message: Message) -> str:
     pipeline, payload, message_id = message.pipeline, message.payload, message.message_id or message.task_id
     try:
+        check_pipeline_name(pipeline)
         return recording.record_event(runtime.app, pipeline, payload, message_id, notify=True).message_id
-    except UnknownPipeline as error:
-        if _is_pipeline_name(pipeline):
-            raise
-        reason = str(error)
+    except UnknownPipeline:
+        raise
     except UsageError as error:
         reason = str(error)
     except (DBAPIError, Unavailable) as error:
@@ -150,11 +141,3 @@ def _as_text(payload: Any) -> str:
     except Exception as error:
         text = f"a {type(payload).__name__} that cannot be shown ({type(error).__name__})"
     return json.dumps({"unstorable": text[:LONGEST_UNSTORABLE]})
-
-
-def _is_pipeline_name(name: Any) -> bool:
-    try:
-        check_pipeline_name(name)
-    except UsageError:
-        return False
-    return True

@@ -248,10 +248,9 @@ class Bridge:
         if connection is not None:
             notify_after_commit(self.app, dict(events), connection)
             return None
-        answers: list[Answer] = []
         with logged(runtime, dict(events)):
-            answers = send(runtime, events)
-        return answers[0] if answers else None
+            return send(runtime, events)[0]
+        return None
 
     async def anotify(self, tenant: str, pipeline: str = INVOICES, *, connection: object = None) -> Answer | None:
         """Like `notify`, for coroutines: a thread waits for Redis, so the event loop is not blocked."""
@@ -260,10 +259,9 @@ class Bridge:
         if connection is not None:
             await anotify_after_commit(self.app, dict(events), connection)
             return None
-        answers: list[Answer] = []
         with logged(runtime, dict(events)):
-            answers = await asend(runtime, events)
-        return answers[0] if answers else None
+            return (await asend(runtime, events))[0]
+        return None
 
     def notify_many(self, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
         """Notify many tenants, with one round trip to Redis per 500; a tenant may be in the list several times.

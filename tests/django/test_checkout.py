@@ -471,7 +471,7 @@ def test_handlers_may_have_another_alias_or_none(drill: Drill, alias: str | None
 @pytest.mark.parametrize(
     ("alias", "setting", "value", "words"),
     [
-        ("other", "NAME", "postgres", "'other' (postgres) is not that of TASKBRIDGE_POSTGRES_URL"),
+        ("other", "NAME", "postgres", "'other' (postgres) is not the one in TASKBRIDGE_POSTGRES_URL"),
         ("default", "OPTIONS", {"isolation_level": 4}, "TASKBRIDGE_DATABASE"),
         ("lite", "AUTOCOMMIT", True, "TASKBRIDGE_DATABASE"),
     ],
