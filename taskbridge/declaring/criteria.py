@@ -84,14 +84,6 @@ class Unmatched(NamedTuple):
     reason: str
 
 
-class _Missed(Exception):
-    """A match path did not select its value."""
-
-
-class _NoTenant(Exception):
-    """A match path selected its value, but the parameter path selected no tenant."""
-
-
 def match(criteria: Sequence[Criterion], payload: object) -> Match | Unmatched:
     """Return the tenant and the smallest delay of the criteria that match `payload`, or why none does.
 
@@ -102,12 +94,14 @@ def match(criteria: Sequence[Criterion], payload: object) -> Match | Unmatched:
     without_tenant: list[str] = []
     missed: dict[str, list[str]] = {}
     for criterion in criteria:
+        if mismatch := _mismatch(criterion, payload):
+            missed.setdefault(mismatch, []).append(as_json(criterion.match_value))
+            continue
         try:
-            applying.append((criterion, _apply(criterion, payload)))
-        except _Missed as problem:
-            missed.setdefault(str(problem), []).append(as_json(criterion.match_value))
-        except _NoTenant as problem:
-            without_tenant.append(f"criterion {criterion.label} has its value, but {problem}")
+            applying.append((criterion, _tenant_of(criterion, payload)))
+        except ValueError as problem:
+            path = f"its parameter path {printable(criterion.parameter_path)}"
+            without_tenant.append(f"criterion {criterion.label} has its value, but {path} {problem}")
     if applying:
         return _agreed(applying)
     # A criterion whose value is present explains more than those that need another value.
@@ -180,29 +174,26 @@ def _check_scalar(path: str, value: object) -> None:
         )
 
 
-def _apply(criterion: Criterion, payload: object) -> str:
-    """Return the tenant that the criterion selects in the payload."""
+def _mismatch(criterion: Criterion, payload: object) -> str:
+    """Return why the match path does not select the criterion's value; empty if it does."""
     path = printable(criterion.match_path)
     try:
         value = _only_value(criterion._match, payload)
     except ValueError as problem:
-        raise _Missed(f"{path} {problem}") from None
-    if not _equal(criterion.match_value, value):
-        raise _Missed(f"{path} gives {as_json(value)}")
+        return f"{path} {problem}"
+    return "" if _equal(criterion.match_value, value) else f"{path} gives {as_json(value)}"
 
-    path = printable(criterion.parameter_path)
-    try:
-        tenant = _only_value(criterion._parameter, payload)
-    except ValueError as problem:
-        raise _NoTenant(f"its parameter path {path} {problem}") from None
+
+def _tenant_of(criterion: Criterion, payload: object) -> str:
+    """Return the tenant that the parameter path selects; raise a ValueError that explains why there is none."""
+    tenant = _only_value(criterion._parameter, payload)
     if not isinstance(tenant, str):
-        kind = JSON_TYPES.get(type(tenant), type(tenant).__name__)
-        raise _NoTenant(f"its parameter path {path} gives {kind}: a tenant is a string")
+        raise ValueError(f"gives {JSON_TYPES.get(type(tenant), type(tenant).__name__)}: a tenant is a string")
     try:
         return check_tenant(tenant)
     except InvalidName as problem:
         text = str(problem).replace(repr(tenant), as_json(tenant))
-        raise _NoTenant(f"its parameter path {path} gives a string that is no tenant: {text}") from None
+        raise ValueError(f"gives a string that is no tenant: {text}") from None
 
 
 def _only_value(query: jsonpath.JSONPathQuery, payload: object) -> object:

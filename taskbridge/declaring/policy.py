@@ -6,13 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from taskbridge.common.limits import check_option
+from taskbridge.declaring.criteria import Criterion, check_criteria
 from taskbridge.errors import InvalidPolicy
-
-if TYPE_CHECKING:
-    from taskbridge.declaring.criteria import Criterion
 
 __all__ = ["NO_LIMITS", "DelaySinceLastRun", "LatencyNeutral", "Limits", "Policy", "RateLimit", "Spacing"]
 
@@ -100,8 +98,6 @@ class DelaySinceLastRun:
     criteria: Sequence[Criterion]
 
     def __post_init__(self) -> None:
-        from taskbridge.declaring.criteria import check_criteria  # noqa: PLC0415 - only needed with criteria
-
         object.__setattr__(self, "criteria", check_criteria(self.criteria))
 
     @cached_property

@@ -30,7 +30,7 @@ from taskbridge.errors import TaskBridgeError
 from taskbridge.process.light_runtime import LightRuntime
 from taskbridge.settings import Settings, unknown_variables
 
-__all__ = ["connect_checks"]
+__all__ = ["check_database", "check_settings"]
 
 
 def _message(error: TaskBridgeError, number: str) -> CheckMessage:
@@ -39,12 +39,7 @@ def _message(error: TaskBridgeError, number: str) -> CheckMessage:
     return kind(error.what, hint=typed(error.remedy), id=f"taskbridge.{number}")
 
 
-def connect_checks() -> None:
-    """Register the checks."""
-    register(check_settings)
-    register(check_database, Tags.database)
-
-
+@register
 def check_settings(**_: Any) -> list[CheckMessage]:
     """Check the settings."""
     found: list[CheckMessage] = []
@@ -90,6 +85,7 @@ def _pipelines() -> Pipelines:
     return runtime.pipelines
 
 
+@register(Tags.database)
 def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check the database, if TaskBridge uses it."""
     alias = alias_of_postgres()

@@ -29,7 +29,6 @@ __all__ = [
     "check_one_database",
     "has_other_isolation",
     "is_of_a_test",
-    "note_names",
     "url_of",
     "variables",
 ]
@@ -57,12 +56,6 @@ def has_other_isolation(wrapper: Any) -> bool:
     """Whether a database has another isolation level than the transaction of a batch."""
     given: object = wrapper.settings_dict["OPTIONS"].get("isolation_level", _READ_COMMITTED)
     return given != _READ_COMMITTED
-
-
-def note_names() -> None:
-    """Remember the names of the databases."""
-    # Do not load the backends: a driver may be missing.
-    NAMES.update({alias: one["NAME"] for alias, one in connections.settings.items()})
 
 
 def is_of_a_test(alias: str) -> bool:

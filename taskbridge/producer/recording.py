@@ -28,7 +28,6 @@ from taskbridge.producer.transactions import adapter_of, async_fetch_of, in_coro
 from taskbridge.store import Row, Statement, UnmatchedRecord, json_text, message_statement, record_statements, refused
 
 __all__ = [
-    "MatchedAgain",
     "Prepared",
     "Recorded",
     "arecord_event",
@@ -55,14 +54,6 @@ class Recorded(NamedTuple):
     delay: float | None
     reason: str | None
     answer: Answer | None
-
-
-class MatchedAgain(NamedTuple):
-    """One record that was matched again: its `tenant`, or the `reason` why it has none."""
-
-    record: UnmatchedRecord
-    tenant: str | None
-    reason: str | None
 
 
 def record_rows(
@@ -205,10 +196,11 @@ def prepare(runtime: Runtime, pipeline: str, payload: Any, message_id: str | Non
     return Prepared(pipeline, message_id, text, match(policy.criteria, json.loads(text)))
 
 
-def match_again(app: Celery, pipeline: str) -> Iterator[MatchedAgain]:
+def match_again(app: Celery, pipeline: str) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
     """Match unmatched messages again after the criteria changed, and notify the tenants of those that match.
 
-    Messages are matched one by one as the caller iterates; the caller may stop at any time.
+    Messages are matched one by one as the caller iterates, and each is yielded with its match, or with the reason why
+    it has none. The caller may stop at any time.
 
     Raises:
         UnknownPipeline, InvalidInput: there is no such pipeline, or it has no criteria.
@@ -221,9 +213,7 @@ def match_again(app: Celery, pipeline: str) -> Iterator[MatchedAgain]:
         for record, found in again:
             if isinstance(found, Match):
                 notifying.notify(app, found.tenant, pipeline, found.delay_ms)
-                yield MatchedAgain(record, found.tenant, None)
-            else:
-                yield MatchedAgain(record, None, found.reason)
+            yield record, found
 
 
 def criteria_of(runtime: LightRuntime, pipeline: str) -> DelaySinceLastRun:

@@ -19,7 +19,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from functools import cache, partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -338,7 +338,7 @@ def _connection_of(session: Any) -> object:
         ) from None
 
 
-def _is_django(connection: Any) -> bool:
+def _is_django(connection: object) -> TypeGuard[Any]:
     return all(hasattr(connection, name) for name in ("run_on_commit", "in_atomic_block", "vendor"))
 
 
