@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import ChainMap
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -90,16 +91,12 @@ class Pipeline:
 class Pipelines:
     """The pipelines of a process, by name."""
 
-    def __init__(self) -> None:
-        self._declared: dict[str, Pipeline] = {}
-        self._builtin: dict[str, Pipeline] = {}
+    def __init__(self, declared: MutableMapping[str, Pipeline] | None = None) -> None:
+        self._declared = {} if declared is None else declared
 
     def beside(self, builtin: Pipeline) -> Pipelines:
         """Return these pipelines, including those declared later, plus a built-in one unless its name is declared."""
-        both = Pipelines()
-        both._declared = self._declared
-        both._builtin = {builtin.name: builtin}
-        return both
+        return Pipelines(ChainMap(self._declared, {builtin.name: builtin}))
 
     def declare(self, added: Pipeline) -> None:
         """Add a pipeline.
@@ -146,7 +143,7 @@ class Pipelines:
         Raises:
             UnknownPipeline: there is none.
         """
-        found = (self._declared.get(name) or self._builtin.get(name)) if isinstance(name, str) else None
+        found = self._declared.get(name) if isinstance(name, str) else None
         if found is None:
             raise UnknownPipeline(
                 f"no pipeline is called {shown(name)}; there are: {', '.join(self.names()) or 'none'}. "
@@ -156,7 +153,7 @@ class Pipelines:
 
     def names(self) -> list[str]:
         """Return all names, sorted."""
-        return sorted(self._builtin.keys() | self._declared.keys())
+        return sorted(self._declared)
 
 
 DECLARED: Final = Pipelines()

@@ -28,7 +28,7 @@ from taskbridge.process.runtime import Runtime
 from taskbridge.producer import recording
 from taskbridge.store import driver_error, json_text
 
-__all__ = ["Message", "give_up", "record_message"]
+__all__ = ["record_message"]
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ POSTGRES_REST: Final = 1.0
 LONGEST_UNSTORABLE: Final = 10_000_000
 
 
-class Message(NamedTuple):
+class _Message(NamedTuple):
     """The arguments of `record_event`; `task_id` is the id of a message without a `message_id`."""
 
     pipeline: Any
@@ -63,17 +63,17 @@ def record_message(runtime: Runtime, arguments: Sequence[Any], keywords: Mapping
         raise
 
 
-def _message(arguments: Sequence[Any], keywords: Mapping[str, Any], task_id: str) -> Message:
-    def called(pipeline: Any, payload: Any, message_id: Any = None) -> Message:
-        return Message(pipeline, payload, message_id, task_id)
+def _message(arguments: Sequence[Any], keywords: Mapping[str, Any], task_id: str) -> _Message:
+    def called(pipeline: Any, payload: Any, message_id: Any = None) -> _Message:
+        return _Message(pipeline, payload, message_id, task_id)
 
     try:
         return called(*arguments, **keywords)
     except TypeError:
-        return Message("", {"args": arguments, "kwargs": keywords}, None, task_id)
+        return _Message("", {"args": arguments, "kwargs": keywords}, None, task_id)
 
 
-def _store(runtime: Runtime, message: Message) -> str:
+def _store(runtime: Runtime, message: _Message) -> str:
     pipeline, payload, message_id = message.pipeline, message.payload, message.message_id or message.task_id
     try:
         check_pipeline_name(pipeline)
@@ -88,7 +88,7 @@ def _store(runtime: Runtime, message: Message) -> str:
         if not _is_about_the_payload(refusal):
             raise
         reason = f"Postgres does not accept the payload: {str(refusal).splitlines()[0]}"
-    return give_up(runtime, message, reason)
+    return _give_up(runtime, message, reason)
 
 
 def _is_about_the_payload(error: psycopg.Error | None) -> bool:
@@ -104,7 +104,7 @@ def _is_away(error: Exception) -> bool:
     return not state or state.startswith(POSTGRES_AWAY)
 
 
-def give_up(runtime: Runtime, message: Message, reason: str) -> str:
+def _give_up(runtime: Runtime, message: _Message, reason: str) -> str:
     """Store a message as unmatched, in a form that Postgres accepts; return its id.
 
     Raises:

@@ -79,7 +79,7 @@ class NotifyTask(Task):  # type: ignore[type-arg] # not generic before Celery 5.
     ) -> AsyncResult[str]:
         """Notify; the result is the gate's answer (`started`, `delayed` or `absorbed`), without a result backend.
 
-        Raises: as `taskbridge.producer.notify.notify`, unless it becomes a message.
+        Raises: as `Bridge.notify_many`, unless it becomes a message.
         """
         if producer or link or link_error or shadow or options:
             options.setdefault("serializer", task_serializer(self))

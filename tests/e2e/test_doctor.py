@@ -131,7 +131,7 @@ def test_a_probe_comes_back_from_a_worker_that_is_busy_or_not_and_leaves_nothing
         wait_until(lambda: len(deployment.rows("SELECT 1 FROM ledger")) == 2, "both slots are busy")
         found = told(deployment, "probe")
         assert {one.level for one in found} == {"warning"}
-        assert "all their slots are busy" in found[0].text
+        assert "all slots are busy" in found[0].text
         worker.kill()
 
 
