@@ -18,6 +18,8 @@ class TaskBridge(AppConfig):
     def ready(self) -> None:
         """Read Django's settings, and make the ORM write in the transactions of batches."""
         from taskbridge import settings  # noqa: PLC0415 - Django loads this module early
+
+        # `checks` registers its checks.
         from taskbridge.django import checkout, checks, configuration, migrating, test_databases  # noqa: F401, PLC0415
         from taskbridge.process.light_runtime import ALSO_CHECKED, CHECKED_FIRST  # noqa: PLC0415
         from taskbridge.process.runtime import reset_runtimes  # noqa: PLC0415

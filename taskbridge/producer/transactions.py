@@ -89,7 +89,8 @@ def adapter_of(runtime: Runtime, connection: object, *, notifies: bool = False) 
         return Adapter(partial(_fetch_by_sqlalchemy, connection, schema), partial(_after_sqlalchemy, connection))
     if isinstance(connection, psycopg.Connection):
         _check_reports(connection, notifies, _NEVER)
-        return Adapter(partial(_fetch_by_psycopg, connection, schema), send_committed)
+        refuse = partial(_check_reports, connection, True, _NEVER)
+        return Adapter(partial(_fetch_by_psycopg, connection, schema), lambda *_: refuse())
     if _is_django(connection):
         _check_postgres(connection.vendor)
         _check_reports(connection, notifies, _why_django_is_silent(connection))
@@ -124,7 +125,7 @@ async def in_coroutine(connection: object, call: Callable[[object], R]) -> R:
         return await asyncio.to_thread(call, None)
     if _is_any(connection, _GREENLETS):
         through: Any = connection
-        if _is_any(connection, _GREENLETS[-1:]):
+        if isinstance(connection, loaded_class("sqlalchemy.ext.asyncio", "async_scoped_session")):
             through = through()
         result: R = await through.run_sync(call)
         return result
