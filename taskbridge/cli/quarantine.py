@@ -247,16 +247,17 @@ def retry(data_dir: Path, as_json: bool, **chosen: Any) -> None:
 
 
 def _match_again(pipeline: str, *, as_json: bool) -> None:
+    from taskbridge.declaring.criteria import Match
     from taskbridge.producer.recording import criteria_of, match_again
 
     runtime = environment.runtime()
     criteria_of(runtime, pipeline)
     tenants, reasons = Counter[str](), Counter[str]()
-    for one in match_again(runtime.app, pipeline):
-        if one.tenant is not None:
-            tenants[one.tenant] += 1
+    for _, found in match_again(runtime.app, pipeline):
+        if isinstance(found, Match):
+            tenants[found.tenant] += 1
         else:
-            reasons[str(one.reason)] += 1
+            reasons[found.reason] += 1
     counts = {"matched": tenants.total(), "unmatched": reasons.total()}
     console.answer(
         {"pipeline": pipeline, **counts, "tenants": tenants, "reasons": dict(reasons.most_common())},

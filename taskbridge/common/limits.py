@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-__all__ = ["NAMES", "OPTIONS", "SETTINGS", "Name", "Range"]
+from taskbridge.common.texts import as_json
+from taskbridge.errors import InvalidPolicy
+
+__all__ = ["NAMES", "OPTIONS", "SETTINGS", "Name", "Range", "check_option"]
 
 
 class Name(NamedTuple):
-    """A name has 1 to `longest` characters; `allowed` describes them."""
+    """A name has 1 to `longest` characters; `allowed` describes them, and `pattern` matches them where it is given."""
 
     longest: int
     allowed: str
+    pattern: str = ""
 
 
 class Range(NamedTuple):
@@ -29,16 +33,22 @@ class Range(NamedTuple):
         return self.least <= value <= self.most
 
 
-_SHORT: Final = "a-z, 0-9, '_' and '-', beginning with a letter"
+_SHORT: Final = Name(63, "a-z, 0-9, '_' and '-', beginning with a letter", "[a-z][a-z0-9_-]*")
 
 NAMES: Final = {
     "tenant": Name(200, "any but control characters and line separators, and no space at either end"),
     "key": Name(200, "any but control characters and line separators"),
     "message id": Name(200, "printable ones"),
-    "pipeline": Name(63, _SHORT),
-    "source": Name(63, _SHORT),
-    "key prefix": Name(63, "A-Z, a-z, 0-9, '_', '.' and '-', beginning with a letter or a digit"),
-    "schema": Name(63, "a-z, 0-9 and '_', beginning with a letter or '_', not with 'pg_'; not `public`"),
+    "pipeline": _SHORT,
+    "source": _SHORT,
+    "key prefix": Name(
+        63, "A-Z, a-z, 0-9, '_', '.' and '-', beginning with a letter or a digit", "[A-Za-z0-9][A-Za-z0-9_.-]*"
+    ),
+    "schema": Name(
+        63,
+        "a-z, 0-9 and '_', beginning with a letter or '_', not with 'pg_'; not `public`",
+        "(?!pg_|public$|information_schema$)[a-z_][a-z0-9_]*",
+    ),
 }
 
 SETTINGS: Final = {
@@ -68,3 +78,13 @@ OPTIONS: Final = {
     "RetryAfter": Range(0, 86_400),
 }
 """Limits of what a user declares, and of `RetryAfter`, whose seconds are clamped to the range instead of rejected."""
+
+
+def check_option(what: str, option: str, value: Any, *, whole: bool = False) -> None:
+    """Raise InvalidPolicy unless the value of an option is a number within its limits; `what` names it in messages."""
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise InvalidPolicy(f"{what} is {as_json(value)}: give a {'whole' if whole else 'finite'} number")
+    limits = OPTIONS[option]
+    if not limits.has(value):
+        given = f"{as_json(value)} {limits.unit}".rstrip()
+        raise InvalidPolicy(f"{what} is {given}: it must lie {limits}")

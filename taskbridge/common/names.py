@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from taskbridge.common.limits import NAMES
 from taskbridge.common.texts import shown
@@ -22,9 +22,6 @@ DEFAULT_SCHEMA = "taskbridge"
 """The default Postgres schema."""
 
 _FORBIDDEN_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
-_PIPELINE = re.compile(r"[a-z][a-z0-9_-]*")
-_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_SCHEMA = re.compile(r"(?!pg_|public$|information_schema$)[a-z_][a-z0-9_]*")
 
 
 def check_tenant(tenant: object) -> str:
@@ -68,31 +65,17 @@ def check_pipeline_name(name: object) -> str:
     A pipeline's name is 1 to 63 characters of a-z, 0-9, `_` and `-`, and begins with a letter. It contains no colon, so
     ("a:b", "c") and ("a", "b:c") cannot become the same key.
     """
-    if not isinstance(name, str) or not _is_of("pipeline", _PIPELINE, name):
-        raise InvalidName(f"the pipeline name {shown(name, 80)} is not allowed", f"use {_allowed('pipeline')}")
-    return name
+    return _checked("pipeline", name)
 
 
 def check_source_name(name: object) -> str:
     """Return `name` unchanged, or raise InvalidName. The rules are those of a pipeline's name."""
-    if not isinstance(name, str) or not _is_of("source", _PIPELINE, name):
-        raise InvalidName(f"the source {shown(name, 80)} is not allowed", f"use {_allowed('source')}")
-    return name
+    return _checked("source", name)
 
 
 def check_key(tenant: str, key: object) -> str:
     """Return a record's key unchanged, or raise InvalidInput unless it has 1 to 200 characters, as in a tenant."""
-    if not isinstance(key, str):
-        raise InvalidInput(
-            f"tenant {tenant!r}: the key {shown(key, 20)} is not a string but {type(key).__name__}: "
-            "pass a string, such as str(key)"
-        )
-    if not 0 < len(key) <= NAMES["key"].longest or _control_character(key) is not None:
-        raise InvalidInput(
-            f"tenant {tenant!r}: the key {str(key)[:20]!r} is not allowed: "
-            f"use a string of 1 to {NAMES['key'].longest} characters, none of them a control character"
-        )
-    return key
+    return _checked_text(f"tenant {tenant!r}", "key", key, lambda text: _control_character(text) is None)
 
 
 def key_spellings(key: str) -> list[str]:
@@ -119,34 +102,17 @@ def check_schema_name(name: str) -> str:
     It has 1 to 63 characters of a-z, 0-9 and `_`, and does not begin with a digit or `pg_`. `public` is not allowed,
     because it is shared.
     """
-    if not _is_of("schema", _SCHEMA, name):
-        raise InvalidName(f"the schema {name!r} is not allowed", f"use {_allowed('schema')} (TASKBRIDGE_SCHEMA)")
-    return name
+    return _checked("schema", name, " (TASKBRIDGE_SCHEMA)")
 
 
 def check_key_prefix(prefix: str) -> str:
     """Return `prefix` unchanged, or raise InvalidName unless it has 1 to 63 of A-Z, a-z, 0-9, `_`, `.` and `-`."""
-    if not _is_of("key prefix", _PREFIX, prefix):
-        raise InvalidName(
-            f"the key prefix {prefix!r} is not allowed", f"use {_allowed('key prefix')} (TASKBRIDGE_KEY_PREFIX)"
-        )
-    return prefix
+    return _checked("key prefix", prefix, " (TASKBRIDGE_KEY_PREFIX)")
 
 
 def check_message_id(pipeline: str, message_id: object) -> str:
     """Return a message's id unchanged, or raise InvalidInput."""
-    longest = NAMES["message id"].longest
-    if not isinstance(message_id, str):
-        raise InvalidInput(
-            f"pipeline {pipeline!r}: the message id {shown(message_id, 20)} is not a string but "
-            f"{type(message_id).__name__}: pass a string, such as str(message_id)"
-        )
-    if not 0 < len(message_id) <= longest or not message_id.isprintable():
-        raise InvalidInput(
-            f"pipeline {pipeline!r}: the message id {shown(message_id, 20)} is not allowed: "
-            f"use a string of 1 to {longest} printable characters"
-        )
-    return message_id
+    return _checked_text(f"pipeline {pipeline!r}", "message id", message_id, str.isprintable)
 
 
 def _control_character(text: str) -> int | None:
@@ -157,9 +123,22 @@ def _control_character(text: str) -> int | None:
     return next((at for at, category in enumerate(categories) if category in _FORBIDDEN_CATEGORIES), None)
 
 
-def _is_of(kind: str, pattern: re.Pattern[str], name: str) -> bool:
-    return len(name) <= NAMES[kind].longest and pattern.fullmatch(name) is not None
+def _checked(kind: str, name: object, variable: str = "") -> str:
+    """Return a name that its pattern matches unchanged, or raise InvalidName."""
+    rule = NAMES[kind]
+    if not isinstance(name, str) or len(name) > rule.longest or re.fullmatch(rule.pattern, name) is None:
+        raise InvalidName(
+            f"the {kind} {shown(name, 80)} is not allowed", f"use 1 to {rule.longest} of {rule.allowed}{variable}"
+        )
+    return name
 
 
-def _allowed(kind: str) -> str:
-    return f"1 to {NAMES[kind].longest} of {NAMES[kind].allowed}"
+def _checked_text(where: str, kind: str, text: object, is_allowed: Callable[[str], bool]) -> str:
+    """Return a key or a message id unchanged, or raise InvalidInput."""
+    what, rule = f"{where}: the {kind} {shown(text, 20)} is not", NAMES[kind]
+    if not isinstance(text, str):
+        kind_of_text, argument = type(text).__name__, kind.replace(" ", "_")
+        raise InvalidInput(f"{what} a string but {kind_of_text}: pass a string, such as str({argument})")
+    if not 0 < len(text) <= rule.longest or not is_allowed(text):
+        raise InvalidInput(f"{what} allowed: use a string of 1 to {rule.longest} characters, {rule.allowed}")
+    return text

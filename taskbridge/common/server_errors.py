@@ -77,23 +77,24 @@ _CORRECT: Final = "correct it in TASKBRIDGE_{}_URL"
 _CORRECTED: Final = "fix that, or correct TASKBRIDGE_POSTGRES_URL"
 _START: Final = "start it, or correct TASKBRIDGE_{}_URL (`taskbridge doctor` checks it)"
 
+
+def _closed(server: str, schemes: str) -> _Text:
+    return _Text(
+        "closed by server|reset by peer|server unexpectedly closed",
+        "closed the connection",
+        f"write {schemes} in TASKBRIDGE_{server}_URL if the port is for TLS; else its log says why",
+    )
+
+
 # The first match counts, so special patterns come first. A message in another language matches none.
 
 _REDIS: Final = (
     _Text("AuthenticationError|NOAUTH|WRONGPASS", "refuses the password", _CORRECT.format("REDIS")),
-    _Text(
-        "TimeoutError",
-        "does not answer in time",
-        "check its load, and TASKBRIDGE_REDIS_URL (rediss:// is for TLS)",
-    ),
+    _Text("TimeoutError", "does not answer in time", "check its load, and TASKBRIDGE_REDIS_URL (rediss:// is for TLS)"),
     # The resolver's error numbers are negative, the system's positive.
     _Text("Error -", "has an unknown host name", f"{_CORRECT.format('REDIS')}, or fix the name service"),
     _Text("SSL|certificate", "and this process do not agree on TLS", "correct rediss:// and its options in its URL"),
-    _Text(
-        "closed by server|reset by peer",
-        "closed the connection",
-        "write rediss:// in TASKBRIDGE_REDIS_URL if the port is for TLS; else its log says why",
-    ),
+    _closed("REDIS", "rediss://"),
     _Text("ConnectionError", "cannot be reached", _START.format("REDIS")),
 )
 _BROKER: Final = (
@@ -102,11 +103,7 @@ _BROKER: Final = (
         "refuses the password",
         "correct user, password and virtual host in TASKBRIDGE_BROKER_URL",
     ),
-    _Text(
-        "closed by server|reset by peer|server unexpectedly closed",
-        "closed the connection",
-        "write rediss:// or amqps:// in TASKBRIDGE_BROKER_URL if the port is for TLS; else its log says why",
-    ),
+    _closed("BROKER", "rediss:// or amqps://"),
     _Text("operationalerror|amqperror", "cannot be reached", _START.format("BROKER")),
 )
 _POSTGRES: Final = (
@@ -232,10 +229,7 @@ def is_refused(error: object) -> bool:
 
 def sqlstate(error: BaseException | None) -> str:
     """Return the SQLSTATE of a driver's error; "" if it has none, as when the connection broke."""
-    try:
-        state = getattr(error, "sqlstate", None)
-    except Exception:  # a foreign class may have a property of this name, which may raise anything
-        state = None
+    state = _attribute(error, "sqlstate")
     return state if isinstance(state, str) else ""
 
 
@@ -248,11 +242,15 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def wrapped_error(error: BaseException | None) -> BaseException | None:
     """Return the driver's error that a SQLAlchemy error wraps."""
-    try:
-        wrapped = getattr(error, "orig", None)
-    except Exception:  # a foreign class may have a property of this name, which may raise anything
-        wrapped = None
+    wrapped = _attribute(error, "orig")
     return wrapped if isinstance(wrapped, BaseException) else None
+
+
+def _attribute(error: object, name: str) -> Any:
+    try:
+        return getattr(error, name, None)
+    except Exception:  # a foreign class may have a property of this name, which may raise anything
+        return None
 
 
 def loaded_class(module: str, name: str) -> Any:

@@ -10,19 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["statement", "statements"]
+__all__ = ["statements"]
 
 _NAME: Final = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
-def statement(directory: Path, name: str) -> str:
-    """Return the text of a block, without comment lines."""
-    return statements(directory)[name]
-
-
 @cache
 def statements(directory: Path) -> dict[str, str]:
-    """Return the texts of all blocks in the files of a directory, by their names.
+    """Return the texts of all blocks in the files of a directory, by their names, without comment lines.
 
     Raises:
         ValueError: two blocks have the same name.

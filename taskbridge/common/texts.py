@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import reprlib
 from traceback import TracebackException
 from typing import Final
 
 __all__ = [
+    "JSON_TYPES",
     "LONGEST_TEXT",
+    "as_json",
     "counted",
     "error_line",
     "error_text",
@@ -23,6 +26,17 @@ __all__ = [
 
 LONGEST_TEXT: Final = 2_000
 LONGEST_TRACEBACK: Final = 20_000
+LONGEST_JSON: Final = 40
+MOST_BITS: Final = 128
+JSON_TYPES: Final[dict[type, str]] = {
+    bool: "a boolean",
+    dict: "an object",
+    float: "a number",
+    int: "a number",
+    list: "an array",
+    str: "a string",
+    type(None): "null",
+}
 MOST_OF_A_GROUP: Final = 3
 """How many errors of an exception group are shown."""
 MOST_LEVELS: Final = 3
@@ -61,6 +75,18 @@ def shown(value: object, longest: int = LONGEST_TEXT) -> str:
     """Return a value that should be a string for a message: its first `longest` characters, or else a summary."""
     # `repr` raises for a list that is nested too deeply; reprlib does not.
     return repr(value[:longest]) if isinstance(value, str) else reprlib.repr(value)
+
+
+def as_json(value: object) -> str:
+    """Return a value as JSON for a message: texts are shortened, and an array or an object is only named."""
+    if isinstance(value, str):
+        text = printable(json.dumps(value[:LONGEST_JSON], ensure_ascii=False))
+        return text if len(value) <= LONGEST_JSON else f"{text}... ({len(value)} characters)"
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return f"a number of {value.bit_length()} bits"
+    if value is None or isinstance(value, int | float):
+        return json.dumps(value)
+    return JSON_TYPES.get(type(value), f"of type {type(value).__name__}")
 
 
 def error_line(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-__all__ = ["ago", "ahead", "iso", "moment", "span"]
+__all__ = ["ago", "ahead", "moment", "span"]
 
 
 def ago(at: datetime | None) -> str:
@@ -34,11 +34,6 @@ def ahead(seconds: float | None) -> str:
         if whole >= size:
             return f"in {whole // size}{unit} {whole % size // part}{smaller}"
     return f"in {whole}s"
-
-
-def iso(at: datetime | None) -> str | None:
-    """Return a time as ISO 8601 in UTC."""
-    return None if at is None else at.astimezone(UTC).isoformat()
 
 
 def moment(ms: int | None) -> datetime | None:

@@ -6,13 +6,13 @@ as `$.level`, and one for the tenant, such as `$.service`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-from taskbridge.common.limits import OPTIONS
+from taskbridge.common.limits import check_option
 from taskbridge.common.names import check_tenant
+from taskbridge.common.texts import JSON_TYPES, as_json, printable
 from taskbridge.errors import InvalidName, InvalidPolicy
 
 if TYPE_CHECKING:
@@ -23,19 +23,7 @@ __all__ = ["Criterion", "Match", "Unmatched", "check_criteria", "compiled", "mat
 Scalar: TypeAlias = str | int | float | bool | None
 
 
-_LONGEST_TEXT = 40
-_MOST_BITS = 128
 _MOST_PATHS = 5
-_QUOTED = '"\\'
-_JSON_TYPES: dict[type, str] = {
-    bool: "a boolean",
-    dict: "an object",
-    float: "a number",
-    int: "a number",
-    list: "an array",
-    str: "a string",
-    type(None): "null",
-}
 
 
 @dataclass(frozen=True)
@@ -64,7 +52,7 @@ class Criterion:
         matched, match_path = compiled("match_path", self.match_path)
         parameter, parameter_path = compiled("parameter_path", self.parameter_path)
         _check_scalar(self.match_path, self.match_value)
-        _check_delay(self.label, self.delay)
+        check_option(f"criterion {self.label}: the delay", "delay", self.delay)
         object.__setattr__(self, "_match", matched)
         object.__setattr__(self, "_parameter", parameter)
         # True and 1 are equal in Python, but not in JSON.
@@ -74,7 +62,7 @@ class Criterion:
     @property
     def label(self) -> str:
         """A short readable name, such as `$.level = "ERROR"`. It need not be unique."""
-        return f"{_printable(self.match_path)} = {_shown(self.match_value)}"
+        return f"{printable(self.match_path)} = {as_json(self.match_value)}"
 
     @property
     def delay_ms(self) -> int:
@@ -96,14 +84,6 @@ class Unmatched(NamedTuple):
     reason: str
 
 
-class _Missed(Exception):
-    """A match path did not select its value."""
-
-
-class _NoTenant(Exception):
-    """A match path selected its value, but the parameter path selected no tenant."""
-
-
 def match(criteria: Sequence[Criterion], payload: object) -> Match | Unmatched:
     """Return the tenant and the smallest delay of the criteria that match `payload`, or why none does.
 
@@ -114,12 +94,14 @@ def match(criteria: Sequence[Criterion], payload: object) -> Match | Unmatched:
     without_tenant: list[str] = []
     missed: dict[str, list[str]] = {}
     for criterion in criteria:
+        if mismatch := _mismatch(criterion, payload):
+            missed.setdefault(mismatch, []).append(as_json(criterion.match_value))
+            continue
         try:
-            applying.append((criterion, _apply(criterion, payload)))
-        except _Missed as problem:
-            missed.setdefault(str(problem), []).append(_shown(criterion.match_value))
-        except _NoTenant as problem:
-            without_tenant.append(f"criterion {criterion.label} has its value, but {problem}")
+            applying.append((criterion, _tenant_of(criterion, payload)))
+        except ValueError as problem:
+            path = f"its parameter path {printable(criterion.parameter_path)}"
+            without_tenant.append(f"criterion {criterion.label} has its value, but {path} {problem}")
     if applying:
         return _agreed(applying)
     # A criterion whose value is present explains more than those that need another value.
@@ -153,7 +135,7 @@ def _items(criteria: object) -> tuple[object, ...]:
 
 
 def _repeated(earlier: int, first: Criterion, later: int, second: Criterion) -> str:
-    both = f"criteria {earlier} and {later} ({first.label}, tenant from {_printable(first.parameter_path)})"
+    both = f"criteria {earlier} and {later} ({first.label}, tenant from {printable(first.parameter_path)})"
     if first.delay == second.delay:
         return f"{both} say the same twice: remove one"
     return f"{both} contradict each other, with delays of {first.delay:g} s and {second.delay:g} s: keep one of the two"
@@ -162,7 +144,7 @@ def _repeated(earlier: int, first: Criterion, later: int, second: Criterion) -> 
 def compiled(name: str, path: object) -> tuple[jsonpath.JSONPathQuery, str]:
     """Return the query and its canonical text, which is the same for `$.level` and `$['level']`."""
     if not isinstance(path, str):
-        raise InvalidPolicy(f'the {name} is {_shown(path)}: give a JSONPath as text, such as "$.level"')
+        raise InvalidPolicy(f'the {name} is {as_json(path)}: give a JSONPath as text, such as "$.level"')
     import jsonpath_rfc9535 as jsonpath  # noqa: PLC0415 - only where there are criteria
 
     try:
@@ -172,7 +154,7 @@ def compiled(name: str, path: object) -> tuple[jsonpath.JSONPathQuery, str]:
     # OverflowError: a number literal such as 1e999. RecursionError: hundreds of nested parentheses.
     except (jsonpath.JSONPathError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidPolicy(
-            f"the {name} {_shown(path)} is no JSONPath ({error}): write it as RFC 9535 has it, "
+            f"the {name} {as_json(path)} is no JSONPath ({error}): write it as RFC 9535 has it, "
             "such as $.level or $['log level']"
         ) from error
 
@@ -180,48 +162,38 @@ def compiled(name: str, path: object) -> tuple[jsonpath.JSONPathQuery, str]:
 def _check_scalar(path: str, value: object) -> None:
     if value is not None and not isinstance(value, str | int | float):
         raise InvalidPolicy(
-            f"the match_value for {_printable(path)} is {_shown(value)}: give a string, a number, a boolean or None"
+            f"the match_value for {printable(path)} is {as_json(value)}: give a string, a number, a boolean or None"
         )
     # Neither can be in a JSON document that Postgres stores.
     if value != value or value in (float("inf"), float("-inf")):
-        raise InvalidPolicy(f"the match_value for {_printable(path)} is {value}: give a finite number")
+        raise InvalidPolicy(f"the match_value for {printable(path)} is {value}: give a finite number")
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" or character == "\0" for character in value):
         raise InvalidPolicy(
-            f"the match_value for {_printable(path)} is {_shown(value)}, with a lone surrogate or a NUL, so no stored "
+            f"the match_value for {printable(path)} is {as_json(value)}, with a lone surrogate or a NUL, so no stored "
             "payload could hold it: remove that character"
         )
 
 
-def _check_delay(label: str, delay: object) -> None:
-    if isinstance(delay, bool) or not isinstance(delay, int | float):
-        raise InvalidPolicy(f"criterion {label}: the delay is {_shown(delay)}: give seconds as a finite number")
-    if not OPTIONS["delay"].has(delay):
-        raise InvalidPolicy(f"criterion {label}: the delay is {_shown(delay)} s: it must lie {OPTIONS['delay']}")
-
-
-def _apply(criterion: Criterion, payload: object) -> str:
-    """Return the tenant that the criterion selects in the payload."""
-    path = _printable(criterion.match_path)
+def _mismatch(criterion: Criterion, payload: object) -> str:
+    """Return why the match path does not select the criterion's value; empty if it does."""
+    path = printable(criterion.match_path)
     try:
         value = _only_value(criterion._match, payload)
     except ValueError as problem:
-        raise _Missed(f"{path} {problem}") from None
-    if not _equal(criterion.match_value, value):
-        raise _Missed(f"{path} gives {_shown(value)}")
+        return f"{path} {problem}"
+    return "" if _equal(criterion.match_value, value) else f"{path} gives {as_json(value)}"
 
-    path = _printable(criterion.parameter_path)
-    try:
-        tenant = _only_value(criterion._parameter, payload)
-    except ValueError as problem:
-        raise _NoTenant(f"its parameter path {path} {problem}") from None
+
+def _tenant_of(criterion: Criterion, payload: object) -> str:
+    """Return the tenant that the parameter path selects; raise a ValueError that explains why there is none."""
+    tenant = _only_value(criterion._parameter, payload)
     if not isinstance(tenant, str):
-        kind = _JSON_TYPES.get(type(tenant), type(tenant).__name__)
-        raise _NoTenant(f"its parameter path {path} gives {kind}: a tenant is a string")
+        raise ValueError(f"gives {JSON_TYPES.get(type(tenant), type(tenant).__name__)}: a tenant is a string")
     try:
         return check_tenant(tenant)
     except InvalidName as problem:
-        text = str(problem).replace(repr(tenant), _shown(tenant))
-        raise _NoTenant(f"its parameter path {path} gives a string that is no tenant: {text}") from None
+        text = str(problem).replace(repr(tenant), as_json(tenant))
+        raise ValueError(f"gives a string that is no tenant: {text}") from None
 
 
 def _only_value(query: jsonpath.JSONPathQuery, payload: object) -> object:
@@ -252,8 +224,8 @@ def _agreed(applying: list[tuple[Criterion, str]]) -> Match | Unmatched:
     for other, name in applying[1:]:
         if name != tenant:
             return Unmatched(
-                f"criteria {first.label} and {other.label} give different tenants, {_shown(tenant)} by "
-                f"{_printable(first.parameter_path)} and {_shown(name)} by {_printable(other.parameter_path)}: let "
+                f"criteria {first.label} and {other.label} give different tenants, {as_json(tenant)} by "
+                f"{printable(first.parameter_path)} and {as_json(name)} by {printable(other.parameter_path)}: let "
                 "only one of them apply to such a payload"
             )
     soonest = min((criterion for criterion, _ in applying), key=lambda criterion: criterion.delay_ms)
@@ -265,22 +237,3 @@ def _nothing_applies(missed: dict[str, list[str]]) -> str:
     if len(reasons) > _MOST_PATHS:
         reasons[_MOST_PATHS:] = [f"and {len(reasons) - _MOST_PATHS} more"]
     return f"no criterion applies: {'; '.join(reasons) or 'none is declared'}"
-
-
-def _shown(value: object) -> str:
-    """Return a value as JSON, shortened, without characters that a terminal or Postgres does not accept."""
-    if isinstance(value, str):
-        shown = f'"{_printable(value[:_LONGEST_TEXT], also=_QUOTED)}"'
-        return shown if len(value) <= _LONGEST_TEXT else f"{shown}... ({len(value)} characters)"
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        return f"a number of {value.bit_length()} bits"
-    if value is None or isinstance(value, int | float):
-        return json.dumps(value)
-    return _JSON_TYPES.get(type(value), f"of type {type(value).__name__}")
-
-
-def _printable(text: str, *, also: str = "") -> str:
-    return "".join(
-        character if character.isprintable() and character not in also else json.dumps(character)[1:-1]
-        for character in text
-    )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import ChainMap
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from taskbridge.common.limits import OPTIONS
+from taskbridge.common.limits import check_option
 from taskbridge.common.names import check_pipeline_name, check_source_name
 from taskbridge.common.texts import shown
 from taskbridge.declaring.policy import NO_LIMITS, DelaySinceLastRun, LatencyNeutral, Limits, Policy, RateLimit
@@ -69,10 +70,10 @@ class Pipeline:
                 f"pipeline {self.name}: start is {start!r}, give 'everything', 'now' or a datetime with a time zone"
             )
         for name in ("batch_size", "max_attempts", "max_runs"):
-            self._check_whole(name)
-        self._check_seconds("latency_budget")
+            check_option(f"pipeline {self.name}: {name}", name, getattr(self, name), whole=True)
+        check_option(f"pipeline {self.name}: latency_budget", "latency_budget", self.latency_budget)
         if self.soft_time_limit is not None:
-            self._check_seconds("soft_time_limit")
+            check_option(f"pipeline {self.name}: soft_time_limit", "soft_time_limit", self.soft_time_limit)
         for kind in self.downstream_errors:
             if not isinstance(kind, type) or not issubclass(kind, Exception):  # type: ignore[redundant-expr]
                 raise InvalidPolicy(f"pipeline {self.name}: downstream_errors holds {kind!r}, give exception classes")
@@ -86,32 +87,16 @@ class Pipeline:
                     "would not run its body: write a function without `yield`"
                 )
 
-    def _check_seconds(self, name: str) -> None:
-        value, limits = getattr(self, name), OPTIONS[name]
-        if type(value) not in (int, float) or not limits.has(value):
-            raise InvalidPolicy(f"pipeline {self.name}: {name} is {value!r}, give a number {limits}")
-
-    def _check_whole(self, name: str) -> None:
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidPolicy(f"pipeline {self.name}: {name} is {value!r}, give a whole number")
-        if not OPTIONS[name].has(value):
-            raise InvalidPolicy(f"pipeline {self.name}: {name} is {value}, it must lie {OPTIONS[name]}")
-
 
 class Pipelines:
     """The pipelines of a process, by name."""
 
-    def __init__(self) -> None:
-        self._declared: dict[str, Pipeline] = {}
-        self._builtin: dict[str, Pipeline] = {}
+    def __init__(self, declared: MutableMapping[str, Pipeline] | None = None) -> None:
+        self._declared = {} if declared is None else declared
 
     def beside(self, builtin: Pipeline) -> Pipelines:
         """Return these pipelines, including those declared later, plus a built-in one unless its name is declared."""
-        both = Pipelines()
-        both._declared = self._declared
-        both._builtin = {builtin.name: builtin}
-        return both
+        return Pipelines(ChainMap(self._declared, {builtin.name: builtin}))
 
     def declare(self, added: Pipeline) -> None:
         """Add a pipeline.
@@ -158,7 +143,7 @@ class Pipelines:
         Raises:
             UnknownPipeline: there is none.
         """
-        found = (self._declared.get(name) or self._builtin.get(name)) if isinstance(name, str) else None
+        found = self._declared.get(name) if isinstance(name, str) else None
         if found is None:
             raise UnknownPipeline(
                 f"no pipeline is called {shown(name)}; there are: {', '.join(self.names()) or 'none'}. "
@@ -168,7 +153,7 @@ class Pipelines:
 
     def names(self) -> list[str]:
         """Return all names, sorted."""
-        return sorted(self._builtin.keys() | self._declared.keys())
+        return sorted(self._declared)
 
 
 DECLARED: Final = Pipelines()

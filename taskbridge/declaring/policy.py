@@ -6,13 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from taskbridge.common.limits import OPTIONS
+from taskbridge.common.limits import check_option
+from taskbridge.declaring.criteria import Criterion, check_criteria
 from taskbridge.errors import InvalidPolicy
-
-if TYPE_CHECKING:
-    from taskbridge.declaring.criteria import Criterion
 
 __all__ = ["NO_LIMITS", "DelaySinceLastRun", "LatencyNeutral", "Limits", "Policy", "RateLimit", "Spacing"]
 
@@ -61,8 +59,8 @@ class LatencyNeutral:
     sweep_empty_ticks: bool = False
 
     def __post_init__(self) -> None:
-        _check_seconds("lease", self.lease)
-        _check_seconds("tick", self.tick)
+        check_option("the lease", "lease", self.lease)
+        check_option("the tick", "tick", self.tick)
         if 0 < self.lease < self.tick:
             raise InvalidPolicy(
                 f"the tick ({self.tick:g} s) is longer than the lease ({self.lease:g} s), so the runner would end "
@@ -100,8 +98,6 @@ class DelaySinceLastRun:
     criteria: Sequence[Criterion]
 
     def __post_init__(self) -> None:
-        from taskbridge.declaring.criteria import check_criteria  # noqa: PLC0415 - only needed with criteria
-
         object.__setattr__(self, "criteria", check_criteria(self.criteria))
 
     @cached_property
@@ -205,13 +201,6 @@ NO_LIMITS: Final = Limits()
 
 _RATE: Final = re.compile(r"[0-9]{1,12}( records| calls)?/[smhd]")
 _PERIODS: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
-
-
-def _check_seconds(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidPolicy(f"the {name} is {value!r}: give seconds as a finite number")
-    if not OPTIONS[name].has(value):
-        raise InvalidPolicy(f"the {name} is {value} s: it must lie {OPTIONS[name]}")
 
 
 def _milliseconds(seconds: float) -> int:

@@ -18,7 +18,9 @@ class TaskBridge(AppConfig):
     def ready(self) -> None:
         """Read Django's settings, and make the ORM write in the transactions of batches."""
         from taskbridge import settings  # noqa: PLC0415 - Django loads this module early
-        from taskbridge.django import checkout, checks, configuration, migrating, test_databases  # noqa: PLC0415
+
+        # `checks` registers its checks.
+        from taskbridge.django import checkout, checks, configuration, migrating, test_databases  # noqa: F401, PLC0415
         from taskbridge.process.connections import CHECKED_FIRST  # noqa: PLC0415
         from taskbridge.process.runtime import ALSO_CHECKED, reset_runtimes  # noqa: PLC0415
         from taskbridge.worker.middleware import MIDDLEWARE  # noqa: PLC0415
@@ -28,10 +30,8 @@ class TaskBridge(AppConfig):
             reset_runtimes()
             settings.GIVEN.append(configuration.variables)
             settings.OVERRIDES.append(test_databases.variables_of_a_test)
-            configuration.note_names()
             test_databases.follow()
             MIDDLEWARE.append(checkout.checkout)
             ALSO_CHECKED.append(configuration.check_one_database)
             CHECKED_FIRST.append(test_databases.check_no_project_in_a_test)
-            checks.connect_checks()
             pre_migrate.connect(migrating.bring_up_to_date, sender=self, weak=False)

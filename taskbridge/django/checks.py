@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register  # noqa: A004 - Django's name
@@ -12,10 +12,12 @@ from django.db import connections
 
 from taskbridge import store
 from taskbridge.common.server_errors import translated_errors
+from taskbridge.declaring.pipeline import Pipelines
 from taskbridge.django.checkout import OTHER_ISOLATION, REMEDY
 from taskbridge.django.configuration import (
     ALIAS,
     alias_of_handlers,
+    alias_of_postgres,
     check_one_database,
     has_other_isolation,
     is_of_a_test,
@@ -28,15 +30,7 @@ from taskbridge.errors import TaskBridgeError
 from taskbridge.process.runtime import Runtime
 from taskbridge.settings import Settings, unknown_variables
 
-__all__ = ["connect_checks"]
-
-
-_CHECKS: Final[tuple[tuple[Callable[[Any], None], str], ...]] = (
-    (store.check_version, "E003"),
-    # A warning, because an error would prevent `manage.py migrate`, which fixes it, from running.
-    (store.check_schema, "W004"),
-    (store.check_cluster, "E004"),
-)
+__all__ = ["check_database", "check_settings"]
 
 
 def _message(error: TaskBridgeError, number: str) -> CheckMessage:
@@ -45,12 +39,7 @@ def _message(error: TaskBridgeError, number: str) -> CheckMessage:
     return kind(error.what, hint=typed(error.remedy), id=f"taskbridge.{number}")
 
 
-def connect_checks() -> None:
-    """Register the checks."""
-    register(check_settings)
-    register(check_database, Tags.database)
-
-
+@register
 def check_settings(**_: Any) -> list[CheckMessage]:
     """Check the settings."""
     found: list[CheckMessage] = []
@@ -58,42 +47,49 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     for name, text in unknown_variables(given):
         found.append(Warning(f"the setting {name} is unknown and ignored", hint=text, id="taskbridge.W001"))
     alias = alias_of_handlers()
-    if alias is not None and alias not in connections:
-        return [Error(f"{ALIAS} is {alias!r}, which is not in DATABASES", id="taskbridge.E001")]
-    if alias is not None and (wrapper := connections[alias]).vendor != "postgresql":
-        hint = f"set {ALIAS} to the alias of a PostgreSQL database, or to None and set TASKBRIDGE_POSTGRES_URL"
-        return [Error(f"the database {alias!r} is {wrapper.display_name}", hint=hint, id="taskbridge.E001")]
-    if alias is not None and has_other_isolation(connections[alias]):
-        what = f"the database {alias!r} {OTHER_ISOLATION}, so handlers that use this database fail"
-        found.append(Warning(what, hint=f"remove isolation_level, or {REMEDY}", id="taskbridge.W006"))
+    if alias is not None:
+        if alias not in connections:
+            return [Error(f"{ALIAS} is {alias!r}, which is not in DATABASES", id="taskbridge.E001")]
+        wrapper = connections[alias]
+        if wrapper.vendor != "postgresql":
+            hint = f"set {ALIAS} to the alias of a PostgreSQL database, or to None and set TASKBRIDGE_POSTGRES_URL"
+            return [Error(f"the database {alias!r} is {wrapper.display_name}", hint=hint, id="taskbridge.E001")]
+        if has_other_isolation(wrapper):
+            what = f"the database {alias!r} {OTHER_ISOLATION}, so handlers that use this database fail"
+            found.append(Warning(what, hint=f"remove isolation_level, or {REMEDY}", id="taskbridge.W006"))
     try:
-        runtime = Runtime(Settings.read())
-        if not runtime.settings.postgres_url:
-            raise TaskBridgeError(f"TASKBRIDGE_POSTGRES_URL is not set, and {ALIAS} is None", "set one of them")
-        if not runtime.settings.redis_url:
-            raise TaskBridgeError(
-                "TASKBRIDGE_REDIS_URL is not set, and CELERY_BROKER_URL is not a Redis URL", "set TASKBRIDGE_REDIS_URL"
-            )
-        names = runtime.pipelines.names()
+        pipelines = _pipelines()
     except TaskBridgeError as error:
         return [*found, _message(error, "E002")]
-    handlers = {name: runtime.pipelines[name].handler for name in names}
-    found += [
-        Warning(
-            f"the handler of {name} is a coroutine function, so its ORM writes do not commit with the cursor",
-            hint="use a plain function, or make the handler safe to repeat",
-            id="taskbridge.W002",
-        )
-        for name, handler in handlers.items()
-        if alias is not None and inspect.iscoroutinefunction(handler)
-    ]
+    for name in pipelines.names():
+        if alias is not None and inspect.iscoroutinefunction(pipelines[name].handler):
+            what = f"the handler of {name} is a coroutine function, so its ORM writes do not commit with the cursor"
+            hint = "use a plain function, or make the handler safe to repeat"
+            found.append(Warning(what, hint=hint, id="taskbridge.W002"))
     return found
 
 
+def _pipelines() -> Pipelines:
+    """Return the project's pipelines.
+
+    Raises:
+        TaskBridgeError: a setting is missing or invalid, or a module cannot be imported.
+    """
+    runtime = Runtime(Settings.read())
+    if not runtime.settings.postgres_url:
+        raise TaskBridgeError(f"TASKBRIDGE_POSTGRES_URL is not set, and {ALIAS} is None", "set one of them")
+    if not runtime.settings.redis_url:
+        raise TaskBridgeError(
+            "TASKBRIDGE_REDIS_URL is not set, and CELERY_BROKER_URL is not a Redis URL", "set TASKBRIDGE_REDIS_URL"
+        )
+    return runtime.pipelines
+
+
+@register(Tags.database)
 def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check the database, if TaskBridge uses it."""
-    alias = alias_of_handlers()
-    if alias is None or alias not in (databases or ()) or connections[alias].vendor != "postgresql":
+    alias = alias_of_postgres()
+    if alias is None or alias not in (databases or ()):
         return []
     try:
         configured = Settings.read()
@@ -104,15 +100,18 @@ def check_database(databases: Sequence[str] | None = None, **_: Any) -> list[Che
         engine = store.connect(configured.postgres_url or url_of(alias), configured.schema)
     except TaskBridgeError as error:
         return [_message(error, "E002")]
+    checks: tuple[tuple[Callable[[], None], str], ...] = (
+        (lambda: check_one_database(configured), "E005"),
+        (lambda: store.check_version(engine), "E003"),
+        # A warning, because an error would prevent `manage.py migrate`, which fixes it, from running.
+        (lambda: store.check_schema(engine), "W004"),
+        (lambda: store.check_cluster(engine), "E004"),
+    )
     try:
         with translated_errors():
-            try:
-                check_one_database(configured)
-            except TaskBridgeError as error:
-                return [_message(error, "E005")]
-            for check, number in _CHECKS:
+            for check, number in checks:
                 try:
-                    check(engine)
+                    check()
                 except TaskBridgeError as error:
                     return [_message(error, number)]
             return list(_of_tables(engine, alias))
@@ -126,12 +125,10 @@ def _of_tables(engine: Any, alias: str) -> Iterator[CheckMessage]:
     found = store.check_adoptions(engine)
     for source, wrong in found.items():
         for fault in wrong:
-            if fault.is_recorded and is_of_a_test(alias):
-                # In a test, rows from migrations before the adoption need no backfill.
-                continue
-            yield Warning(
-                f"the adopted table of {source}: {fault.what}", hint=typed(fault.remedy), id="taskbridge.W003"
-            )
+            # In a test, rows from migrations before the adoption need no backfill.
+            if not (fault.is_recorded and is_of_a_test(alias)):
+                what = f"the adopted table of {source}: {fault.what}"
+                yield Warning(what, hint=typed(fault.remedy), id="taskbridge.W003")
     wrapper = connections[alias]
     was_open = wrapper.connection is not None
     missing = list(unadopted(wrapper, found))

@@ -29,7 +29,6 @@ __all__ = [
     "check_one_database",
     "has_other_isolation",
     "is_of_a_test",
-    "note_names",
     "url_of",
     "variables",
 ]
@@ -57,12 +56,6 @@ def has_other_isolation(wrapper: Any) -> bool:
     """Whether a database has another isolation level than the transaction of a batch."""
     given: object = wrapper.settings_dict["OPTIONS"].get("isolation_level", _READ_COMMITTED)
     return given != _READ_COMMITTED
-
-
-def note_names() -> None:
-    """Remember the names of the databases."""
-    # Do not load the backends: a driver may be missing.
-    NAMES.update({alias: one["NAME"] for alias, one in connections.settings.items()})
 
 
 def is_of_a_test(alias: str) -> bool:
@@ -117,17 +110,19 @@ def variables() -> dict[str, str]:
     found = {}
     alias = alias_of_handlers()
     if alias is not None and alias not in connections:
-        there = ", ".join(connections)
-        raise ConfigurationError(f"{ALIAS} is {alias!r}, which is not in DATABASES", f"use one of {there}")
-    if alias is not None and connections[alias].vendor == "postgresql":
-        found[POSTGRES] = url_of(alias)
+        raise ConfigurationError(
+            f"{ALIAS} is {alias!r}, which is not in DATABASES", f"use one of {', '.join(connections)}"
+        )
+    if postgres := alias_of_postgres():
+        found[POSTGRES] = url_of(postgres)
     broker = getattr(settings, "CELERY_BROKER_URL", None)
     if isinstance(broker, str) and broker:
         found["TASKBRIDGE_BROKER_URL"] = broker
         if broker.startswith(_REDIS):
             found["TASKBRIDGE_REDIS_URL"] = broker
-    if modules := _modules():
-        found["TASKBRIDGE_PIPELINES"] = ",".join(modules)
+    modules = (f"{app.name}.pipelines" for app in apps.get_app_configs())
+    if there := [name for name in modules if find_spec(name) is not None]:
+        found["TASKBRIDGE_PIPELINES"] = ",".join(there)
     for name in dir(settings):
         if name.startswith("TASKBRIDGE_") and name != ALIAS and (value := getattr(settings, name)) is not None:
             found[name] = _text(value)
@@ -138,12 +133,6 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _modules() -> list[str]:
-    """Return the modules named `pipelines` of the project's apps."""
-    names = [f"{one.name}.pipelines" for one in apps.get_app_configs()]
-    return [name for name in names if find_spec(name) is not None]
 
 
 def url_of(alias: str) -> str:

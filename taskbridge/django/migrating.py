@@ -12,7 +12,7 @@ from django.db import connections
 
 from taskbridge import store
 from taskbridge.common.server_errors import translated_errors
-from taskbridge.django.configuration import alias_of_handlers, check_one_database, url_of
+from taskbridge.django.configuration import alias_of_postgres, check_one_database, url_of
 from taskbridge.django.sessions import disconnect
 from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
@@ -28,11 +28,20 @@ def bring_up_to_date(using: str, verbosity: int = 1, **_: Any) -> None:
     Raises:
         CommandError: TaskBridge's schema cannot be migrated, or is configured to be in another database.
     """
-    if using != alias_of_handlers() or connections[using].vendor != "postgresql":
+    if using != alias_of_postgres():
         return
     try:
         with translated_errors():
-            _bring_up_to_date(using, verbosity)
+            settings = Settings.read()
+            check_one_database(settings)
+            if verbosity >= 1:
+                print("Bringing TaskBridge's schema up to date")  # noqa: T201 - as Django's own commands do
+            engine = store.connect(url_of(using), settings.schema)
+            try:
+                store.check_version(engine)
+                store.migrate(engine)
+            finally:
+                engine.dispose()
     except TaskBridgeError as error:
         raise CommandError(typed(str(error))) from error
     # A role with the name of our schema would create the project's tables there, until it has a new session.
@@ -42,16 +51,3 @@ def bring_up_to_date(using: str, verbosity: int = 1, **_: Any) -> None:
         is_in_ours = cursor.fetchone() is not None
     if is_in_ours:
         disconnect(wrapper)
-
-
-def _bring_up_to_date(using: str, verbosity: int) -> None:
-    settings = Settings.read()
-    check_one_database(settings)
-    if verbosity >= 1:
-        print("Bringing TaskBridge's schema up to date")  # noqa: T201 - as Django's own commands do
-    engine = store.connect(url_of(using), settings.schema)
-    try:
-        store.check_version(engine)
-        store.migrate(engine)
-    finally:
-        engine.dispose()

@@ -90,18 +90,6 @@ class AdoptTable(Operation):
         self.columns: Final = tuple(columns)
         self.from_now_on: Final = from_now_on
 
-    def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
-        """Return the arguments, for migrations that Django writes."""
-        named: dict[str, Any] = {"tenant": self.tenant, "key": self.key[0] if len(self.key) == 1 else list(self.key)}
-        for name in ("model", "table"):
-            if (value := getattr(self, name)) is not None:
-                named[name] = value
-        if self.columns:
-            named["columns"] = list(self.columns)
-        if self.from_now_on:
-            named["from_now_on"] = True
-        return type(self).__qualname__, [self.source], named
-
     def state_forwards(self, app_label: str, state: ProjectState) -> None:
         """Do nothing: the models do not change."""
 

@@ -45,7 +45,9 @@ class _Current:
 
 
 def follow() -> None:
-    """Keep track of the database that handlers write to."""
+    """Remember the names of the databases, and keep track of the one that handlers write to."""
+    # Do not load the backends: a driver may be missing.
+    NAMES.update({alias: database["NAME"] for alias, database in connections.settings.items()})
     for name, texts in _OF_THE_PROJECT.items():
         texts.update(str(text) for text in (os.environ.get(name), getattr(settings, name, None)) if text)
     alias = alias_of_postgres()

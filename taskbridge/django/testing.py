@@ -124,7 +124,7 @@ def _handled(
                 "test",
                 records,
                 connect=lambda: note_use(lambda: connection),
-                open_session=lambda: note_use(session),
+                open_session=lambda: note_use(lambda: session),
                 owned=lambda: True,
             )
             returned = _called(pipeline, batch)
@@ -139,22 +139,14 @@ def _handled(
 
 
 @contextmanager
-def _session(connection: Connection) -> Iterator[Callable[[], BatchSession]]:
-    """Yield a function that opens the batch's session, which is flushed at the end, as in a worker."""
-    opened: list[BatchSession] = []
-
-    def open_session() -> BatchSession:
-        if not opened:
-            opened.append(BatchSession(connection))
-        return opened[0]
-
+def _session(connection: Connection) -> Iterator[BatchSession]:
+    """Yield the batch's session, which is flushed at the end, as in a worker."""
+    session = BatchSession(connection)
     try:
-        yield open_session
-        for session in opened:
-            session.commit()
+        yield session
+        session.commit()
     finally:
-        for session in opened:
-            session.end()
+        session.end()
 
 
 def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list[tuple[str, tuple[Record, ...]]]:

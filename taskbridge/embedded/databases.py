@@ -9,7 +9,7 @@ from typing import Any, Final
 import psycopg
 from psycopg.sql import SQL, Composable, Identifier
 
-from taskbridge.common.statements import statement
+from taskbridge.common.statements import statements
 
 __all__ = ["drop_database", "has_database", "make_database", "set_search_path"]
 
@@ -21,7 +21,7 @@ _SQL: Final = Path(__file__).parent / "sql"
 
 def has_database(connection: psycopg.Connection[Any], name: str) -> bool:
     """Whether a database of this name exists."""
-    return connection.execute(statement(_SQL, "find_database"), {"name": name}).fetchone() is not None
+    return connection.execute(statements(_SQL)["find_database"], {"name": name}).fetchone() is not None
 
 
 def make_database(connection: psycopg.Connection[Any], name: str, template: str = "template1") -> None:
@@ -42,9 +42,9 @@ def drop_database(connection: psycopg.Connection[Any], name: str) -> None:
 
 def _strategy(connection: psycopg.Connection[Any]) -> SQL:
     # Without fsync, copying files takes half as long as copying pages; with it, the two checkpoints cost more.
-    ((flushes,),) = connection.execute(statement(_SQL, "flushes"))
+    ((flushes,),) = connection.execute(statements(_SQL)["flushes"])
     return SQL("" if flushes or connection.info.server_version < FIRST_WITH_STRATEGIES else "STRATEGY FILE_COPY")
 
 
 def _execute(connection: psycopg.Connection[Any], query: str, **parts: Composable) -> None:
-    connection.execute(SQL(statement(_SQL, query)).format(**parts))
+    connection.execute(SQL(statements(_SQL)[query]).format(**parts))

@@ -57,29 +57,25 @@ class _Watched:
         self.heard = time.monotonic()
         """When the last reply arrived."""
         self.options = options
-        above: Any = super()
-        above.__init__(*arguments, health_check_interval=health_check_interval, **options)
+        super().__init__(*arguments, health_check_interval=health_check_interval, **options)  # type: ignore[call-arg]
         _connections[id(self)] = self
 
     def send_packed_command(self, *arguments: Any, **options: Any) -> None:
         # Before, because sending may block; again afterwards, because sending may itself exchange commands.
         self.due = time.monotonic()
-        above: Any = super()
-        above.send_packed_command(*arguments, **options)
+        super().send_packed_command(*arguments, **options)  # type: ignore[misc]
         self.due = time.monotonic()
 
     def send_command(self, *arguments: Any, **options: Any) -> None:
-        above: Any = super()
-        above.send_command(*arguments, **options)
+        super().send_command(*arguments, **options)  # type: ignore[misc]
         if arguments[0] == "BRPOP":
             self.due += float(arguments[-1]) or math.inf
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
         # In a pipeline, each reply is waited for in turn.
         self.due = min(self.due, time.monotonic())
-        above: Any = super()
         try:
-            return above.read_response(*arguments, **options)
+            return super().read_response(*arguments, **options)  # type: ignore[misc]
         finally:
             self.due, self.heard = math.inf, time.monotonic()
 

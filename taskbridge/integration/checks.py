@@ -92,11 +92,6 @@ class _Examined:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
 
-    @property
-    def queues(self) -> tuple[str, ...]:
-        """Our queues."""
-        return (*self.runtime.keys.queues,)
-
     def ask(self, command: str) -> dict[str, Any]:
         """Return the replies of the workers that serve our queues to a remote control command."""
         # Celery takes an empty list of workers for all workers.
@@ -122,7 +117,7 @@ class _Examined:
     @cached_property
     def ours(self) -> list[str]:
         """The workers that serve our queues."""
-        return sorted(worker for worker, queues in self.served.items() if queues & {*self.queues})
+        return sorted(worker for worker, queues in self.served.items() if queues & {*self.runtime.keys.queues})
 
     @cached_property
     def pools(self) -> dict[str, Any]:
@@ -308,7 +303,7 @@ def _broker(examined: _Examined) -> Findings:
     check_serializer(app)
     with broker_connection(app, **bounded(app)) as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_SECONDS)
-        lengths = [f"{_length(connection, queue):,} in {queue}" for queue in examined.queues]
+        lengths = [f"{_length(connection, queue):,} in {queue}" for queue in examined.runtime.keys.queues]
     yield Finding(Level.OK, f"{connection.transport.driver_type}; messages: {', '.join(lengths)}")
 
 
@@ -325,7 +320,7 @@ def _length(connection: Any, queue: str) -> int:
 
 
 def _workers(examined: _Examined) -> Findings:
-    runtime, queues = examined.runtime, ", ".join(examined.queues)
+    runtime, queues = examined.runtime, ", ".join(examined.runtime.keys.queues)
     if not runtime.app.conf.worker_enable_remote_control:
         yield _warning(
             "the app's worker_enable_remote_control is off, so its workers cannot report which queues they serve",
@@ -344,7 +339,7 @@ def _workers(examined: _Examined) -> Findings:
             "start `celery -A taskbridge worker`, a worker of your own app, or `taskbridge up`",
         )
     else:
-        for queue in examined.queues:
+        for queue in examined.runtime.keys.queues:
             if serving := sum(queue in names for names in examined.served.values()):
                 yield Finding(Level.OK, f"{serving:,} serve {queue}")
             else:

@@ -34,9 +34,6 @@ class FailedWorkerStep(bootsteps.StartStopStep):
         """Whether the worker serves our queues."""
         return serves(worker.app)
 
-    def start(self, worker: Any) -> None:
-        """Do nothing: an error may occur later."""
-
     def stop(self, worker: Any) -> None:
         """Limit the rest of the shutdown if an error caused it; Celery stops this step before the pool."""
         if worker.exitcode == EX_FAILURE:

@@ -240,6 +240,7 @@ def _is_run(message: Any) -> bool:
 class _WaitingChannel:
     """Mixin for a channel that waits while Redis refuses commands."""
 
+    QoS: Any = QoS
     unacked_mutex_key: str
     _create_client: Callable[[], Any]
     qos: Any
@@ -278,17 +279,15 @@ class _WaitingChannel:
     def _brpop_start(self, *args: Any, **options: Any) -> None:
         if time.monotonic() < self._asks_again:
             return
-        above: Any = super()
         try:
-            above._brpop_start(*args, **options)
+            super()._brpop_start(*args, **options)  # type: ignore[misc]
         except ResponseError as error:  # to the PING before it
             self._in_poll = None
             self._rest(error)
 
     def _brpop_read(self, **options: Any) -> Any:
-        above: Any = super()
         try:
-            taken = above._brpop_read(**options)
+            taken = super()._brpop_read(**options)  # type: ignore[misc]
         except Empty:
             self._took()
             raise
@@ -299,17 +298,15 @@ class _WaitingChannel:
         return taken
 
     def _receive(self) -> Any:
-        above: Any = super()
         try:
-            return above._receive()
+            return super()._receive()  # type: ignore[misc]
         except ResponseError as error:  # to a PING
             raise Empty from error
 
     def maybe_refresh_binding_expiry(self) -> None:
         """Keep the remote control queues alive; kombu retries each second if that failed."""
-        above: Any = super()
         with suppress(ResponseError):
-            above.maybe_refresh_binding_expiry()
+            super().maybe_refresh_binding_expiry()  # type: ignore[misc]
 
     def _took(self) -> None:
         self._refusals.taken()
@@ -332,14 +329,12 @@ class _WaitingTransport:
         """Register with the worker's event loop once Redis accepts writes."""
         for channel in list(self.cycle._channels):
             channel.wait_until_writable()
-        above: Any = super()
-        above.register_with_event_loop(connection, loop)
+        super().register_with_event_loop(connection, loop)  # type: ignore[misc]
 
 
 class Channel(_WaitingChannel, redis.Channel):
     """kombu's channel, with our `QoS`."""
 
-    QoS = QoS
     connection_class = watched(redis.Channel.connection_class)
     connection_class_ssl = watched(redis.Channel.connection_class_ssl)
 
@@ -353,7 +348,6 @@ class Transport(_WaitingTransport, redis.Transport):
 class SentinelChannel(_WaitingChannel, redis.SentinelChannel):
     """kombu's channel, with our `QoS`."""
 
-    QoS = QoS
     connection_class = watched(redis.SentinelChannel.connection_class)
     connection_class_ssl = watched(redis.SentinelChannel.connection_class_ssl)
 

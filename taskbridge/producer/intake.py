@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import time
@@ -29,7 +28,7 @@ from taskbridge.process.runtime import Runtime
 from taskbridge.producer import recording
 from taskbridge.store import driver_error, json_text
 
-__all__ = ["Message", "give_up", "record_message"]
+__all__ = ["record_message"]
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ POSTGRES_REST: Final = 1.0
 LONGEST_UNSTORABLE: Final = 10_000_000
 
 
-class Message(NamedTuple):
+class _Message(NamedTuple):
     """The arguments of `record_event`; `task_id` is the id of a message without a `message_id`."""
 
     pipeline: Any
@@ -64,31 +63,23 @@ def record_message(runtime: Runtime, arguments: Sequence[Any], keywords: Mapping
         raise
 
 
-def _message(arguments: Sequence[Any], keywords: Mapping[str, Any], task_id: str) -> Message:
+def _message(arguments: Sequence[Any], keywords: Mapping[str, Any], task_id: str) -> _Message:
+    def called(pipeline: Any, payload: Any, message_id: Any = None) -> _Message:
+        return _Message(pipeline, payload, message_id, task_id)
+
     try:
-        given = _SIGNATURE.bind(*arguments, **keywords)
+        return called(*arguments, **keywords)
     except TypeError:
-        return Message("", {"args": arguments, "kwargs": keywords}, None, task_id)
-    given.apply_defaults()
-    pipeline, payload, message_id = given.args
-    return Message(pipeline, payload, message_id, task_id)
+        return _Message("", {"args": arguments, "kwargs": keywords}, None, task_id)
 
 
-def _called(pipeline: Any, payload: Any, message_id: Any = None) -> None:
-    """Has the signature of `record_event`, to bind arguments; never called."""
-
-
-_SIGNATURE: Final = inspect.signature(_called)
-
-
-def _store(runtime: Runtime, message: Message) -> str:
+def _store(runtime: Runtime, message: _Message) -> str:
     pipeline, payload, message_id = message.pipeline, message.payload, message.message_id or message.task_id
     try:
+        check_pipeline_name(pipeline)
         return recording.record_event(runtime.app, pipeline, payload, message_id, notify=True).message_id
-    except UnknownPipeline as error:
-        if _is_pipeline_name(pipeline):
-            raise
-        reason = str(error)
+    except UnknownPipeline:
+        raise
     except UsageError as error:
         reason = str(error)
     except (DBAPIError, Unavailable) as error:
@@ -97,7 +88,7 @@ def _store(runtime: Runtime, message: Message) -> str:
         if not _is_about_the_payload(refusal):
             raise
         reason = f"Postgres does not accept the payload: {str(refusal).splitlines()[0]}"
-    return give_up(runtime, message, reason)
+    return _give_up(runtime, message, reason)
 
 
 def _is_about_the_payload(error: psycopg.Error | None) -> bool:
@@ -113,7 +104,7 @@ def _is_away(error: Exception) -> bool:
     return not state or state.startswith(POSTGRES_AWAY)
 
 
-def give_up(runtime: Runtime, message: Message, reason: str) -> str:
+def _give_up(runtime: Runtime, message: _Message, reason: str) -> str:
     """Store a message as unmatched, in a form that Postgres accepts; return its id.
 
     Raises:
@@ -150,11 +141,3 @@ def _as_text(payload: Any) -> str:
     except Exception as error:
         text = f"a {type(payload).__name__} that cannot be shown ({type(error).__name__})"
     return json.dumps({"unstorable": text[:LONGEST_UNSTORABLE]})
-
-
-def _is_pipeline_name(name: Any) -> bool:
-    try:
-        check_pipeline_name(name)
-    except UsageError:
-        return False
-    return True

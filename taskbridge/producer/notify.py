@@ -61,20 +61,13 @@ def notify(app: Celery, tenant: str, pipeline: str = INVOICES, delay_ms: int | N
     published. In a pipeline with criteria, `delay_ms` is the new record's delay; without it Postgres is asked for the
     smallest delay of the waiting records.
 
-    Raises:
-        InvalidName: the tenant is not allowed.
-        UnknownPipeline: no loaded module declares the pipeline.
-        Unavailable: Redis cannot be used, or did not answer within `notify_timeout`, now or a moment ago. The records
-            are safe: workers find them without an event.
+    Raises: as `Bridge.notify_many`.
     """
     return send(runtime_of(app), [((pipeline, check_tenant(tenant)), delay_ms)])[0]
 
 
 def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
-    """Notify many tenants, with one round trip to Redis per 500; a tenant may be in the list several times.
-
-    Raises: as `notify`. Nothing is sent if a tenant is not allowed.
-    """
+    """Do what `Bridge.notify_many` does."""
     runtime = runtime_of(app)
     return send(runtime, events_of(runtime, tenants, pipeline))
 
@@ -82,7 +75,7 @@ def notify_many(app: Celery, tenants: Iterable[str], pipeline: str = INVOICES) -
 def events_of(runtime: Runtime, tenants: Iterable[str], pipeline: str) -> list[tuple[Event, int | None]]:
     """Return one event for each tenant.
 
-    Raises: InvalidName, UnknownPipeline as `notify`.
+    Raises: InvalidName, UnknownPipeline as `Bridge.notify_many`.
     """
     checked = check_tenants(tenants)
     name = runtime.pipelines[pipeline].name
@@ -92,7 +85,7 @@ def events_of(runtime: Runtime, tenants: Iterable[str], pipeline: str) -> list[t
 def send(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> list[Answer]:
     """Send events, each with its delay, and return the gate's answers. All other functions use this one.
 
-    Raises: as `notify`.
+    Raises: as `Bridge.notify_many`.
     """
     if runtime.eager:
         return [_inline(runtime, *event) for event, _ in events]
@@ -116,7 +109,7 @@ async def asend(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) ->
 
     Events that need their delay from Postgres have threads of their own, so that no other event waits for Postgres.
 
-    Raises: as `notify`; Unavailable also if too many other events wait for a thread.
+    Raises: as `Bridge.notify_many`; Unavailable also if too many other events wait for a thread.
     """
     answers: dict[int, Answer] = {}
 
@@ -178,7 +171,7 @@ def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES, gate: G
 
     `gate`: an interactive one; None: the app's own, which waits longer for Redis.
 
-    Raises: as `notify`.
+    Raises: as `Bridge.notify_many`.
     """
     gate = gate or runtime_of(app).gate
     notify_many(app, tenants, pipeline)

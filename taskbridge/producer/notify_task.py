@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import Task, states
 from celery.result import AsyncResult, EagerResult
@@ -18,14 +18,8 @@ from taskbridge.producer.transactions import notify_after_commit
 
 __all__ = ["NotifyTask"]
 
-# Celery's class is not generic before 5.5.
-if TYPE_CHECKING:
-    _Task = Task[..., str]
-else:
-    _Task = Task
 
-
-class NotifyTask(_Task):
+class NotifyTask(Task):  # type: ignore[type-arg] # not generic before Celery 5.5
     """`notify_event`: calls the gate in the producer's own process, so that an absorbed event causes no message.
 
     With a countdown, an eta, a link or any other option of `apply_async`, it is an ordinary message, and a worker calls
@@ -36,7 +30,8 @@ class NotifyTask(_Task):
 
     def __call__(self, tenant: str, pipeline: str = INVOICES) -> str:
         """Notify in this process and return the gate's answer."""
-        return self.run(tenant, pipeline)
+        answer: str = self.run(tenant, pipeline)
+        return answer
 
     def delay(self, tenant: str, pipeline: str = INVOICES) -> AsyncResult[str]:
         """Tell the tenant's runner that there are new records; see `apply_async`."""
@@ -84,7 +79,7 @@ class NotifyTask(_Task):
     ) -> AsyncResult[str]:
         """Notify; the result is the gate's answer (`started`, `delayed` or `absorbed`), without a result backend.
 
-        Raises: as `taskbridge.producer.notify.notify`, unless it becomes a message.
+        Raises: as `Bridge.notify_many`, unless it becomes a message.
         """
         if producer or link or link_error or shadow or options:
             options.setdefault("serializer", task_serializer(self))

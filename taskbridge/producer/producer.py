@@ -13,7 +13,7 @@ from taskbridge.errors import InvalidInput
 from taskbridge.gate import Answer
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producer import recording
-from taskbridge.producer.notify import asend, events_of, logged, send
+from taskbridge.producer.notify import asend, events_of, logged, notify_many, send
 from taskbridge.producer.notify_task import NotifyTask
 from taskbridge.producer.recording import Recorded
 from taskbridge.producer.transactions import anotify_after_commit, notify_after_commit
@@ -277,8 +277,7 @@ class Bridge:
             Unavailable: Redis cannot be used, or did not answer in time, now or a moment ago. The records are safe:
                 workers find them without an event.
         """
-        runtime = runtime_of(self.app)
-        return send(runtime, events_of(runtime, tenants, pipeline))
+        return notify_many(self.app, tenants, pipeline)
 
     async def anotify_many(self, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
         """Like `notify_many`, for coroutines: a thread waits for Redis, so the event loop is not blocked."""

@@ -23,11 +23,10 @@ from taskbridge.gate import Answer
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.producer import notify as notifying
 from taskbridge.producer.notify import Event
-from taskbridge.producer.transactions import adapter_of, async_driver_of, in_coroutine
+from taskbridge.producer.transactions import adapter_of, async_fetch_of, in_coroutine
 from taskbridge.store import Row, Statement, UnmatchedRecord, json_text, message_statement, record_statements, refused
 
 __all__ = [
-    "MatchedAgain",
     "Prepared",
     "Recorded",
     "arecord_event",
@@ -56,14 +55,6 @@ class Recorded(NamedTuple):
     answer: Answer | None
 
 
-class MatchedAgain(NamedTuple):
-    """One record that was matched again: its `tenant`, or the `reason` why it has none."""
-
-    record: UnmatchedRecord
-    tenant: str | None
-    reason: str | None
-
-
 def record_rows(
     app: Celery, rows: Iterable[Row], source: str, connection: object = None, *, notify: bool = False
 ) -> Counter[str]:
@@ -90,12 +81,12 @@ async def arecord_rows(
     """Like `record_rows`, for coroutines."""
     changed = Counter[str]()
     with translated_errors():
-        adapter = async_driver_of(runtime_of(app), connection, notifies=notify)
-        if adapter is None:
+        fetch = async_fetch_of(runtime_of(app), connection, notifies=notify)
+        if fetch is None:
             return await in_coroutine(connection, lambda given: record_rows(app, rows, source, given, notify=notify))
         for statement in record_statements(source, rows):
             with refused():
-                changed.update(await adapter.fetch(statement))
+                changed.update(await fetch(statement))
     return changed
 
 
@@ -155,13 +146,13 @@ async def arecord_event(
     """Like `record_event`, for coroutines."""
     runtime = runtime_of(app)
     with translated_errors():
-        adapter = async_driver_of(runtime, connection, notifies=notify)
-        if adapter is None:
+        fetch = async_fetch_of(runtime, connection, notifies=notify)
+        if fetch is None:
             call = partial(record_event, app, pipeline, payload, message_id, notify=notify)
             return await in_coroutine(connection, call)
         prepared = prepare(runtime, pipeline, payload, message_id)
         with refused():
-            return prepared.recorded(new=bool(await adapter.fetch(prepared.statement(runtime))))
+            return prepared.recorded(new=bool(await fetch(prepared.statement(runtime))))
 
 
 class Prepared(NamedTuple):
@@ -204,10 +195,11 @@ def prepare(runtime: Runtime, pipeline: str, payload: Any, message_id: str | Non
     return Prepared(pipeline, message_id, text, match(policy.criteria, json.loads(text)))
 
 
-def match_again(app: Celery, pipeline: str) -> Iterator[MatchedAgain]:
+def match_again(app: Celery, pipeline: str) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
     """Match unmatched messages again after the criteria changed, and notify the tenants of those that match.
 
-    Messages are matched one by one as the caller iterates; the caller may stop at any time.
+    Messages are matched one by one as the caller iterates, and each is yielded with its match, or with the reason why
+    it has none. The caller may stop at any time.
 
     Raises:
         UnknownPipeline, InvalidInput: there is no such pipeline, or it has no criteria.
@@ -220,9 +212,7 @@ def match_again(app: Celery, pipeline: str) -> Iterator[MatchedAgain]:
         for record, found in again:
             if isinstance(found, Match):
                 notifying.notify(app, found.tenant, pipeline, found.delay_ms)
-                yield MatchedAgain(record, found.tenant, None)
-            else:
-                yield MatchedAgain(record, None, found.reason)
+            yield record, found
 
 
 def criteria_of(runtime: Runtime, pipeline: str) -> DelaySinceLastRun:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import cache, partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -35,7 +35,7 @@ from taskbridge.producer.notify import Event, Events, merge, send_committed
 from taskbridge.store import Statement, execute
 from taskbridge.store.queries import query
 
-__all__ = ["Adapter", "adapter_of", "anotify_after_commit", "async_driver_of", "in_coroutine", "notify_after_commit"]
+__all__ = ["Adapter", "adapter_of", "anotify_after_commit", "async_fetch_of", "in_coroutine", "notify_after_commit"]
 
 R = TypeVar("R")
 
@@ -43,17 +43,31 @@ _KINDS: Final = (
     "a SQLAlchemy Connection, Session, AsyncConnection or AsyncSession, a psycopg or asyncpg connection, or "
     "Django's (`django.db.connection`), to the database of TASKBRIDGE_POSTGRES_URL"
 )
+_NEVER: Final = "does not report its commit"
 _PARAMETER: Final = re.compile(r"%\((\w+)\)[sb]")
 
+_SESSIONS: Final = (("sqlalchemy.orm", "Session"), ("sqlalchemy.orm", "scoped_session"))
+_GREENLETS: Final = tuple(
+    ("sqlalchemy.ext.asyncio", name) for name in ("AsyncConnection", "AsyncSession", "async_scoped_session")
+)
+"""SQLAlchemy's for coroutines, whose `run_sync` calls ordinary functions."""
+_ASYNC_DRIVERS: Final = (
+    ("psycopg", "AsyncConnection"),
+    ("asyncpg", "Connection"),
+    ("asyncpg.pool", "PoolConnectionProxy"),
+)
+"""The drivers' own for coroutines."""
 
-class Adapter(Protocol):
-    """A producer's connection, as far as records and events need it."""
 
-    def fetch(self, statement: Statement) -> list[Any]:
-        """Run a statement and return the first column of its rows."""
+class Adapter(NamedTuple):
+    """A producer's connection, as far as records and events need it.
 
-    def after_commit(self, app: Celery, events: Events) -> None:
-        """Send events, each once, when the transaction has committed; at once if there is none."""
+    `fetch` runs a statement and returns the first column of its rows. `after_commit` sends events, each once, when the
+    transaction has committed; at once if there is none.
+    """
+
+    fetch: Callable[[Statement], list[Any]]
+    after_commit: Callable[[Celery, Events], None]
 
 
 def adapter_of(runtime: Runtime, connection: object, *, notifies: bool = False) -> Adapter:
@@ -63,34 +77,42 @@ def adapter_of(runtime: Runtime, connection: object, *, notifies: bool = False) 
         InvalidConnection: it cannot write records, is for coroutines, or does not report its commit although the
             caller `notifies` after it.
     """
-    if _is_session(connection):
+    if _is_any(connection, _SESSIONS):
         connection = _connection_of(connection)
+    schema = runtime.settings.schema
     if connection is None:
-        return _Pool(runtime)
+        # Each statement is its own transaction.
+        runtime.check_owner_once()
+        return Adapter(partial(execute, runtime.engine), send_committed)
     if isinstance(connection, Connection):
-        return _SQLAlchemy(connection, runtime)
+        _check_postgres(connection.dialect.name)
+        return Adapter(partial(_fetch_by_sqlalchemy, connection, schema), partial(_after_sqlalchemy, connection))
     if isinstance(connection, psycopg.Connection):
-        _check_reports(connection, notifies, "does not report its commit")
-        return _Psycopg(connection, runtime)
+        _check_reports(connection, notifies, _NEVER)
+        refuse = partial(_check_reports, connection, True, _NEVER)
+        return Adapter(partial(_fetch_by_psycopg, connection, schema), lambda *_: refuse())
     if _is_django(connection):
-        _check_reports(connection, notifies, _Django.why_silent(connection))
-        return _Django(connection, runtime)
-    if _is_greenlet(connection) or _is_async_driver(connection):
+        _check_postgres(connection.vendor)
+        _check_reports(connection, notifies, _why_django_is_silent(connection))
+        return Adapter(partial(_fetch_by_django, connection, schema), partial(_after_django, connection))
+    if _is_any(connection, (*_GREENLETS, *_ASYNC_DRIVERS)):
         raise InvalidConnection(f"{_named(connection)} is for coroutines: await `arecord`, `anotify` and the like")
     raise _unusable(connection)
 
 
-def async_driver_of(runtime: Runtime, connection: object, *, notifies: bool = False) -> _AsyncPsycopg | _Asyncpg | None:
-    """Return the adapter of a driver's own connection for coroutines; None: it is of another kind.
+def async_fetch_of(
+    runtime: Runtime, connection: object, *, notifies: bool = False
+) -> Callable[[Statement], Awaitable[list[Any]]] | None:
+    """Return the `fetch` of a driver's own connection for coroutines; None: it is of another kind.
 
     Raises:
         InvalidConnection: as `adapter_of`.
     """
-    if not _is_async_driver(connection):
+    if not _is_any(connection, _ASYNC_DRIVERS):
         return None
-    _check_reports(connection, notifies, "does not report its commit")
-    kind = _AsyncPsycopg if isinstance(connection, psycopg.AsyncConnection) else _Asyncpg
-    return kind(connection, runtime)
+    _check_reports(connection, notifies, _NEVER)
+    fetch = _fetch_by_async_psycopg if isinstance(connection, psycopg.AsyncConnection) else _fetch_by_asyncpg
+    return partial(fetch, connection, runtime.settings.schema)
 
 
 async def in_coroutine(connection: object, call: Callable[[object], R]) -> R:
@@ -101,14 +123,15 @@ async def in_coroutine(connection: object, call: Callable[[object], R]) -> R:
     """
     if connection is None:
         return await asyncio.to_thread(call, None)
-    if _is_greenlet(connection):
+    if _is_any(connection, _GREENLETS):
         through: Any = connection
-        if _is_any(connection, "sqlalchemy.ext.asyncio", "async_scoped_session"):
+        if isinstance(connection, loaded_class("sqlalchemy.ext.asyncio", "async_scoped_session")):
             through = through()
         result: R = await through.run_sync(call)
         return result
     # By its class: a Session would connect, which would block the event loop.
-    if _is_session(connection) or isinstance(connection, (Connection, psycopg.Connection)) or _is_django(connection):
+    is_ordinary = _is_any(connection, _SESSIONS) or isinstance(connection, (Connection, psycopg.Connection))
+    if is_ordinary or _is_django(connection):
         raise InvalidConnection(f"{_named(connection)} is not for coroutines", "call `record`, `notify` and the like")
     raise _unusable(connection)
 
@@ -126,51 +149,72 @@ def notify_after_commit(app: Celery, events: Events, connection: object) -> None
 async def anotify_after_commit(app: Celery, events: Events, connection: object) -> None:
     """Do in a coroutine what `notify_after_commit` does, on a connection for coroutines."""
     with translated_errors():
-        async_driver_of(runtime_of(app), connection, notifies=True)
+        async_fetch_of(runtime_of(app), connection, notifies=True)
         await in_coroutine(connection, partial(notify_after_commit, app, events))
 
 
-class _Pool:
-    """The runtime's pool, where each statement is its own transaction."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        runtime.check_owner_once()
-        self.fetch = partial(execute, runtime.engine)
-
-    def after_commit(self, app: Celery, events: Events) -> None:
-        send_committed(app, events)
+# How each driver runs a statement.
 
 
-class _SQLAlchemy:
-    """A connection of SQLAlchemy, with any driver of Postgres; also what `run_sync` passes."""
+def _fetch_by_sqlalchemy(connection: Connection, schema: str, statement: Statement) -> list[Any]:
+    """Use any driver of Postgres, also below `run_sync`."""
+    sql, values = query(statement.query, schema), dict(statement.values)
+    if connection.dialect.driver in ("psycopg", "psycopg_async"):
+        return list(connection.exec_driver_sql(sql, values).scalars())
+    return list(connection.execute(_as_text(sql), values).scalars())
 
-    def __init__(self, connection: Connection, runtime: Runtime) -> None:
-        _check_postgres(connection.dialect.name)
-        self._connection = connection
-        self._schema = runtime.settings.schema
 
-    def fetch(self, statement: Statement) -> list[Any]:
-        sql = query(statement.query, self._schema)
-        if self._connection.dialect.driver in ("psycopg", "psycopg_async"):
-            return list(self._connection.exec_driver_sql(sql, dict(statement.values)).scalars())
-        return list(self._connection.execute(_as_text(sql), dict(statement.values)).scalars())
+@cache
+def _as_text(sql: str) -> TextClause:
+    """Return a query for any driver; there must be no colon after a parameter name."""
+    return text(_PARAMETER.sub(r":\1 ", sql))
 
-    def after_commit(self, app: Celery, events: Events) -> None:
-        driver: Any = self._connection.connection.dbapi_connection
-        if getattr(driver, "autocommit", False) is True:
-            _send(self._connection, app, events)
-            return
-        if self._connection.get_transaction() is None:
-            self._connection.begin()
-        # Each of them has to report its commit, as that ends those inside of it.
-        innermost, *_ = [_due_after(transaction) for transaction in _open_in(self._connection)]
-        _add(innermost, app, events)
 
+def _fetch_by_django(connection: Any, schema: str, statement: Statement) -> list[Any]:
+    # As text, for cursors that bind in the client, which are Django's default.
+    sql = _PARAMETER.sub(r"%(\1)s", query(statement.query, schema))
+    with connection.cursor() as cursor:
+        cursor.execute(sql, dict(statement.values))
+        return [row[0] for row in cursor.fetchall()]
+
+
+def _fetch_by_psycopg(connection: psycopg.Connection[Any], schema: str, statement: Statement) -> list[Any]:
+    # Whatever rows and cursors the connection was configured to make.
+    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    return [row[0] for row in cursor.execute(query(statement.query, schema), statement.values)]
+
+
+async def _fetch_by_async_psycopg(connection: Any, schema: str, statement: Statement) -> list[Any]:
+    cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
+    await cursor.execute(query(statement.query, schema), statement.values)
+    return [row[0] async for row in cursor]
+
+
+async def _fetch_by_asyncpg(connection: Any, schema: str, statement: Statement) -> list[Any]:
+    sql = query(statement.query, schema)
+    names = list(dict.fromkeys(_PARAMETER.findall(sql)))
+    numbered = _PARAMETER.sub(lambda parameter: f"${names.index(parameter[1]) + 1}", sql)
+    return [row[0] for row in await connection.fetch(numbered, *(statement.values[name] for name in names))]
+
+
+# Events after the commit of a SQLAlchemy transaction.
 
 _Unsent = dict[Celery, dict[Event, int | None]]
 
 _DUE: Final[WeakKeyDictionary[Transaction, _Unsent]] = WeakKeyDictionary()
 """By transaction or savepoint: what to send when it has committed. What is rolled back is forgotten with it."""
+
+
+def _after_sqlalchemy(connection: Connection, app: Celery, events: Events) -> None:
+    driver: Any = connection.connection.dbapi_connection
+    if getattr(driver, "autocommit", False) is True:
+        _send(connection, app, events)
+        return
+    if connection.get_transaction() is None:
+        connection.begin()
+    # Each of them has to report its commit, as that ends those inside of it.
+    innermost, *_ = [_due_after(transaction) for transaction in _open_in(connection)]
+    _add(innermost, app, events)
 
 
 def _add(unsent: _Unsent, app: Celery, events: Events) -> None:
@@ -232,50 +276,32 @@ def _send(connection: Connection, app: Celery, events: Events) -> None:
         driver.run_async(lambda _: asyncio.wrap_future(sending))
 
 
-@cache
-def _as_text(sql: str) -> TextClause:
-    """Return a query for any driver; there must be no colon after a parameter name."""
-    return text(_PARAMETER.sub(r":\1 ", sql))
+# Events after the commit of a Django transaction.
 
 
-class _Django:
-    """A connection of Django's to Postgres, or the proxy that `django.db.connection` is."""
+def _why_django_is_silent(connection: Any) -> str:
+    """Return why a connection of Django's does not report its commit; empty if it does."""
+    if connection.in_atomic_block or connection.get_autocommit():
+        return ""
+    return "has autocommit off and no `atomic` block, so Django runs no hooks after a commit"
 
-    def __init__(self, connection: Any, runtime: Runtime) -> None:
-        _check_postgres(connection.vendor)
-        self._connection = connection
-        self._schema = runtime.settings.schema
 
-    @staticmethod
-    def why_silent(connection: Any) -> str:
-        """Return why it does not report its commit; empty if it does."""
-        if connection.vendor != "postgresql" or connection.in_atomic_block or connection.get_autocommit():
-            return ""
-        return "has autocommit off and no `atomic` block, so Django runs no hooks after a commit"
-
-    def fetch(self, statement: Statement) -> list[Any]:
-        # As text, for cursors that bind in the client, which are Django's default.
-        sql = _PARAMETER.sub(r"%(\1)s", query(statement.query, self._schema))
-        with self._connection.cursor() as cursor:
-            cursor.execute(sql, dict(statement.values))
-            return [row[0] for row in cursor.fetchall()]
-
-    def after_commit(self, app: Celery, events: Events) -> None:
-        hooks = [entry for entry in self._connection.run_on_commit if isinstance(entry[1], _OnCommit)]
-        sent = hooks[0][1].sent if hooks else set()
-        if any(hook.called for _, hook, *_ in hooks):
-            # A test captures hooks: they were called, and stay in the list.
-            sent.clear()
-        joined = None
-        if not any(getattr(block, "_from_testcase", False) for block in self._connection.atomic_blocks):
-            # In a TestCase of Django's a test may capture this hook, and not one before.
-            savepoints = set(self._connection.savepoint_ids)
-            joined = next((hook for of, hook, *_ in hooks if of == savepoints and not hook.called), None)
-        # An event may be in several savepoints, each of which is kept or not by itself.
-        hook = joined or _OnCommit(sent)
-        _add(hook.unsent, app, events)
-        if joined is None:
-            self._connection.on_commit(hook)
+def _after_django(connection: Any, app: Celery, events: Events) -> None:
+    hooks = [entry for entry in connection.run_on_commit if isinstance(entry[1], _OnCommit)]
+    sent = hooks[0][1].sent if hooks else set()
+    if any(hook.called for _, hook, *_ in hooks):
+        # A test captures hooks: they were called, and stay in the list.
+        sent.clear()
+    joined = None
+    if not any(getattr(block, "_from_testcase", False) for block in connection.atomic_blocks):
+        # In a TestCase of Django's a test may capture this hook, and not one before.
+        savepoints = set(connection.savepoint_ids)
+        joined = next((hook for of, hook, *_ in hooks if of == savepoints and not hook.called), None)
+    # An event may be in several savepoints, each of which is kept or not by itself.
+    hook = joined or _OnCommit(sent)
+    _add(hook.unsent, app, events)
+    if joined is None:
+        connection.on_commit(hook)
 
 
 class _OnCommit:
@@ -295,44 +321,7 @@ class _OnCommit:
                 send_committed(app, unsent)
 
 
-class _Driver:
-    """A driver's own connection, which does not report its commit."""
-
-    def __init__(self, connection: Any, runtime: Runtime) -> None:
-        self._connection = connection
-        self._schema = runtime.settings.schema
-
-    def after_commit(self, app: Celery, events: Events) -> None:
-        raise NotImplementedError
-
-
-class _Psycopg(_Driver):
-    """A connection of psycopg."""
-
-    def fetch(self, statement: Statement) -> list[Any]:
-        # Whatever rows and cursors the connection was configured to make.
-        cursor = psycopg.Cursor(self._connection, row_factory=tuple_row)
-        cursor.execute(query(statement.query, self._schema), statement.values)
-        return [row[0] for row in cursor]
-
-
-class _AsyncPsycopg(_Driver):
-    """A connection of psycopg for coroutines."""
-
-    async def fetch(self, statement: Statement) -> list[Any]:
-        cursor = psycopg.AsyncCursor(self._connection, row_factory=tuple_row)
-        await cursor.execute(query(statement.query, self._schema), statement.values)
-        return [row[0] async for row in cursor]
-
-
-class _Asyncpg(_Driver):
-    """A connection of asyncpg, or one of its pool."""
-
-    async def fetch(self, statement: Statement) -> list[Any]:
-        sql = query(statement.query, self._schema)
-        names = list(dict.fromkeys(_PARAMETER.findall(sql)))
-        numbered = _PARAMETER.sub(lambda parameter: f"${names.index(parameter[1]) + 1}", sql)
-        return [row[0] for row in await self._connection.fetch(numbered, *(statement.values[name] for name in names))]
+# Which connections there are.
 
 
 def _connection_of(session: Any) -> object:
@@ -350,30 +339,13 @@ def _connection_of(session: Any) -> object:
         ) from None
 
 
-def _is_session(connection: object) -> bool:
-    return _is_any(connection, "sqlalchemy.orm", "Session", "scoped_session")
-
-
-def _is_django(connection: object) -> bool:
+def _is_django(connection: object) -> TypeGuard[Any]:
     return all(hasattr(connection, name) for name in ("run_on_commit", "in_atomic_block", "vendor"))
 
 
-def _is_greenlet(connection: object) -> bool:
-    """Whether it is one of SQLAlchemy's for coroutines, whose `run_sync` calls ordinary functions."""
-    kinds = ("AsyncConnection", "AsyncSession", "async_scoped_session")
-    return _is_any(connection, "sqlalchemy.ext.asyncio", *kinds)
-
-
-def _is_async_driver(connection: object) -> bool:
-    """Whether it is a driver's own for coroutines."""
-    if isinstance(connection, psycopg.AsyncConnection):
-        return True
-    return _is_any(connection, "asyncpg", "Connection") or _is_any(connection, "asyncpg.pool", "PoolConnectionProxy")
-
-
-def _is_any(connection: object, module: str, *names: str) -> bool:
-    """Whether it is of a class of a library. If that is not loaded, nothing is."""
-    return any(isinstance(connection, loaded_class(module, name)) for name in names)
+def _is_any(connection: object, classes: Iterable[tuple[str, str]]) -> bool:
+    """Whether it is of a class of a library, given by module and name. If that is not loaded, nothing is."""
+    return any(isinstance(connection, loaded_class(module, name)) for module, name in classes)
 
 
 def _check_postgres(database: str) -> None:

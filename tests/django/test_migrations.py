@@ -152,7 +152,8 @@ def test_a_table_that_cannot_be_adopted_fails_the_migration_with_what_to_do() ->
 
 
 def test_django_can_write_it_into_a_migration() -> None:
-    made = AdoptTable("orders", model="Order", tenant="customer", key="id", columns=["details"], from_now_on=True)
+    options: dict[str, Any] = {"tenant": "customer", "key": "id", "columns": ["details"], "from_now_on": True}
+    made = AdoptTable(source="orders", model="Order", **options)
     migration = migration_of(made, migrations.AddField("order", "more", models.TextField(default="")))
     text = MigrationWriter(migration, include_header=False).as_string()
     assert "taskbridge.django.migrations.AdoptTable(" in text

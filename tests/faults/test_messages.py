@@ -173,12 +173,12 @@ NEVER: list[tuple[tuple[Any, ...], str]] = [
     ((PIPELINE, payload(1), "m\n1"), "message id"),
     ((PIPELINE, payload(1), 7), "message id"),
     (("invoices", payload(1), "bad-3"), "has no criteria"),
-    (("No Such\0Name", payload(1), "bad-4"), "no pipeline is called 'No Such"),
-    ((7, payload(1), "bad-5"), "no pipeline is called 7"),
-    (([PIPELINE], payload(1), "bad-6"), "no pipeline is called ['log-alerts']"),
-    (({}, payload(1), "bad-7"), "no pipeline is called {}"),
+    (("No Such\0Name", payload(1), "bad-4"), "the pipeline 'No Such"),
+    ((7, payload(1), "bad-5"), "the pipeline 7 is not allowed"),
+    (([PIPELINE], payload(1), "bad-6"), "the pipeline ['log-alerts'] is not allowed"),
+    (({}, payload(1), "bad-7"), "the pipeline {} is not allowed"),
     ((PIPELINE, payload(1), [PIPELINE]), "message id"),
-    ((PIPELINE,), "no pipeline is called ''"),
+    ((PIPELINE,), "the pipeline '' is not allowed"),
 ]
 
 

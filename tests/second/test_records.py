@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from taskbridge.declaring.criteria import Criterion
+from taskbridge.declaring.criteria import Criterion, Match, Unmatched
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import DelaySinceLastRun
 from taskbridge.errors import InvalidInput, UnknownPipeline
@@ -215,17 +215,20 @@ def test_unmatched_records_are_matched_again_after_the_criteria_changed(world: W
     world.record("INFO", "B", "m-2")
     other = record_event(world.app, PIPELINE, {"level": "INFO"}, "m-3")
     assert (kept.tenant, other.tenant) == (None, None)
-    assert [one.tenant for one in match_again(world.app, PIPELINE)] == [None, None, None]
+    assert [type(found) for _, found in match_again(world.app, PIPELINE)] == [Unmatched, Unmatched, Unmatched]
     # when INFO is given a criterion
     declare(world, PIPELINE, ERROR, WARNING, Criterion("$.level", "INFO", "$.service", 60))
     done = list(match_again(world.app, PIPELINE))
     # then what it matches is run, once, and the rest has a reason of its own
-    assert [(one.record.message_id, one.tenant) for one in done] == [("m-1", "A"), ("m-2", "B"), ("m-3", None)]
+    assert [record.message_id for record, _ in done] == ["m-1", "m-2", "m-3"]
+    *matched, (_, unmatched) = done
+    assert [found.tenant for _, found in matched if isinstance(found, Match)] == ["A", "B"]
+    assert isinstance(unmatched, Unmatched)
     world.run_all()
     assert sorted(ids[0] for _, _, ids in world.batches) == ["m-1", "m-2"]
     (left,) = read_unmatched(world.runtime.engine, PIPELINE)
-    assert (left.message_id, left.reason) == ("m-3", done[2].reason)
-    assert next(match_again(world.app, PIPELINE)).tenant is None
+    assert (left.message_id, left.reason) == ("m-3", unmatched.reason)
+    assert isinstance(next(match_again(world.app, PIPELINE))[1], Unmatched)
     world.run_all()
     assert len(world.batches) == 2
 
