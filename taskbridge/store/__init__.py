@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 from taskbridge.common.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from taskbridge.store.adopted import Adopted, Definition, described, known
+    from taskbridge.store.adopted import Adopted, backfills_due
     from taskbridge.store.adoptions import (
-        Fault,
-        Unadopted,
         adopt,
         adopt_within,
         adopted_before,
@@ -18,14 +16,11 @@ if TYPE_CHECKING:
         adoption_statements,
         check_adoptions,
         choose_from_now_on,
-        from_now_on_statement,
         removal_statements,
         trigger_faults,
         unadopt,
-        unadopt_within,
     )
     from taskbridge.store.backfilling import Backfilled, backfill, begin_again
-    from taskbridge.store.backfills import Due, backfills_due
     from taskbridge.store.cursor import CLAIMED_WITHIN, Claim, Cursors, Evidence, StaleToken, Unread, Waiting
     from taskbridge.store.db import (
         OLDEST_POSTGRES,
@@ -104,12 +99,11 @@ if not TYPE_CHECKING:
     __getattr__ = on_first_use(
         __name__,
         {
-            "adopted": "Adopted Definition described known",
+            "adopted": "Adopted backfills_due",
             "adoptions": (
-                "Fault Unadopted adopt adopt_within adopted_before adoption adoption_statements check_adoptions "
-                "choose_from_now_on from_now_on_statement removal_statements trigger_faults unadopt unadopt_within"
+                "adopt adopt_within adopted_before adoption adoption_statements check_adoptions choose_from_now_on "
+                "removal_statements trigger_faults unadopt"
             ),
-            "backfills": "Due backfills_due",
             "backfilling": "Backfilled backfill begin_again",
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
             "db": "OLDEST_POSTGRES NoAnswer check_version connect driver_error is_without_session",

@@ -39,7 +39,6 @@ from taskbridge.store import (
     register_pipeline,
     trigger_faults,
     unadopt,
-    unadopt_within,
 )
 from taskbridge.store.transaction import OtherReader
 from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, needs_postgres, rows, run
@@ -869,7 +868,7 @@ def test_a_table_is_adopted_and_given_up_in_a_transaction_of_the_caller_s_whose_
     assert [due.source for due in backfills_due(engine)] == ["orders"], "one row was there before"
     with engine.begin() as connection:
         before = connection.exec_driver_sql(settings).one()
-        unadopt_within(connection, "orders")
+        unadopt(connection, "orders")
         assert connection.exec_driver_sql(settings).one() == before
     assert rows(engine, "SELECT FROM pg_trigger WHERE tgname LIKE 'taskbridge%'") == []
 
