@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskbridge.common.names import key_spellings
 from taskbridge.common.texts import storable
-from taskbridge.store.db import checked_out, fetch, rows, within
+from taskbridge.store.db import checked_out, fetch, fetch_within
 from taskbridge.store.queries import queries
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ class Quarantine:
             "discarded": discarded,
             "limit": limit,
         }
-        with checked_out(self._database) as driver, within(driver, self._seconds):
-            records = rows(driver, queries(self._database)("quarantined"), values)
+        records = fetch_within(self._database, self._seconds, "quarantined", values)
         count = records[0]["found"] if records else 0
         return [QuarantinedRecord(*(row[name] for name in QuarantinedRecord._fields)) for row in records], count
 
@@ -190,17 +189,14 @@ class Pauses:
 
     def of(self, pipeline: str) -> Paused:
         """Return what is paused in a pipeline."""
-        pauses = {
-            row["tenant"]: Pause(**row)
-            for row in fetch(self._database, "pauses", {"pipeline": pipeline, "tenants": None})
-        }
-        whole = pauses.pop(None, None)
-        return Paused(whole, pauses)
+        found = fetch(self._database, "pauses", {"pipeline": pipeline, "tenants": None})
+        pauses = {row["tenant"]: Pause(**row) for row in found}
+        return Paused(pauses.pop(None, None), pauses)
 
     def snapshot(self) -> str:
         """Return the current `pg_snapshot`, for `Tenants.pending_before`."""
-        ((snapshot,),) = (row.values() for row in fetch(self._database, "present_snapshot"))
-        return str(snapshot)
+        (row,) = fetch(self._database, "present_snapshot")
+        return str(row["snapshot"])
 
 
 class Audit:

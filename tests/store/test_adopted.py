@@ -294,7 +294,7 @@ def write_in_a_batch(reader: Reader, *statements: str) -> None:
     with reader.cursors.transaction(who) as transaction:
         for statement in statements:
             transaction.connect().exec_driver_sql(statement)
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
 
 
 def test_what_a_handler_writes_back_does_not_wake_it_and_other_work_is_seen(engine: Engine, reader: Reader) -> None:
@@ -339,7 +339,7 @@ def test_a_pipeline_that_comes_while_a_batch_is_open_sees_what_the_batch_writes_
         register_pipeline(engine, "audit", "orders")
         assert audit.seen(["acme"]) == {"acme": ["1", "2"]}
         with pytest.raises(OtherReader):
-            transaction.advance(page)
+            transaction.advance(transaction.move(page))
     assert rows(engine, "SELECT note FROM orders WHERE id IN (1, 2) ORDER BY id") == [("a",), ("b",)]
     write_in_a_batch(reader, *write_back)
     assert audit.seen(["acme"]) == {"acme": ["-2", "1"]}

@@ -268,7 +268,7 @@ ORDER BY pid
 
 -- name: present_snapshot
 -- The current snapshot: what is committed, and what is in progress.
-SELECT pg_current_snapshot()::text
+SELECT pg_current_snapshot()::text AS snapshot
 
 -- name: in_its_cluster
 -- Whether the transaction ids of records and cursors are those of this cluster: the stored identifier is its own, and no
