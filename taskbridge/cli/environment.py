@@ -112,9 +112,9 @@ def start(tenants: Iterable[str], pipeline: str) -> None:
 
 def note(runtime: LightRuntime, action: str, **what: Any) -> None:
     """Record what the user is about to do in the audit table."""
-    from taskbridge.store import Audit
+    from taskbridge.store import audit
 
-    Audit(runtime.database).note(system_user(), action, **what)
+    audit(runtime.database, system_user(), action, **what)
 
 
 def system_user() -> str:

@@ -20,20 +20,11 @@ if TYPE_CHECKING:
         trigger_faults,
         unadopt,
     )
-    from taskbridge.store.backfilling import Backfilled, backfill, begin_again
+    from taskbridge.store.backfilling import backfill, begin_again
     from taskbridge.store.cursor import CLAIMED_WITHIN, Claim, Cursors, Evidence, StaleToken, Unread, Waiting
-    from taskbridge.store.db import (
-        OLDEST_POSTGRES,
-        NoAnswer,
-        check_version,
-        connect,
-        driver_error,
-        is_without_session,
-    )
+    from taskbridge.store.db import NoAnswer, check_version, connect, driver_error, is_without_session
     from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
     from taskbridge.store.maintenance import (
-        EVERYTHING,
-        NOW,
         PRUNED,
         Holder,
         Prune,
@@ -46,7 +37,7 @@ if TYPE_CHECKING:
     )
     from taskbridge.store.page import Page
     from taskbridge.store.poller import Changes, ChangesPage, Kind
-    from taskbridge.store.quarantine import Audit, Pause, Paused, Pauses, Quarantine, QuarantinedRecord
+    from taskbridge.store.quarantine import Pause, Paused, Pauses, Quarantine, QuarantinedRecord, audit
     from taskbridge.store.rebasing import Rebased, rebase
     from taskbridge.store.receiving import AsyncPool, Incoming, forget_received, receive_statement
     from taskbridge.store.records import (
@@ -65,18 +56,7 @@ if TYPE_CHECKING:
         rows_statement,
     )
     from taskbridge.store.schema import check_cluster, check_schema, deployment, in_its_cluster, migrate
-    from taskbridge.store.stats import (
-        LOOK_SECONDS,
-        MOST_RECORDS,
-        Ages,
-        Backlog,
-        Counters,
-        Tenants,
-        WaitingRecords,
-        read_ages,
-        read_backlogs,
-        read_counters,
-    )
+    from taskbridge.store.stats import LOOK_SECONDS, Backlog, Counters, Tenants, read_ages, read_backlogs, read_counters
     from taskbridge.store.transaction import (
         ComesAgain,
         CursorLost,
@@ -104,16 +84,15 @@ if not TYPE_CHECKING:
                 "adopt adopt_within adopted_before adoption adoption_statements check_adoptions choose_from_now_on "
                 "removal_statements trigger_faults unadopt"
             ),
-            "backfilling": "Backfilled backfill begin_again",
+            "backfilling": "backfill begin_again",
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
-            "db": "OLDEST_POSTGRES NoAnswer check_version connect driver_error is_without_session",
+            "db": "NoAnswer check_version connect driver_error is_without_session",
             "history": "HistoryRow keep_runs sum_runs write_runs",
             "maintenance": (
-                "EVERYTHING NOW PRUNED Holder Prune Step forget_pipeline prune register_pipeline undeclared_readers "
-                "unread_sources"
+                "PRUNED Holder Prune Step forget_pipeline prune register_pipeline undeclared_readers unread_sources"
             ),
             "page": "Page",
-            "quarantine": "Audit Pause Paused Pauses Quarantine QuarantinedRecord",
+            "quarantine": "Pause Paused Pauses Quarantine QuarantinedRecord audit",
             "rebasing": "Rebased rebase",
             "receiving": "AsyncPool Incoming forget_received receive_statement",
             "records": (
@@ -121,10 +100,7 @@ if not TYPE_CHECKING:
                 "record_many record_statements refused rows_statement"
             ),
             "schema": "check_cluster check_schema deployment in_its_cluster migrate",
-            "stats": (
-                "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters Tenants WaitingRecords read_ages read_backlogs "
-                "read_counters"
-            ),
+            "stats": "LOOK_SECONDS Backlog Counters Tenants read_ages read_backlogs read_counters",
             "poller": "Changes ChangesPage Kind",
             "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",

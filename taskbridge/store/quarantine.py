@@ -15,7 +15,7 @@ from taskbridge.store.queries import queries
 if TYPE_CHECKING:
     from taskbridge.store.db import Database
 
-__all__ = ["Audit", "Pause", "Paused", "Pauses", "Quarantine", "QuarantinedRecord"]
+__all__ = ["Pause", "Paused", "Pauses", "Quarantine", "QuarantinedRecord", "audit"]
 
 AT_ONCE: Final = 500
 """Records that one statement changes, and at most locks."""
@@ -199,24 +199,18 @@ class Pauses:
         return str(row["snapshot"])
 
 
-class Audit:
-    """The audit log of one database: what people did, and who did it."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def note(
-        self,
-        who: str,
-        action: str,
-        *,
-        pipeline: str | None = None,
-        tenant: str | None = None,
-        key: str | None = None,
-        detail: str | None = None,
-    ) -> None:
-        """Record that `who` did `action`; characters that Postgres cannot store are escaped."""
-        values = {"pipeline": pipeline, "tenant": tenant, "key": key}
-        values |= {"who": storable(who), "action": action, "detail": None if detail is None else storable(detail)}
-        with checked_out(self._database) as driver:
-            driver.execute(queries(self._database)("audit_note"), values)
+def audit(
+    database: Database,
+    who: str,
+    action: str,
+    *,
+    pipeline: str | None = None,
+    tenant: str | None = None,
+    key: str | None = None,
+    detail: str | None = None,
+) -> None:
+    """Record in the audit log that `who` did `action`; characters that Postgres cannot store are escaped."""
+    values = {"pipeline": pipeline, "tenant": tenant, "key": key}
+    values |= {"who": storable(who), "action": action, "detail": None if detail is None else storable(detail)}
+    with checked_out(database) as driver:
+        driver.execute(queries(database)("audit_note"), values)

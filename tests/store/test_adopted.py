@@ -354,7 +354,7 @@ def test_a_pipeline_that_comes_at_the_commit_of_a_batch_waits_for_it(engine: Eng
                 transaction.connect().exec_driver_sql(statement)
             # The advance waits for its cursor, after it has looked for other readers.
             locking.exec_driver_sql("SELECT FROM taskbridge.sync_cursors WHERE tenant = 'acme' FOR UPDATE")
-            advancing = pool.submit(transaction.advance, page)
+            advancing = pool.submit(transaction.advance, transaction.move(page))
             wait_until(lambda: rows(engine, WAITING) == [(1,)], "the advance waits")
             coming = pool.submit(register_pipeline, engine, "audit", "orders")
             wait_until(lambda: coming.done() or rows(engine, WAITING) == [(2,)], "it came, or it waits")

@@ -296,7 +296,7 @@ def test_a_run_that_freezes_between_its_advance_and_the_commit_holds_its_success
     try:
         with ThreadPoolExecutor(2) as pool, cursors.transaction(key()) as transaction:
             transaction.connect()  # the handler writes in it, so the advance is not the transaction's only statement
-            advancing = pool.submit(transaction.advance, page)
+            advancing = pool.submit(transaction.advance, transaction.move(page))
             assert frozen.wait(10)
             claimed = pool.submit(claim, Cursors(successor), token=NEW).result(20)
             wakes.set()

@@ -159,10 +159,6 @@ CROSS JOIN LATERAL (SELECT p.proowner AS role) o
 WHERE t.tgfoid = to_regprocedure(%(function)s)
 ORDER BY 1, 2
 
--- name: adopt_always
--- The trigger also fires if a session, or logical replication, applies the rows of another server.
-ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}
-
 -- name: adopt_empty
 -- A table without rows needs no backfill. Its triggers exist, so there are no earlier writers any more; a transaction with an
 -- older snapshot cannot tell. Writers wait during this check, which in an emptied table reads all dead rows, so only tables of
@@ -258,9 +254,10 @@ UPDATE {schema}.records SET discarded_at = now()
 WHERE source = {source} AND tenant = '' AND key > 'columns changed, ' AND key < 'columns changed-' AND discarded_at IS NULL
 
 -- name: adopt_trigger
--- A trigger of an adopted table.
+-- A trigger of an adopted table. It also fires if a session, or logical replication, applies the rows of another server.
 CREATE OR REPLACE TRIGGER {trigger} {timing} ON {table}
-    {each} EXECUTE FUNCTION {function}()
+    {each} EXECUTE FUNCTION {function}();
+ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}
 
 -- name: adoption_version
 -- A part of other queries: the version of an adoption `a` and of its table, the row `c` of `pg_class`. The latter changes with the
