@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Records,
         Row,
         Statement,
+        documents_statement,
         exact_json_text,
         execute,
         json_text,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
         record_many,
         record_statements,
         refused,
-        rows_statement,
     )
     from taskbridge.store.schema import check_cluster, check_schema, deployment, in_its_cluster, migrate
     from taskbridge.store.stats import LOOK_SECONDS, Backlog, Counters, Tenants, read_ages, read_backlogs, read_counters
@@ -96,8 +96,8 @@ if not TYPE_CHECKING:
             "rebasing": "Rebased rebase",
             "receiving": "AsyncPool Incoming forget_received receive_statement",
             "records": (
-                "Records Row Statement exact_json_text execute json_text message_statement record record_invoice "
-                "record_many record_statements refused rows_statement"
+                "Records Row Statement documents_statement exact_json_text execute json_text message_statement record "
+                "record_invoice record_many record_statements refused"
             ),
             "schema": "check_cluster check_schema deployment in_its_cluster migrate",
             "stats": "LOOK_SECONDS Backlog Counters Tenants read_ages read_backlogs read_counters",

@@ -87,7 +87,7 @@ class Table:
 
     `unique`: the columns of the index by which a row is found. `emptied`: the tables that a TRUNCATE names, which are
     the partitions if there are any. `by_row`: statement triggers would miss changes. `may_ask`: Postgres can check
-    whether a text is valid for a type. `rows`: an estimate.
+    whether a text is valid for a type. `rows`: an estimate. `is_readable`: by this role.
     """
 
     relation: int
@@ -98,6 +98,7 @@ class Table:
     by_row: bool
     may_ask: bool
     rows: int
+    is_readable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,6 +362,7 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
         is_partitioned or found.is_subscribed,
         found.may_ask,
         max(0, found.rows),
+        found.is_readable,
     )
     return Adopted(definition, table, schema)
 

@@ -366,14 +366,10 @@ def _changed_columns(before: Known) -> list[str]:
 
 def _has_missed(connection: Connection, source: str) -> bool:
     """Return whether triggers found the columns changed; False for a role that cannot read the records."""
-    if not _is_readable(connection, f"{quoted(schema_of(connection))}.records"):
+    sql = queries(connection)
+    if not connection.exec_driver_sql(sql("readable_records")).scalar_one():
         return False
-    found = connection.exec_driver_sql(queries(connection)("adopted_has_missed"), {"source": source})
-    return bool(found.scalar_one())
-
-
-def _is_readable(connection: Connection, table: str) -> bool:
-    return bool(connection.exec_driver_sql(queries(connection)("readable"), {"table": table}).scalar_one())
+    return bool(connection.exec_driver_sql(sql("adopted_has_missed"), {"source": source}).scalar_one())
 
 
 def _idle_triggers(adopted: Adopted, triggers: Sequence[Any]) -> dict[str, bool]:
@@ -415,7 +411,7 @@ def _faults(connection: Connection, before: Known) -> Iterator[Fault]:
         what = f"the table that was adopted is called {before.called} now; changes of {before.name} are not recorded"
         readopt = before.definition.command(before.name)
         yield Fault(what, f"run: taskbridge unadopt {before.source} && {readopt}")
-    if not _is_readable(connection, table):
+    if not adopted.table.is_readable:
         yield Fault(f"this role has no right to read {table}", "grant SELECT on it to the workers' role")
     if lacking := sorted({what for trigger in triggers for what in trigger.lacks}):
         what = f"the role {triggers[0].role}, which adopted it, has no {', no '.join(lacking)}, and so its writers fail"

@@ -30,6 +30,7 @@ __all__ = [
     "Records",
     "Row",
     "Statement",
+    "documents_statement",
     "exact_json_text",
     "execute",
     "json_text",
@@ -39,7 +40,6 @@ __all__ = [
     "record_many",
     "record_statements",
     "refused",
-    "rows_statement",
 ]
 
 log = logging.getLogger(__name__)
@@ -128,10 +128,10 @@ def record_statements(source: str, rows: Iterable[Row]) -> Iterator[Statement]:
         documents[tenant, key] = text
         characters += len(text)
         if len(documents) == AT_ONCE or characters >= CHARACTERS_AT_ONCE:
-            yield _statement(source, documents)
+            yield documents_statement(source, documents)
             documents, characters = {}, 0
     if documents:
-        yield _statement(source, documents)
+        yield documents_statement(source, documents)
 
 
 def message_statement(
@@ -169,8 +169,13 @@ def _is_text(given: object) -> bool:
     return isinstance(given, (str, bytes))
 
 
-def _statement(source: str, documents: Mapping[tuple[str, str], str], traceparent: str | None = None) -> Statement:
-    """Return the statement that writes documents by tenant and key, with the tenant of each that changed."""
+def documents_statement(
+    source: str, documents: Mapping[tuple[str, str], str], traceparent: str | None = None
+) -> Statement:
+    """Return the statement that writes checked documents by tenant and key; it returns the tenant of each change.
+
+    `traceparent`: by default the current span.
+    """
     tenants, keys = ([name[at] for name in documents] for at in (0, 1))
     columns = {"tenants": tenants, "keys": keys, "documents": [*documents.values()]}
     return Statement("record_many", {"source": source, **columns, "traceparent": traceparent or tracing.current()})
@@ -181,14 +186,6 @@ def record_invoice(
 ) -> bool:
     """Write or update one record of the source `invoices`, as `record` does."""
     return record(engine, "invoices", tenant, number, document, connection)
-
-
-def rows_statement(source: str, rows: list[tuple[str, str, str]], traceparent: str | None = None) -> Statement:
-    """Return the statement that writes checked rows, with the tenant of each that changed.
-
-    `traceparent`: by default the current span. If there are several rows for one record, the last one counts.
-    """
-    return _statement(source, {(tenant, key): text for tenant, key, text in rows}, traceparent)
 
 
 def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManager[Connection]:

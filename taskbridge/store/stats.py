@@ -183,8 +183,7 @@ class Tenants:
 
     def waiting(self, pipeline: str, tenant: str, smallest: int) -> WaitingRecords | None:
         """Return what waits for one tenant; None: nothing."""
-        values = {"pipeline": pipeline, "source": self._source, "tenant": tenant, "smallest": smallest, "size": None}
-        waiting = fetch(self._database, "waiting_records", values)
+        waiting = self._rows("waiting_records", pipeline, tenant=tenant, smallest=smallest, size=None)
         return WaitingRecords(**waiting[0]) if waiting else None
 
     def delays(self, pipeline: str, tenants: Collection[str], smallest: int) -> dict[str, int]:

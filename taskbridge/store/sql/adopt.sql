@@ -293,9 +293,9 @@ ARRAY(
     WHERE NOT l.has_it
 )
 
--- name: readable
--- Whether this role may read a table, whose name is written as in SQL.
-SELECT has_table_privilege(%(table)s::text, 'SELECT')
+-- name: readable_records
+-- Whether this role may read the records.
+SELECT has_table_privilege('{schema}.records', 'SELECT')
 
 -- name: unadopt_function
 -- A table is given up: drop the function of its triggers.
