@@ -348,7 +348,8 @@ def _trigger_faults(connection: Connection, adopted: Adopted, before: Known, tri
     if not wrong and _has_missed(connection, before.source):
         wrong = [_MISSED_COLUMNS]
     # A migration may have run the printed statements in another form.
-    if not wrong and any(trigger.body.split() != _body(adopted).split() for trigger in triggers):
+    body = _function(adopted).split(MARKS[0])[1].split()
+    if not wrong and any(trigger.body.split() != body for trigger in triggers):
         wrong = ["the function of its triggers has another text than the one that adopts it"]
     return wrong
 
@@ -525,10 +526,6 @@ def _statement(
         parts[f"{word}_watched"] = f"{f'ROW({columns})' if columns else whole if by_row else f'ROW({row}.*)'}::record"
     again = query("adopted_again", adopted.schema)
     return adopted.records(filled(name, adopted.schema, parts), again, typed=typed, is_single=by_row)
-
-
-def _body(adopted: Adopted) -> str:
-    return _function(adopted).split("$taskbridge$")[1]
 
 
 def _triggers(adopted: Adopted) -> list[_Trigger]:

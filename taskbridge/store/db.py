@@ -66,6 +66,7 @@ __all__ = [
     "is_busy",
     "is_without_session",
     "local_settings",
+    "milliseconds",
     "parameters_of",
     "pooler_of",
     "rows",

@@ -32,6 +32,7 @@ from taskbridge.store.db import (
     driver_of,
     is_without_session,
     local_settings,
+    milliseconds,
     session_name,
     successor_of,
 )
@@ -210,11 +211,8 @@ class Transaction:
                 for statement in local_settings({**driver.limits, "statement_timeout": None}):
                     driver.execute(statement)
                 driver.execute(self._query("end_replaced"), successor_of(self._key))
-                idle = f"{round(self._timeout * 1000)}ms"
-                whose = {**self._key._asdict(), "source": self._source}
-                announced = driver.execute(
-                    self._query("announce"), {**whose, "session": session_name(self._key), "idle": idle}
-                )
+                whose = {**self._key._asdict(), "source": self._source, "session": session_name(self._key)}
+                announced = driver.execute(self._query("announce"), {**whose, "idle": milliseconds(self._timeout)})
             *_, muted = announced.fetchone() or ("",)
             self._muted = muted != ""
             self._handlers = _hand_out(connection, driver, self._timeout)
@@ -331,7 +329,7 @@ class Transaction:
         handler left the transaction.
         """
         seconds = own.own_answer_timeout
-        limit = f"{round((seconds - GRACE) * 1000)}ms" if seconds else None
+        limit = milliseconds(seconds - GRACE) if seconds else None
         own.execute(setting("statement_timeout", limit, LOCAL))
         own.execute(setting("lock_timeout", None, LOCAL))
         left = own.execute(self._query("as_left"))

@@ -127,9 +127,12 @@ ORDER BY a.source
 -- Whether triggers of an adopted table found its columns changed (see `adopted_missed`).
 SELECT EXISTS (
     SELECT FROM {schema}.records r
-    WHERE r.source = %(source)s AND r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-'
-      AND r.discarded_at IS NULL
+    WHERE r.source = %(source)s AND {says_missed}
 )
+
+-- name: says_missed
+-- A part of other queries: the record `r` notes that changes of an adopted table were missed (see `adopted_missed`).
+r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-' AND r.discarded_at IS NULL
 
 -- name: adopted_none
 -- A part of other queries, in place of an adopted table that was dropped.
@@ -229,8 +232,7 @@ SET relation = excluded.relation, name = excluded.name, tenant_column = excluded
                    OR k.was_kind <> k.is_kind AND (k.is_kind <> 'text' OR split_part(k.was_kind, '(', 1) IN ('date', 'timestamp', 'timestamptz'))
             ) AND NOT EXISTS (
                 SELECT FROM {schema}.records r
-                WHERE r.source = {source} AND r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-'
-                  AND r.discarded_at IS NULL
+                WHERE r.source = {source} AND {says_missed}
             ) AS all_seen
         ) c
     )
@@ -250,8 +252,7 @@ END $rights$
 
 -- name: adopt_seen
 -- After a table was adopted: the records of `adopted_missed` are no longer needed, because a backfill is due.
-UPDATE {schema}.records SET discarded_at = now()
-WHERE source = {source} AND tenant = '' AND key > 'columns changed, ' AND key < 'columns changed-' AND discarded_at IS NULL
+UPDATE {schema}.records r SET discarded_at = now() WHERE r.source = {source} AND {says_missed}
 
 -- name: adopt_trigger
 -- A trigger of an adopted table. It also fires if a session, or logical replication, applies the rows of another server.
