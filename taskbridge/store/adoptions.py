@@ -71,10 +71,10 @@ class _Trigger(NamedTuple):
         """Whether it records changes of single rows: only then does it fire after the statement."""
         return self.kind.startswith("AFTER")
 
-    def statement(self, function: str, schema: str) -> str:
+    def statements(self, function: str, schema: str) -> list[str]:
         timing, each = self.kind.split("; ")
         parts = {"trigger": quoted(self.name), "timing": timing, "table": self.table, "each": each}
-        return filled("adopt_trigger", schema, {**parts, "function": function})
+        return [filled(name, schema, {**parts, "function": function}) for name in ("adopt_trigger", "adopt_always")]
 
 
 class Unadopted(NamedTuple):
@@ -221,7 +221,7 @@ def adoption_statements(adopted: Adopted, *, from_now_on: bool = False) -> list[
         # Under the lock, so that no trigger can be disabled between this check and the statements that enable them.
         filled("adopt_register", adopted.schema, parts),
         filled("adopt_seen", adopted.schema, parts),
-        *(trigger.statement(function, adopted.schema) for trigger in triggers),
+        *(line for trigger in triggers for line in trigger.statements(function, adopted.schema)),
         filled("adopt_empty", adopted.schema, {**parts, "table": adopted.table.name}),
         *([_from_now_on(adopted)] if from_now_on else []),
     ]

@@ -162,6 +162,10 @@ CROSS JOIN LATERAL (SELECT p.proowner AS role) o
 WHERE t.tgfoid = to_regprocedure(%(function)s)
 ORDER BY 1, 2
 
+-- name: adopt_always
+-- The trigger also fires if a session, or logical replication, applies the rows of another server.
+ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}
+
 -- name: adopt_empty
 -- A table without rows needs no backfill. Its triggers exist, so there are no earlier writers any more; a transaction with an
 -- older snapshot cannot tell. Writers wait during this check, which in an emptied table reads all dead rows, so only tables of
@@ -255,10 +259,9 @@ END $rights$
 UPDATE {schema}.records r SET discarded_at = now() WHERE r.source = {source} AND {says_missed}
 
 -- name: adopt_trigger
--- A trigger of an adopted table. It also fires if a session, or logical replication, applies the rows of another server.
+-- A trigger of an adopted table.
 CREATE OR REPLACE TRIGGER {trigger} {timing} ON {table}
-    {each} EXECUTE FUNCTION {function}();
-ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}
+    {each} EXECUTE FUNCTION {function}()
 
 -- name: adoption_version
 -- A part of other queries: the version of an adoption `a` and of its table, the row `c` of `pg_class`. The latter changes with the
