@@ -83,7 +83,7 @@ def adopt(
     engine = _engine()
     found = _described(engine, table, tenant, keys, source, columns, needs_rights=not print_sql, other_keys=again)
     if print_sql:
-        _print([*store.adoption_statements(found), *([store.from_now_on_statement(found)] if from_now_on else [])])
+        _print(store.adoption_statements(found, from_now_on=from_now_on))
         return
     name = found.definition.source
     is_new = store.adopt(engine, found)

@@ -111,9 +111,9 @@ def start(tenants: Iterable[str], pipeline: str) -> None:
 
 def note(runtime: Runtime, action: str, **what: Any) -> None:
     """Record what the user is about to do in the audit table."""
-    from taskbridge.store import Audit
+    from taskbridge.store import audit
 
-    Audit(runtime.engine).note(system_user(), action, **what)
+    audit(runtime.engine, system_user(), action, **what)
 
 
 def system_user() -> str:

@@ -24,7 +24,7 @@ from taskbridge.django.sessions import sqlalchemy_connection
 from taskbridge.django.typed import typed
 from taskbridge.errors import InvalidInput, TaskBridgeError
 from taskbridge.settings import Settings
-from taskbridge.store.backfills import adopting
+from taskbridge.store.adopted import Definition
 from taskbridge.store.queries import query, quoted
 
 __all__ = ["AdoptTable", "adopting_migration", "unadopted"]
@@ -120,7 +120,7 @@ class AdoptTable(Operation):
             # If a migration adopts a source twice, its first adoption decides.
             deferred[:] = [one for one in deferred if not (isinstance(one, _AtTheEnd) and one.source == self.source)]
             if before is None:
-                store.unadopt_within(connection, self.source)
+                store.unadopt(connection, self.source)
                 return
         # Reversing the other operations of this migration may restore the column names that the earlier adoption uses.
         deferred.append(_AtTheEnd(self.source, lambda: self._restore(*before, schema_editor)))
@@ -252,7 +252,7 @@ def unadopted(connection: Any, there: Collection[str]) -> Iterator[tuple[str, st
     for source, (key, one) in found.items():
         if source not in there:
             table, tenant, keys, watched = one._names(key[0], _state_after(loader, key, one))
-            yield ".".join(key), source, adopting(source, table, tenant, keys, watched)
+            yield ".".join(key), source, Definition(source, tenant, tuple(keys), tuple(watched)).command(table)
 
 
 def adopting_migration(alias: str, source: str) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -186,9 +186,7 @@ class Inspector:
 
     def survey(self, pipelines: Sequence[str], most: int) -> dict[str, Survey]:
         """Return the state of pipelines, with up to `most` tenants of each, in one round trip."""
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.time()
-            pipe.hmget(self._keys.clock, "offset", "mark")
+        with self._with_clock() as pipe:
             for pipeline in pipelines:
                 pipe.zrange(self._keys.due(pipeline), 0, most - 1, withscores=True)
                 pipe.zcard(self._keys.due(pipeline))
@@ -201,10 +199,16 @@ class Inspector:
 
     def now_ms(self) -> int:
         """Return the gate's time: milliseconds since the Unix epoch by Redis's clock; it never goes back."""
+        with self._with_clock() as pipe:
+            return _now_ms(*pipe.execute())
+
+    @contextmanager
+    def _with_clock(self) -> Iterator[Any]:
+        """Return a pipeline whose first two replies are the arguments of `_now_ms`."""
         with self._client.pipeline(transaction=False) as pipe:
             pipe.time()
             pipe.hmget(self._keys.clock, "offset", "mark")
-            return _now_ms(*pipe.execute())
+            yield pipe
 
     def look(self, pipeline: str, tenants: Sequence[str]) -> list[RunnerStatus]:
         """Return the state of `tenants`, in one round trip."""
@@ -233,9 +237,7 @@ class Inspector:
 
     def used_up(self, pipeline: str, tenants: Sequence[str], whole: Limits, each: Limits) -> list[list[UsedUp]]:
         """Return which limits of the `whole` pipeline and of `each` tenant are exhausted, in one round trip."""
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.time()
-            pipe.hmget(self._keys.clock, "offset", "mark")
+        with self._with_clock() as pipe:
             pipe.mget(self._keys.pipeline_rate(pipeline), self._keys.pipeline_calls(pipeline))
             for tenant in tenants:
                 pipe.mget(self._keys.tenant_rate(pipeline, tenant), self._keys.tenant_calls(pipeline, tenant))
@@ -266,9 +268,7 @@ class Inspector:
             name: list(dict.fromkeys([*of_pipeline, *fronts.get(name, ()), *beating.get(name, ())]))
             for name, of_pipeline in tenants.items()
         }
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.time()
-            pipe.hmget(self._keys.clock, "offset", "mark")
+        with self._with_clock() as pipe:
             for pipeline, of_pipeline in tenants.items():
                 for tenant in of_pipeline:
                     pipe.hmget(self._keys.runner(pipeline, tenant), "state", "token", "began", "worker")
@@ -306,10 +306,9 @@ class Inspector:
         tenants: Any = self._client.zrange(self._keys.due(pipeline), 0, -1)
         return list(tenants)
 
-    def overdue(self, pipeline: str, limit: int, ms: int = 0) -> list[str]:
-        """Return up to `limit` tenants whose deadlines passed `ms` or more milliseconds ago, the oldest first."""
-        until = self.now_ms() - ms
-        tenants: Any = self._client.zrangebyscore(self._keys.due(pipeline), "-inf", until, start=0, num=limit)
+    def overdue(self, pipeline: str, limit: int) -> list[str]:
+        """Return up to `limit` tenants whose deadlines have passed, the oldest first."""
+        tenants: Any = self._client.zrangebyscore(self._keys.due(pipeline), "-inf", self.now_ms(), start=0, num=limit)
         return list(tenants)
 
     def paused(self, pipeline: str) -> list[str]:

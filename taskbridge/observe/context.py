@@ -14,7 +14,7 @@ from taskbridge.errors import UnknownPipeline
 from taskbridge.gate.inspector import Inspector
 from taskbridge.settings import Settings
 from taskbridge.store import LOOK_SECONDS, Tenants
-from taskbridge.store.db import checked_out, rows, within
+from taskbridge.store.db import fetch_within, rows
 from taskbridge.store.queries import queries
 from taskbridge.store.stats import bucket_sums, limited
 
@@ -115,8 +115,7 @@ class Context:
 
     def rows_however_long(self, query: str, **values: Any) -> list[dict[str, Any]]:
         """Return the rows of a named query, without a time limit."""
-        with checked_out(self.database) as driver, within(driver, None):
-            return rows(driver, queries(self.database)(query), values)
+        return fetch_within(self.database, None, query, values)
 
     def value(self, query: str, **values: Any) -> Any:
         """Return the only column of a query's only row."""

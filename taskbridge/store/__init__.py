@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 from taskbridge.common.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from taskbridge.store.adopted import Adopted, Definition, described, known
+    from taskbridge.store.adopted import Adopted, backfills_due
     from taskbridge.store.adoptions import (
-        Fault,
-        Unadopted,
         adopt,
         adopt_within,
         adopted_before,
@@ -18,27 +16,15 @@ if TYPE_CHECKING:
         adoption_statements,
         check_adoptions,
         choose_from_now_on,
-        from_now_on_statement,
         removal_statements,
         trigger_faults,
         unadopt,
-        unadopt_within,
     )
-    from taskbridge.store.backfilling import Backfilled, backfill, begin_again
-    from taskbridge.store.backfills import Due, backfills_due
+    from taskbridge.store.backfilling import backfill, begin_again
     from taskbridge.store.cursor import CLAIMED_WITHIN, Claim, Cursors, Evidence, StaleToken, Unread, Waiting
-    from taskbridge.store.db import (
-        OLDEST_POSTGRES,
-        NoAnswer,
-        check_version,
-        connect,
-        driver_error,
-        is_without_session,
-    )
+    from taskbridge.store.db import NoAnswer, check_version, connect, driver_error, is_without_session
     from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
     from taskbridge.store.maintenance import (
-        EVERYTHING,
-        NOW,
         PRUNED,
         Holder,
         Prune,
@@ -51,13 +37,14 @@ if TYPE_CHECKING:
     )
     from taskbridge.store.page import Page
     from taskbridge.store.poller import Changes, ChangesPage, Kind
-    from taskbridge.store.quarantine import Audit, Pause, Paused, Pauses, Quarantine, QuarantinedRecord
+    from taskbridge.store.quarantine import Pause, Paused, Pauses, Quarantine, QuarantinedRecord, audit
     from taskbridge.store.rebasing import Rebased, rebase
     from taskbridge.store.receiving import AsyncPool, Incoming, forget_received, receive_statement
     from taskbridge.store.records import (
         Records,
         Row,
         Statement,
+        documents_statement,
         exact_json_text,
         execute,
         json_text,
@@ -67,21 +54,9 @@ if TYPE_CHECKING:
         record_many,
         record_statements,
         refused,
-        rows_statement,
     )
     from taskbridge.store.schema import check_cluster, check_schema, deployment, in_its_cluster, migrate
-    from taskbridge.store.stats import (
-        LOOK_SECONDS,
-        MOST_RECORDS,
-        Ages,
-        Backlog,
-        Counters,
-        Tenants,
-        WaitingRecords,
-        read_ages,
-        read_backlogs,
-        read_counters,
-    )
+    from taskbridge.store.stats import LOOK_SECONDS, Backlog, Counters, Tenants, read_ages, read_backlogs, read_counters
     from taskbridge.store.transaction import (
         ComesAgain,
         CursorLost,
@@ -104,33 +79,28 @@ if not TYPE_CHECKING:
     __getattr__ = on_first_use(
         __name__,
         {
-            "adopted": "Adopted Definition described known",
+            "adopted": "Adopted backfills_due",
             "adoptions": (
-                "Fault Unadopted adopt adopt_within adopted_before adoption adoption_statements check_adoptions "
-                "choose_from_now_on from_now_on_statement removal_statements trigger_faults unadopt unadopt_within"
+                "adopt adopt_within adopted_before adoption adoption_statements check_adoptions choose_from_now_on "
+                "removal_statements trigger_faults unadopt"
             ),
-            "backfills": "Due backfills_due",
-            "backfilling": "Backfilled backfill begin_again",
+            "backfilling": "backfill begin_again",
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
-            "db": "OLDEST_POSTGRES NoAnswer check_version connect driver_error is_without_session",
+            "db": "NoAnswer check_version connect driver_error is_without_session",
             "history": "HistoryRow keep_runs sum_runs write_runs",
             "maintenance": (
-                "EVERYTHING NOW PRUNED Holder Prune Step forget_pipeline prune register_pipeline undeclared_readers "
-                "unread_sources"
+                "PRUNED Holder Prune Step forget_pipeline prune register_pipeline undeclared_readers unread_sources"
             ),
             "page": "Page",
-            "quarantine": "Audit Pause Paused Pauses Quarantine QuarantinedRecord",
+            "quarantine": "Pause Paused Pauses Quarantine QuarantinedRecord audit",
             "rebasing": "Rebased rebase",
             "receiving": "AsyncPool Incoming forget_received receive_statement",
             "records": (
-                "Records Row Statement exact_json_text execute json_text message_statement record record_invoice "
-                "record_many record_statements refused rows_statement"
+                "Records Row Statement documents_statement exact_json_text execute json_text message_statement record "
+                "record_invoice record_many record_statements refused"
             ),
             "schema": "check_cluster check_schema deployment in_its_cluster migrate",
-            "stats": (
-                "LOOK_SECONDS MOST_RECORDS Ages Backlog Counters Tenants WaitingRecords read_ages read_backlogs "
-                "read_counters"
-            ),
+            "stats": "LOOK_SECONDS Backlog Counters Tenants read_ages read_backlogs read_counters",
             "poller": "Changes ChangesPage Kind",
             "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",

@@ -6,17 +6,28 @@ changes the row (`adoptions.py`); a batch reads the row in its state at that tim
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 from taskbridge.errors import InvalidInput
-from taskbridge.store.backfills import adopting
 from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, schema_of, setting
 
-__all__ = ["Adopted", "Definition", "Known", "Table", "described", "dropped", "known", "present"]
+__all__ = [
+    "Adopted",
+    "Definition",
+    "Due",
+    "Known",
+    "Table",
+    "backfills_due",
+    "described",
+    "dropped",
+    "known",
+    "present",
+]
 
 _KEYS: Final = frozenset(
     {"int2", "int4", "int8", "numeric", "text", "varchar", "bpchar", "citext", "uuid", "bool"}
@@ -76,7 +87,7 @@ class Table:
 
     `unique`: the columns of the index by which a row is found. `emptied`: the tables that a TRUNCATE names, which are
     the partitions if there are any. `by_row`: statement triggers would miss changes. `may_ask`: Postgres can check
-    whether a text is valid for a type. `rows`: an estimate.
+    whether a text is valid for a type. `rows`: an estimate. `is_readable`: by this role.
     """
 
     relation: int
@@ -87,6 +98,7 @@ class Table:
     by_row: bool
     may_ask: bool
     rows: int
+    is_readable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +110,36 @@ class Definition:
     keys: tuple[str, ...]
     watched: tuple[str, ...] = ()
 
+    def command(self, table: str) -> str:
+        """Return the command that adopts a table."""
+        words = ["taskbridge", "adopt", table, "--tenant", self.tenant]
+        for key in self.keys:
+            words += ["--key", key]
+        words += ["--source", self.source]
+        if self.watched:
+            words += ["--columns", ",".join(self.watched)]
+        return shlex.join(words)
+
+
+class Due(NamedTuple):
+    """A source whose rows may have no records: the problem, and the commands, one of which fixes it.
+
+    `missed`: changes of rows with a record may have been missed too.
+    """
+
+    source: str
+    what: str
+    remedy: str
+    missed: bool
+
 
 class Known(NamedTuple):
     """A table that was adopted as a source; `called`: its present name, None if it was dropped.
 
     `columns_called`: the present names of tenant, keys and watched columns. `columns_taken`: those of the names that
     belong to another column now; `columns_retyped`: those of columns that have another type now. `column_kinds`: how
-    tenant and keys were written as text.
+    tenant and keys were written as text. `lacks_backfill`: the backfill has not begun or not ended, unless that was
+    chosen; `backfilled`: how many rows it has processed. `again`: changes of rows with a record may have been missed.
     """
 
     source: str
@@ -121,6 +156,9 @@ class Known(NamedTuple):
     columns_taken: Sequence[str]
     columns_retyped: Sequence[str]
     column_kinds: Sequence[str] | None
+    lacks_backfill: bool
+    backfilled: int
+    again: bool
 
     @property
     def definition(self) -> Definition:
@@ -134,6 +172,21 @@ class Known(NamedTuple):
         """The renamed columns, with their present names."""
         adopted = (self.tenant_column, *self.key_columns, *(self.watched_columns or ()))
         return {name: now for name, now in zip(adopted, self.columns_called, strict=True) if name != now}
+
+    @property
+    def due(self) -> Due | None:
+        """The backfill that the table needs; None: it needs none."""
+        if self.ended or self.called is None or not self.lacks_backfill:
+            return None
+        command = self.definition.command(self.called)
+        if self.backfilled:
+            what = f"the backfill stopped after {self.backfilled:,} rows, or is still running"
+            return Due(self.source, what, f"if none is running: {command} --backfill", self.again)
+        what = "rows that existed before the table was adopted have no record until they change"
+        if self.again:
+            what = "changes may have been missed, and no backfill has been started since"
+        remedy = f"run: {command} --backfill; or use --from-now-on to leave it so and hide this message"
+        return Due(self.source, what, remedy, self.again)
 
     def makes_other_keys(self, present: Adopted, names: Sequence[str] | None = None) -> str | None:
         """Return why the existing records no longer match the present table; None: they do.
@@ -309,6 +362,7 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
         is_partitioned or found.is_subscribed,
         found.may_ask,
         max(0, found.rows),
+        found.is_readable,
     )
     return Adopted(definition, table, schema)
 
@@ -323,8 +377,8 @@ def present(connection: Connection, before: Known) -> Adopted:
     adopted = described(connection, before.relation, before.definition)
     table = adopted.table.name
     if other := before.makes_other_keys(adopted):
-        columns = before.tenant_column, before.key_columns, before.watched_columns or ()
-        again = adopting(before.source, table, *columns)
+        watched = tuple(before.watched_columns or ())
+        again = Definition(before.source, before.tenant_column, tuple(before.key_columns), watched).command(table)
         raise InvalidInput(
             f"the source {before.source} is stopped: of {table}, {other}",
             f"run: {again} --again; each row is sent with its present key, and records of other keys as deleted",
@@ -412,3 +466,9 @@ def known(connection: Connection, source: str | None = None) -> list[Known]:
     """Return the tables that were adopted as a source, or as any source."""
     rows = connection.exec_driver_sql(queries(connection)("adopted"), {"source": source})
     return [Known(**row._mapping) for row in rows]
+
+
+def backfills_due(engine: Engine) -> list[Due]:
+    """Return the adopted tables whose backfill has not begun or not ended, unless that was chosen."""
+    with engine.begin() as connection:
+        return [each.due for each in known(connection) if each.due]

@@ -10,13 +10,12 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from psycopg.errors import QueryCanceled
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Row
 from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.names import check_source_name
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
 from taskbridge.store.adopted import MARKS, Adopted, Definition, Known, described, known, present
-from taskbridge.store.backfills import adopting, backfills_due
 from taskbridge.store.db import driver_error, is_busy, within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, schema_of, setting
 
@@ -30,11 +29,9 @@ __all__ = [
     "adoption_statements",
     "check_adoptions",
     "choose_from_now_on",
-    "from_now_on_statement",
     "removal_statements",
     "trigger_faults",
     "unadopt",
-    "unadopt_within",
 ]
 
 LOCK_WAIT: Final = 0.04
@@ -96,7 +93,7 @@ class Fault(NamedTuple):
 
 
 def adoption(
-    engine: Engine,
+    where: Engine | Connection,
     table: str,
     tenant: str,
     keys: Sequence[str],
@@ -114,44 +111,39 @@ def adoption(
     Raises:
         InvalidInput, InvalidName: it cannot be adopted like this; the message says why, and what to do.
     """
-    with engine.begin() as connection:
-        return _adoption(
-            connection,
-            table,
-            tenant,
-            keys,
-            source=source,
-            watched=watched,
-            needs_rights=needs_rights,
-            other_keys=other_keys,
-        )
-
-
-def _adoption(
-    connection: Connection,
-    table: str,
-    tenant: str,
-    keys: Sequence[str],
-    *,
-    source: str | None,
-    watched: Sequence[str] | None,
-    needs_rights: bool,
-    other_keys: bool = False,
-) -> Adopted:
-    """Like `adoption`, but changes the search path for the rest of the transaction."""
-    relation, name = _named(connection, table)
-    if source is None:
-        try:
-            source = check_source_name(name)
-        except InvalidName as error:
-            raise InvalidName(f"{error}: give the source a name with --source") from None
-    if watched is None:
-        before = [each for each in known(connection, source) if each.relation == relation]
-        watched = before[0].definition.watched if before else ()
-    definition = Definition(check_source_name(source), tenant, tuple(keys), tuple(dict.fromkeys(watched)))
-    adopted = described(connection, relation, definition, needs_rights=needs_rights)
-    _check_source(connection, adopted, relation, other_keys=other_keys)
+    with _examining(where) as connection:
+        found = _named(connection, table)
+        if found is None:
+            raise InvalidInput(
+                f"there is no table {table}: write its name as in SQL, with its schema if that is not in the search "
+                "path, and in quotation marks if it has capital letters"
+            )
+        if source is None:
+            try:
+                source = check_source_name(found.name)
+            except InvalidName as error:
+                raise InvalidName(f"{error}: give the source a name with --source") from None
+        if watched is None:
+            before = [each for each in known(connection, source) if each.relation == found.relation]
+            watched = before[0].definition.watched if before else ()
+        definition = Definition(check_source_name(source), tenant, tuple(keys), tuple(dict.fromkeys(watched)))
+        adopted = described(connection, found.relation, definition, needs_rights=needs_rights)
+        _check_source(connection, adopted, other_keys=other_keys)
     return adopted
+
+
+@contextmanager
+def _examining(where: Engine | Connection) -> Iterator[Connection]:
+    """Begin a transaction or, in the caller's, a savepoint; it is rolled back, which restores the search path."""
+    if isinstance(where, Engine):
+        with where.connect() as connection:
+            yield connection
+        return
+    savepoint = where.begin_nested()
+    try:
+        yield where
+    finally:
+        savepoint.rollback()
 
 
 def adopted_before(engine: Engine, source: str) -> tuple[str, Definition]:
@@ -167,25 +159,20 @@ def adopted_before(engine: Engine, source: str) -> tuple[str, Definition]:
     raise InvalidInput(f"no table is adopted as {source!r}: name the table, with --tenant and --key")
 
 
-def _named(connection: Connection, table: str) -> tuple[int, str]:
+def _named(connection: Connection, table: str) -> Row[Any] | None:
+    """Return the id and the bare name of a table; None: there is no table with this name, or it cannot be one."""
     try:
         with connection.begin_nested():
-            row = connection.exec_driver_sql(queries(connection)("named_table"), {"table": table}).one_or_none()
+            return connection.exec_driver_sql(queries(connection)("named_table"), {"table": table}).one_or_none()
     except DBAPIError:
-        row = None
-    if row is None:
-        raise InvalidInput(
-            f"there is no table {table}: write its name as in SQL, with its schema if that is not in the search path, "
-            "and in quotation marks if it has capital letters"
-        )
-    return row.relation, row.name
+        return None
 
 
-def _check_source(connection: Connection, adopted: Adopted, relation: int, *, other_keys: bool) -> None:
+def _check_source(connection: Connection, adopted: Adopted, *, other_keys: bool) -> None:
     """Raise InvalidInput if the source has records that could be confused with those of the table."""
     wanted = adopted.definition
     for before in known(connection, wanted.source):
-        is_another = before.relation != relation
+        is_another = before.relation != adopted.table.relation
         if is_another and before.called is not None and not before.ended:
             raise InvalidInput(
                 f"the source {wanted.source!r} is that of the table {before.called}: choose another with --source, "
@@ -194,7 +181,7 @@ def _check_source(connection: Connection, adopted: Adopted, relation: int, *, ot
         if other_keys:
             return
         is_same = replace(before.definition, watched=()) == replace(wanted, watched=())
-        if not is_same or (before.relation == relation and before.makes_other_keys(adopted, adopted.names)):
+        if not is_same or (not is_another and before.makes_other_keys(adopted, adopted.names)):
             raise InvalidInput(
                 f"{before.called or before.name} was adopted with --tenant {before.definition.tenant}"
                 + "".join(f" --key {key}" for key in before.definition.keys)
@@ -208,8 +195,11 @@ def _check_source(connection: Connection, adopted: Adopted, relation: int, *, ot
         )
 
 
-def adoption_statements(adopted: Adopted) -> list[str]:
-    """Return the statements that make a table a source, in order. They can be run again."""
+def adoption_statements(adopted: Adopted, *, from_now_on: bool = False) -> list[str]:
+    """Return the statements that make a table a source, in order. They can be run again.
+
+    With `from_now_on` the last one stores that rows from before the adoption get no backfill.
+    """
     made, function, triggers = _function(adopted), _function_name(adopted), _triggers(adopted)
     wanted = adopted.definition
     parts = {
@@ -233,6 +223,7 @@ def adoption_statements(adopted: Adopted) -> list[str]:
         filled("adopt_seen", adopted.schema, parts),
         *(line for trigger in triggers for line in trigger.statements(function, adopted.schema)),
         filled("adopt_empty", adopted.schema, {**parts, "table": adopted.table.name}),
+        *([_from_now_on(adopted)] if from_now_on else []),
     ]
 
 
@@ -245,31 +236,26 @@ def _hold(tables: Sequence[str], mode: str, schema: str) -> list[str]:
     ]
 
 
-def from_now_on_statement(adopted: Adopted) -> str:
-    """Return the statement that stores that rows from before the adoption get no backfill."""
+def _from_now_on(adopted: Adopted) -> str:
     return filled("adopt_from_now_on", adopted.schema, {"source": literal(adopted.definition.source)})
 
 
 def choose_from_now_on(engine: Engine, adopted: Adopted) -> None:
     """Store that rows from before the adoption get no backfill, until one is started."""
     with engine.begin() as connection:
-        connection.exec_driver_sql(from_now_on_statement(adopted).replace("%", "%%"))
+        connection.exec_driver_sql(_from_now_on(adopted).replace("%", "%%"))
 
 
-def removal_statements(engine: Engine, source: str) -> list[str]:
+def removal_statements(where: Engine | Connection, source: str) -> list[str]:
     """Return the statements that remove the triggers of a source, in order.
 
     Raises:
         InvalidInput: there is no such source.
     """
-    with engine.begin() as connection:
-        return _removal(connection, source)
-
-
-def _removal(connection: Connection, source: str) -> list[str]:
-    schema = schema_of(connection)
-    _adopted_source(connection, source)
-    triggers = [trigger for trigger in _triggers_there(connection, source) if not trigger.is_clone]
+    with _examining(where) as connection:
+        schema = schema_of(connection)
+        _adopted_source(connection, source)
+        triggers = [trigger for trigger in _triggers_there(connection, source) if not trigger.is_clone]
     parts = [{"trigger": quoted(trigger.trigger), "table": trigger.name} for trigger in triggers]
     return [
         LIMIT,
@@ -314,38 +300,23 @@ def adopt_within(
     Raises:
         InvalidInput, InvalidName, Unavailable: as `adoption` and `adopt`; the transaction can continue.
     """
-    examining = connection.begin_nested()
-    try:
-        adopted = _adoption(connection, table, tenant, keys, source=source, watched=watched, needs_rights=True)
-    finally:
-        examining.rollback()  # this restores the search path
-    further = [from_now_on_statement(adopted)] if from_now_on else []
-    _run(connection, [*adoption_statements(adopted), *further], adopted.table.name, timeout)
+    adopted = adoption(connection, table, tenant, keys, source=source, watched=watched)
+    _run(connection, adoption_statements(adopted, from_now_on=from_now_on), adopted.table.name, timeout)
 
 
-def unadopt_within(connection: Connection, source: str, timeout: float = TIMEOUT) -> None:
-    """Remove the triggers of a source, as `unadopt` does, in the caller's transaction.
+def unadopt(where: Engine | Connection, source: str, timeout: float = TIMEOUT) -> Unadopted:
+    """Remove the triggers of a source, in the caller's transaction if there is one; return what remains.
 
     Raises:
-        InvalidInput, Unavailable: as `unadopt`; the transaction can continue.
+        InvalidInput: there is no such source. The caller's transaction can continue.
+        Unavailable: as `adopt`; so can it then.
     """
-    adopted = _adopted_source(connection, source)
-    _run(connection, _removal(connection, source), adopted.called or adopted.name, timeout)
-
-
-def unadopt(engine: Engine, source: str, timeout: float = TIMEOUT) -> Unadopted:
-    """Remove the triggers of a source; return what remains.
-
-    Raises:
-        InvalidInput: there is no such source.
-        Unavailable: as `adopt`.
-    """
-    with engine.begin() as connection:
+    with _examining(where) as connection:
         adopted = _adopted_source(connection, source)
-        known_pipelines = connection.exec_driver_sql(queries(engine)("pipelines"))
+        known_pipelines = connection.exec_driver_sql(queries(connection)("pipelines"))
         readers = [row.pipeline for row in known_pipelines if row.source == source]
     table = adopted.called or adopted.name
-    _run(engine, removal_statements(engine, source), table, timeout)
+    _run(where, removal_statements(where, source), table, timeout)
     return Unadopted(table, readers)
 
 
@@ -362,27 +333,36 @@ def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
         before = known(connection, adopted.definition.source)
         if not before or before[0].ended:
             return ["it is not adopted"]
-        triggers = _triggers_there(connection, adopted.definition.source)
-        has_missed = _has_missed(connection, adopted.definition.source)
+        return _trigger_faults(connection, adopted, before[0], _triggers_there(connection, before[0].source))
+
+
+def _trigger_faults(connection: Connection, adopted: Adopted, before: Known, triggers: Sequence[Any]) -> list[str]:
     wrong = list(_idle_triggers(adopted, triggers))
     wrong += [f"the owner of {each.name} cannot make partitions of it" for each in triggers if not each.may_clone]
-    in_each_write = (before[0].tenant_column, *before[0].key_columns)
-    # Watched columns only matter for updates.
-    renamed = [
-        f"its column {name} is called {now} now, so {'changes' if name in in_each_write else 'updates'} of the table "
-        "are not recorded"
-        for name, now in before[0].renamed.items()
-    ] or [f"its column {name} has another type now, so each change costs more" for name in before[0].columns_retyped]
-    if not wrong and before[0].digest != _digest(adopted):
-        wrong = renamed or ["its columns have changed, or an earlier version of TaskBridge made its triggers"]
-    if not wrong and (other := before[0].makes_other_keys(adopted, adopted.names)):
+    if not wrong and before.digest != _digest(adopted):
+        wrong = _changed_columns(before) or [
+            "its columns have changed, or an earlier version of TaskBridge made its triggers"
+        ]
+    if not wrong and (other := before.makes_other_keys(adopted, adopted.names)):
         wrong = [other]
-    if not wrong and has_missed:
+    if not wrong and _has_missed(connection, before.source):
         wrong = [_MISSED_COLUMNS]
     # A migration may have run the printed statements in another form.
-    if not wrong and any(trigger.body.split() != _body(adopted).split() for trigger in triggers):
+    body = _function(adopted).split(MARKS[0])[1].split()
+    if not wrong and any(trigger.body.split() != body for trigger in triggers):
         wrong = ["the function of its triggers has another text than the one that adopts it"]
     return wrong
+
+
+def _changed_columns(before: Known) -> list[str]:
+    """Return which adopted columns have other names now or, if none has, other types."""
+    in_each_write = (before.tenant_column, *before.key_columns)
+    # Watched columns only matter for updates.
+    return [
+        f"its column {name} is called {now} now, so {'changes' if name in in_each_write else 'updates'} of the table "
+        "are not recorded"
+        for name, now in before.renamed.items()
+    ] or [f"its column {name} has another type now, so each change costs more" for name in before.columns_retyped]
 
 
 def _has_missed(connection: Connection, source: str) -> bool:
@@ -412,47 +392,37 @@ def check_adoptions(engine: Engine) -> dict[str, list[Fault]]:
     """Return the problems of each adopted table."""
     with engine.begin() as connection:
         adoptions = [each for each in known(connection) if not each.ended]
-    return {each.source: list(_faults(engine, each)) for each in adoptions}
-
-
-def _faults(engine: Engine, before: Known) -> Iterator[Fault]:
-    try:
+    faults = {}
+    for each in adoptions:
         with engine.begin() as connection:
-            adopted = present(connection, before)
-            readable = connection.exec_driver_sql(queries(engine)("readable_table"), {"relation": before.relation})
-            is_readable = readable.scalar_one()
+            faults[each.source] = list(_faults(connection, each))
+    return faults
+
+
+def _faults(connection: Connection, before: Known) -> Iterator[Fault]:
+    # Its texts depend on the search path, which `present` changes.
+    triggers = _triggers_there(connection, before.source)
+    try:
+        adopted = present(connection, before)
     except InvalidInput as error:
         yield Fault(error.what, error.remedy)
         return
-    if before.name != before.called and _is_there(engine, before.name):
+    table, again = adopted.table.name, before.definition.command(adopted.table.name)
+    if before.name != before.called and _named(connection, before.name) is not None:
         what = f"the table that was adopted is called {before.called} now; changes of {before.name} are not recorded"
-        yield Fault(what, f"run: taskbridge unadopt {before.source} && {command(before.definition, before.name)}")
-    if not is_readable:
-        what = f"this role has no right to read {adopted.table.name}"
-        yield Fault(what, "grant SELECT on it to the workers' role")
-    with engine.begin() as connection:
-        triggers = _triggers_there(connection, before.source)
+        readopt = before.definition.command(before.name)
+        yield Fault(what, f"run: taskbridge unadopt {before.source} && {readopt}")
+    if not adopted.table.is_readable:
+        yield Fault(f"this role has no right to read {table}", "grant SELECT on it to the workers' role")
     if lacking := sorted({what for trigger in triggers for what in trigger.lacks}):
         what = f"the role {triggers[0].role}, which adopted it, has no {', no '.join(lacking)}, and so its writers fail"
         yield Fault(what, "grant it that")
-    idle, again = _idle_triggers(adopted, triggers), command(before.definition, adopted.table.name)
-    for wrong in trigger_faults(engine, adopted):
+    idle = _idle_triggers(adopted, triggers)
+    for wrong in _trigger_faults(connection, adopted, before, triggers):
         is_missed = idle.get(wrong) or wrong == _MISSED_COLUMNS
         yield Fault(wrong, f"{MISSED}{again} --again" if is_missed else f"run again: {again}")
-    for due in backfills_due(engine):
-        if due.source == before.source:
-            yield Fault(due.what, due.remedy, is_recorded=True)
-
-
-def _is_there(engine: Engine, table: str) -> bool:
-    with engine.begin() as connection:
-        rows = connection.exec_driver_sql(queries(engine)("named_table"), {"table": table})
-        return rows.one_or_none() is not None
-
-
-def command(wanted: Definition, table: str) -> str:
-    """Return the command that adopts a table."""
-    return adopting(wanted.source, table, wanted.tenant, wanted.keys, wanted.watched)
+    if before.due:
+        yield Fault(before.due.what, before.due.remedy, is_recorded=True)
 
 
 def _triggers_there(connection: Connection, source: str) -> Sequence[Any]:
@@ -556,10 +526,6 @@ def _statement(
         parts[f"{word}_watched"] = f"{f'ROW({columns})' if columns else whole if by_row else f'ROW({row}.*)'}::record"
     again = query("adopted_again", adopted.schema)
     return adopted.records(filled(name, adopted.schema, parts), again, typed=typed, is_single=by_row)
-
-
-def _body(adopted: Adopted) -> str:
-    return _function(adopted).split("$taskbridge$")[1]
 
 
 def _triggers(adopted: Adopted) -> list[_Trigger]:

@@ -40,6 +40,7 @@ from taskbridge.store.db import (
     distrust,
     fetch,
     in_one_message,
+    milliseconds,
     rows,
     session_name,
     shorter,
@@ -171,7 +172,7 @@ class Cursors:
         self._source = source
         self._query = queries(engine)
         self._documents = RECORDED
-        self._idle_timeout = f"{round(runner_ttl * 1000)}ms"
+        self._idle_timeout = milliseconds(runner_ttl)
 
     def claim(self, claim: Claim) -> Page:
         """Make the token of a claim the cursor's owner, count the run, and read a batch.

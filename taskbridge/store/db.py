@@ -60,11 +60,13 @@ __all__ = [
     "driver_error",
     "driver_of",
     "fetch",
+    "fetch_within",
     "in_one_message",
     "in_one_trip",
     "is_busy",
     "is_without_session",
     "local_settings",
+    "milliseconds",
     "parameters_of",
     "pooler_of",
     "rows",
@@ -499,17 +501,14 @@ def connect(
         **options,
     )
 
-    def check_out(connection: Any, _record: Any, _proxy: Any) -> None:
-        pool = engine.pool
-        if not (isinstance(pool, _Pool) and isinstance(connection, Bounded)):
-            return
-        if connection.opened <= pool.distrusted or connection.ended:
+    def check_out(connection: Bounded, _record: Any, _proxy: Any) -> None:
+        if connection.opened <= _pool_of(engine).distrusted or connection.ended:
             raise DisconnectionError  # the pool closes it and opens another
         connection.answer_timeout = connection.own_answer_timeout
 
-    def check_in(connection: Any, record: Any) -> None:
+    def check_in(connection: Bounded | None, record: Any) -> None:
         # A handler returned it, and it was not reset.
-        if isinstance(connection, Bounded) and connection.is_handlers:
+        if connection is not None and connection.is_handlers:
             record.invalidate()
 
     event.listen(engine, "checkout", check_out)
@@ -523,10 +522,12 @@ def distrust(engine: Engine) -> None:
     If one session broke or does not answer, others often do not either: they share a server and a route.
     `Engine.dispose` would never close those that are in use.
     """
-    if isinstance(engine.pool, _Pool):
-        engine.pool.distrusted = monotonic()
-    else:
-        engine.dispose()
+    _pool_of(engine).distrusted = monotonic()
+
+
+def _pool_of(engine: Engine) -> _Pool:
+    assert isinstance(engine.pool, _Pool)  # noqa: S101 - for the type: `connect` makes no others
+    return engine.pool
 
 
 def driver_of(connection: Connection | psycopg.Connection[Any]) -> psycopg.Connection[Any]:
@@ -672,9 +673,7 @@ def within(
     In one that has begun before, they hold for the rest of it.
     """
     driver = driver_of(connection)
-    if not isinstance(driver, Bounded):
-        yield
-        return
+    assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the pool opens no others
     limits, usual = dict(settings or {}), driver.limits
     own = answer_timeout = driver.answer_timeout
     if answer_timeout is not None:
@@ -734,6 +733,14 @@ def scalar(driver: psycopg.Connection[Any], statement: str, values: Mapping[str,
 def fetch(database: Database, name: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Execute a named query in a transaction of its own, and return its rows."""
     with checked_out(database) as driver:
+        return rows(driver, queries(database)(name), values)
+
+
+def fetch_within(
+    database: Database, seconds: float | None, name: str, values: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Execute a named query as `fetch` does, but for at most so many seconds; None: any time."""
+    with checked_out(database) as driver, within(driver, seconds):
         return rows(driver, queries(database)(name), values)
 
 

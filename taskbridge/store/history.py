@@ -18,7 +18,7 @@ from psycopg.pq import ExecStatus
 from taskbridge.common.histogram import BOUNDS_MS
 from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.common.texts import error_line, storable
-from taskbridge.store.db import SHORT_WAIT, checked_out, local_settings, typed_rows, within
+from taskbridge.store.db import SHORT_WAIT, checked_out, fetch_within, local_settings, typed_rows, within
 from taskbridge.store.queries import Queries, queries
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ def keep_runs(database: Database, days: int) -> None:
 
     No run waits for it: what needs a lock that is taken is left to the next call.
     """
-    with checked_out(database) as driver, within(driver, LONG_LOOK):
-        driver.execute(queries(database)("keep_runs"), {"days": days})
+    fetch_within(database, LONG_LOOK, "keep_runs", {"days": days})
 
 
 def sum_runs(database: Database, pipeline: str) -> None:

@@ -13,7 +13,17 @@ import psycopg
 from psycopg.errors import LockNotAvailable
 
 from taskbridge.errors import InvalidPolicy
-from taskbridge.store.db import LOOKUPS, SHORT_WAIT, Database, checked_out, in_one_message, rows, scalar, within
+from taskbridge.store.db import (
+    LOOKUPS,
+    SHORT_WAIT,
+    Database,
+    checked_out,
+    fetch_within,
+    in_one_message,
+    rows,
+    scalar,
+    within,
+)
 from taskbridge.store.queries import Queries, queries
 
 __all__ = [
@@ -85,24 +95,20 @@ def _first_snapshot(
 def undeclared_readers(database: Database, declared: Sequence[str]) -> dict[str, list[str]]:
     """Return, for each source with several pipelines, those that are not among `declared`."""
     readers = defaultdict(list)
-    with checked_out(database) as driver, within(driver, None):
-        for row in rows(driver, queries(database)("pipelines")):
-            readers[row["source"]].append(row["pipeline"])
+    for row in fetch_within(database, None, "pipelines"):
+        readers[row["source"]].append(row["pipeline"])
     return {source: sorted({*names} - {*declared}) for source, names in readers.items() if len(names) > 1}
 
 
 def unread_sources(database: Database, read: Collection[str]) -> list[str]:
     """Return the sources that have records or are adopted, are not among `read`, and have no registered pipeline."""
-    with checked_out(database) as driver, within(driver, None):
-        found = rows(driver, queries(database)("unread_sources"), {"read": [*read]})
-    return [row["source"] for row in found]
+    return [row["source"] for row in fetch_within(database, None, "unread_sources", {"read": [*read]})]
 
 
 def forget_pipeline(database: Database, pipeline: str) -> dict[str, int] | None:
     """Delete the data of a pipeline; return the number of cursors and quarantine rows; None: there were none."""
-    with checked_out(database) as driver, within(driver, None):
-        (row,) = rows(driver, queries(database)("forget"), {"pipeline": pipeline})
-    return dict(row) if any(row.values()) else None
+    (row,) = fetch_within(database, None, "forget", {"pipeline": pipeline})
+    return row if any(row.values()) else None
 
 
 # Pruning.

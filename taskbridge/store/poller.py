@@ -18,7 +18,16 @@ from sqlalchemy import Engine
 
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.store.cursor import Waiting
-from taskbridge.store.db import GRACE, Bounded, checked_out, in_one_message, in_one_trip, rows, with_second_try
+from taskbridge.store.db import (
+    GRACE,
+    Bounded,
+    checked_out,
+    in_one_message,
+    in_one_trip,
+    milliseconds,
+    rows,
+    with_second_try,
+)
 from taskbridge.store.queries import compact, queries
 
 __all__ = ["Changes", "ChangesPage", "Kind"]
@@ -288,7 +297,7 @@ class Changes:
 
 
 def _limits(seconds: float) -> dict[str, str]:
-    return {"lock_timeout": LOCKED, "statement_timeout": f"{round(1000 * seconds)}ms"}
+    return {"lock_timeout": LOCKED, "statement_timeout": milliseconds(seconds)}
 
 
 def _found(

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from taskbridge.common.names import key_spellings
 from taskbridge.common.texts import storable
-from taskbridge.store.db import checked_out, fetch, rows, within
+from taskbridge.store.db import checked_out, fetch, fetch_within
 from taskbridge.store.queries import queries
 
 if TYPE_CHECKING:
     from taskbridge.store.db import Database
 
-__all__ = ["Audit", "Pause", "Paused", "Pauses", "Quarantine", "QuarantinedRecord"]
+__all__ = ["Pause", "Paused", "Pauses", "Quarantine", "QuarantinedRecord", "audit"]
 
 AT_ONCE: Final = 500
 """Records that one statement changes, and at most locks."""
@@ -98,8 +98,7 @@ class Quarantine:
             "discarded": discarded,
             "limit": limit,
         }
-        with checked_out(self._database) as driver, within(driver, self._seconds):
-            records = rows(driver, queries(self._database)("quarantined"), values)
+        records = fetch_within(self._database, self._seconds, "quarantined", values)
         count = records[0]["found"] if records else 0
         return [QuarantinedRecord(*(row[name] for name in QuarantinedRecord._fields)) for row in records], count
 
@@ -190,37 +189,28 @@ class Pauses:
 
     def of(self, pipeline: str) -> Paused:
         """Return what is paused in a pipeline."""
-        pauses = {
-            row["tenant"]: Pause(**row)
-            for row in fetch(self._database, "pauses", {"pipeline": pipeline, "tenants": None})
-        }
-        whole = pauses.pop(None, None)
-        return Paused(whole, pauses)
+        found = fetch(self._database, "pauses", {"pipeline": pipeline, "tenants": None})
+        pauses = {row["tenant"]: Pause(**row) for row in found}
+        return Paused(pauses.pop(None, None), pauses)
 
     def snapshot(self) -> str:
         """Return the current `pg_snapshot`, for `Tenants.pending_before`."""
-        ((snapshot,),) = (row.values() for row in fetch(self._database, "present_snapshot"))
-        return str(snapshot)
+        (row,) = fetch(self._database, "present_snapshot")
+        return str(row["snapshot"])
 
 
-class Audit:
-    """The audit log of one database: what people did, and who did it."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def note(
-        self,
-        who: str,
-        action: str,
-        *,
-        pipeline: str | None = None,
-        tenant: str | None = None,
-        key: str | None = None,
-        detail: str | None = None,
-    ) -> None:
-        """Record that `who` did `action`; characters that Postgres cannot store are escaped."""
-        values = {"pipeline": pipeline, "tenant": tenant, "key": key}
-        values |= {"who": storable(who), "action": action, "detail": None if detail is None else storable(detail)}
-        with checked_out(self._database) as driver:
-            driver.execute(queries(self._database)("audit_note"), values)
+def audit(
+    database: Database,
+    who: str,
+    action: str,
+    *,
+    pipeline: str | None = None,
+    tenant: str | None = None,
+    key: str | None = None,
+    detail: str | None = None,
+) -> None:
+    """Record in the audit log that `who` did `action`; characters that Postgres cannot store are escaped."""
+    values = {"pipeline": pipeline, "tenant": tenant, "key": key}
+    values |= {"who": storable(who), "action": action, "detail": None if detail is None else storable(detail)}
+    with checked_out(database) as driver:
+        driver.execute(queries(database)("audit_note"), values)

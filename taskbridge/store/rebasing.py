@@ -60,8 +60,7 @@ def rebase(
         _refuse_company(connection)
         _lock(connection, lock_seconds)
         begins(pending)
-        connection.exec_driver_sql(query("rebase_identifier"))
-        connection.exec_driver_sql(query("rebase_revisions"))
+        connection.exec_driver_sql(query("rebase_begin"))
         quarantined = {row[0]: row[1] for row in connection.exec_driver_sql(query("rebase_pending"))}
         # One snapshot for both, taken when no other transaction can have written an uncommitted row.
         snapshot = {"snapshot": connection.exec_driver_sql(query("present_snapshot")).scalar_one()}
@@ -71,8 +70,7 @@ def rebase(
         begins(of_cursors)
         cursors = connection.exec_driver_sql(query("rebase_cursors"), snapshot).rowcount
         begins(rest)
-        connection.exec_driver_sql(query("rebase_tails"))
-        connection.exec_driver_sql(query("rebase_runs"))
+        connection.exec_driver_sql(query("rebase_rest"))
     return Rebased(quarantined, rows, cursors)
 
 

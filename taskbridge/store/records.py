@@ -20,7 +20,7 @@ from taskbridge.common.names import check_key, check_source_name, check_tenant
 from taskbridge.common.server_errors import causes, sqlstate
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.errors import InvalidInput, Unavailable
-from taskbridge.store.db import SHORT_WAIT, checked_out, in_one_message, is_busy, rows, within
+from taskbridge.store.db import SHORT_WAIT, checked_out, fetch_within, in_one_message, is_busy
 from taskbridge.store.documents import decoded, unreadable
 from taskbridge.store.queries import Queries, queries
 from taskbridge.store.unmatched import UnmatchedRecord, read_unmatched
@@ -30,6 +30,7 @@ __all__ = [
     "Records",
     "Row",
     "Statement",
+    "documents_statement",
     "exact_json_text",
     "execute",
     "json_text",
@@ -39,7 +40,6 @@ __all__ = [
     "record_many",
     "record_statements",
     "refused",
-    "rows_statement",
 ]
 
 log = logging.getLogger(__name__)
@@ -128,10 +128,10 @@ def record_statements(source: str, rows: Iterable[Row]) -> Iterator[Statement]:
         documents[tenant, key] = text
         characters += len(text)
         if len(documents) == AT_ONCE or characters >= CHARACTERS_AT_ONCE:
-            yield _statement(source, documents)
+            yield documents_statement(source, documents)
             documents, characters = {}, 0
     if documents:
-        yield _statement(source, documents)
+        yield documents_statement(source, documents)
 
 
 def message_statement(
@@ -169,8 +169,13 @@ def _is_text(given: object) -> bool:
     return isinstance(given, (str, bytes))
 
 
-def _statement(source: str, documents: Mapping[tuple[str, str], str], traceparent: str | None = None) -> Statement:
-    """Return the statement that writes documents by tenant and key, with the tenant of each that changed."""
+def documents_statement(
+    source: str, documents: Mapping[tuple[str, str], str], traceparent: str | None = None
+) -> Statement:
+    """Return the statement that writes checked documents by tenant and key; it returns the tenant of each change.
+
+    `traceparent`: by default the current span.
+    """
     tenants, keys = ([name[at] for name in documents] for at in (0, 1))
     columns = {"tenants": tenants, "keys": keys, "documents": [*documents.values()]}
     return Statement("record_many", {"source": source, **columns, "traceparent": traceparent or tracing.current()})
@@ -183,17 +188,12 @@ def record_invoice(
     return record(engine, "invoices", tenant, number, document, connection)
 
 
-def rows_statement(source: str, rows: list[tuple[str, str, str]], traceparent: str | None = None) -> Statement:
-    """Return the statement that writes checked rows, with the tenant of each that changed.
-
-    `traceparent`: by default the current span. If there are several rows for one record, the last one counts.
-    """
-    return _statement(source, {(tenant, key): text for tenant, key, text in rows}, traceparent)
-
-
 def _lent(engine: Engine, connection: Connection | None) -> AbstractContextManager[Connection]:
     # One statement needs no transaction around it, which would be two more round trips.
-    return nullcontext(connection) if connection is not None else _autocommit(engine)
+    if connection is not None:
+        return nullcontext(connection)
+    # An engine with this option costs more to make than a connection.
+    return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
 
 @contextmanager
@@ -215,11 +215,6 @@ def refused() -> Iterator[None]:
             raise
         diagnosis = getattr(refusals[-1], "diag", None)
         raise InvalidInput(str(diagnosis.message_primary if diagnosis else refusals[-1]).splitlines()[0]) from error
-
-
-def _autocommit(engine: Engine) -> Connection:
-    # An engine with this option costs more to make than a connection.
-    return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
 
 def _plain(value: object) -> object:
@@ -285,18 +280,16 @@ class Records:
         """
         return bool(execute(self._engine, message_statement(self._source, message_id, payload, found)))
 
-    def discard(
-        self, message_ids: Sequence[str] | None, reason: str | None = None, timeout: float = DISCARD_TIMEOUT
-    ) -> list[str]:
+    def discard(self, message_ids: Sequence[str] | None, reason: str | None = None) -> list[str]:
         """Discard unmatched records, those with `message_ids` or all; return their message ids.
 
         The next prune for which they are old enough deletes them. Records locked by other transactions are retried for
-        `timeout` seconds, without locks in between.
+        `DISCARD_TIMEOUT` seconds, without locks in between.
 
         Raises:
             Unavailable: some are still locked by other transactions; the rest is discarded.
         """
-        until = time.monotonic() + timeout
+        until = time.monotonic() + DISCARD_TIMEOUT
         given_up: list[str] = []
         found = self._rows("unmatched_keys", message_ids=message_ids, reason=reason)
         while keys := [row["key"] for row in found]:
@@ -315,8 +308,7 @@ class Records:
         return given_up
 
     def _rows(self, name: str, **values: Any) -> list[dict[str, Any]]:
-        with checked_out(self._engine) as driver, within(driver, None):
-            return rows(driver, self._query(name), {"source": self._source, **values})
+        return fetch_within(self._engine, None, name, {"source": self._source, **values})
 
     def match_again(self, match: Matcher) -> Iterator[tuple[UnmatchedRecord, Match | Unmatched]]:
         """Match unmatched records again, each in its own transaction; yield each with the result of `match`."""

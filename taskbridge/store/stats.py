@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
-from taskbridge.store.db import LOOKUPS, checked_out, fetch, rows, within
+from taskbridge.store.db import LOOKUPS, checked_out, fetch, fetch_within, rows, within
 from taskbridge.store.queries import queries
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ MOST_RECORDS: Final = 100_000
 """Records of a pipeline, pending or in quarantine, are counted up to this number."""
 LOOK_SECONDS: Final = 3.0
 """Seconds for a read-only statement for which a person waits; it should not keep the server busy for longer."""
+COUNTER_SECONDS: Final = 30.0
 TENANTS_AT_ONCE: Final = 1_000
 _LOOKS: Final = {
     # No statement uses more than one CPU of the server.
@@ -115,10 +116,10 @@ def read_ages(database: Database, pipelines: Collection[str]) -> dict[str, Ages]
     return ages
 
 
-def read_counters(database: Database, pipelines: Collection[str], seconds: float = 30.0) -> dict[str, Counters]:
-    """Return the counters of `pipelines`. This reads every cursor, and is cancelled after so many seconds."""
+def read_counters(database: Database, pipelines: Collection[str]) -> dict[str, Counters]:
+    """Return the counters of `pipelines`. This reads every cursor, and is cancelled after `COUNTER_SECONDS`."""
     query = queries(database)
-    with limited(database, seconds) as driver:
+    with limited(database, COUNTER_SECONDS) as driver:
         counters = {row["pipeline"]: _counters(row) for row in rows(driver, bucket_sums(query("metric_counters")))}
     return {name: counters.get(name, Counters()) for name in pipelines}
 
@@ -182,8 +183,7 @@ class Tenants:
 
     def waiting(self, pipeline: str, tenant: str, smallest: int) -> WaitingRecords | None:
         """Return what waits for one tenant; None: nothing."""
-        values = {"pipeline": pipeline, "source": self._source, "tenant": tenant, "smallest": smallest, "size": None}
-        waiting = fetch(self._database, "waiting_records", values)
+        waiting = self._rows("waiting_records", pipeline, tenant=tenant, smallest=smallest, size=None)
         return WaitingRecords(**waiting[0]) if waiting else None
 
     def delays(self, pipeline: str, tenants: Collection[str], smallest: int) -> dict[str, int]:
@@ -211,8 +211,7 @@ class Tenants:
 
     def _rows(self, name: str, pipeline: str, **values: Any) -> list[dict[str, Any]]:
         values |= {"pipeline": pipeline, "source": self._source}
-        with checked_out(self._database) as driver, within(driver, self._seconds):
-            return rows(driver, queries(self._database)(name), values)
+        return fetch_within(self._database, self._seconds, name, values)
 
 
 def bucket_sums(text: str) -> str:

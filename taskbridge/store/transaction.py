@@ -32,6 +32,7 @@ from taskbridge.store.db import (
     driver_of,
     is_without_session,
     local_settings,
+    milliseconds,
     session_name,
     successor_of,
 )
@@ -210,11 +211,8 @@ class Transaction:
                 for statement in local_settings({**driver.limits, "statement_timeout": None}):
                     driver.execute(statement)
                 driver.execute(self._query("end_replaced"), successor_of(self._key))
-                idle = f"{round(self._timeout * 1000)}ms"
-                whose = {**self._key._asdict(), "source": self._source}
-                announced = driver.execute(
-                    self._query("announce"), {**whose, "session": session_name(self._key), "idle": idle}
-                )
+                whose = {**self._key._asdict(), "source": self._source, "session": session_name(self._key)}
+                announced = driver.execute(self._query("announce"), {**whose, "idle": milliseconds(self._timeout)})
             *_, muted = announced.fetchone() or ("",)
             self._muted = muted != ""
             self._handlers = _hand_out(connection, driver, self._timeout)
@@ -234,7 +232,11 @@ class Transaction:
         first_event_ms: int | None = None,
         row: HistoryRow | None = None,
     ) -> Move:
-        """Return the advance of the cursor past `page`, after which `row` is inserted into the run history."""
+        """Return the advance of the cursor past `page`.
+
+        Records in `to_quarantine` are put into quarantine, and rows of quarantine whose records were handled are
+        deleted. `row` is inserted into the run history after the commit.
+        """
         at_xid, at_id = page.position
         values = {
             **self._key._asdict(),
@@ -251,27 +253,16 @@ class Transaction:
         }
         return Move(self._key, values, row, _quarantine_values(page, to_quarantine))
 
-    def advance(
-        self,
-        page: Page,
-        *,
-        bisection: Bisection = NO_BISECTION,
-        to_quarantine: Quarantined | None = None,
-        first_event_ms: int | None = None,
-        row: HistoryRow | None = None,
-    ) -> bool:
-        """Move the cursor past `page` and commit, together with everything that was written through `connect`.
+    def advance(self, move: Move) -> bool:
+        """Move the cursor and commit, together with everything that was written through `connect`.
 
-        Records in `to_quarantine` are put into quarantine, and rows of quarantine whose records were handled are
-        deleted. `row` is inserted into the run history after the commit. Returns whether to call `note_success`,
-        because something of the pipeline failed before.
+        Returns whether to call `note_success`, because something of the pipeline failed before.
 
         Raises:
             CursorLost: the cursor is not ours, or not where the page was read; all is rolled back.
             HandlerMistake: the handler ended the transaction, or the connection is still in use.
             OtherReader: changes of the handler may be missed; all is rolled back.
         """
-        move = self.move(page, bisection=bisection, to_quarantine=to_quarantine, first_event_ms=first_event_ms, row=row)
         connection, handlers = self._connection, self._handlers
         if connection is None or handlers is None:
             return advance(self._engine, move)
@@ -292,7 +283,7 @@ class Transaction:
             raise CursorLost
         # Whether its commit waits for the disk is the handler's to choose.
         ends = [setting("synchronous_commit", commits, LOCAL), self._query("commit")]
-        self._end(connection, handlers, ends, insert_statements(own, self._query, [row] if row else []))
+        self._end(connection, handlers, ends, insert_statements(own, self._query, [move.row] if move.row else []))
         return bool(moved[0])
 
     def _take_back(self, connection: Connection, handlers: HandlerConnection) -> None:
@@ -338,7 +329,7 @@ class Transaction:
         handler left the transaction.
         """
         seconds = own.own_answer_timeout
-        limit = f"{round((seconds - GRACE) * 1000)}ms" if seconds else None
+        limit = milliseconds(seconds - GRACE) if seconds else None
         own.execute(setting("statement_timeout", limit, LOCAL))
         own.execute(setting("lock_timeout", None, LOCAL))
         left = own.execute(self._query("as_left"))

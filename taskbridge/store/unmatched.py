@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskbridge.store.db import checked_out, rows, scalar, within
+from taskbridge.store.db import checked_out, fetch_within
 from taskbridge.store.queries import queries
 
 if TYPE_CHECKING:
@@ -27,30 +27,26 @@ class UnmatchedRecord(NamedTuple):
     recorded_at: datetime
 
 
-def read_unmatched(
-    database: Database, source: str, reason: str | None = None, page_size: int = PAGE, *, thin: bool = True
-) -> Iterator[UnmatchedRecord]:
-    """Return the records of a source that no criterion matched, oldest first; with `reason`, only those that have it.
+def read_unmatched(database: Database, source: str, *, thin: bool = True) -> Iterator[UnmatchedRecord]:
+    """Return the records of a source that no criterion matched, oldest first; at most `PAGE` are in memory at once.
 
-    Without `thin`, those of adopted tables are left out: no criterion applies to them. At most `page_size` are in
-    memory at once.
+    Without `thin`, those of adopted tables are left out: no criterion applies to them.
     """
     query, after = queries(database)("unmatched"), (0, "")
     while True:
-        position = {"after": after[0], "after_key": after[1]}
-        values = {"source": source, "reason": reason, **position, "limit": page_size, "thin": thin}
+        values = {"source": source, "after": after[0], "after_key": after[1], "limit": PAGE, "thin": thin}
         with checked_out(database) as driver:
             page = [UnmatchedRecord(*row) for row in driver.execute(query, values)]
         yield from page
-        if len(page) < page_size:
+        if len(page) < PAGE:
             return
         after = (page[-1].id, page[-1].message_id)
 
 
 def count_unmatched(database: Database, source: str) -> int:
     """Return how many records of a source no criterion matched."""
-    with checked_out(database) as driver, within(driver, None):
-        return int(scalar(driver, queries(database)("count_unmatched"), {"source": source}))
+    (row,) = fetch_within(database, None, "count_unmatched", {"source": source})
+    return int(row["count"])
 
 
 def unmatched_sources(database: Database, most: int = 100_000) -> dict[str, int]:
@@ -58,13 +54,10 @@ def unmatched_sources(database: Database, most: int = 100_000) -> dict[str, int]
 
     At most `most` are counted in total.
     """
-    with checked_out(database) as driver, within(driver, None):
-        return {
-            row["source"]: row["count"] for row in rows(driver, queries(database)("unmatched_sources"), {"size": most})
-        }
+    found = fetch_within(database, None, "unmatched_sources", {"size": most})
+    return {row["source"]: row["count"] for row in found}
 
 
 def is_adopted(database: Database, source: str) -> bool:
     """Return whether a source is or was an adopted table: its rows may be unmatched even without criteria."""
-    with checked_out(database) as driver, within(driver, None):
-        return source in {row["source"] for row in rows(driver, queries(database)("once_adopted"))}
+    return any(row["source"] == source for row in fetch_within(database, None, "once_adopted"))

@@ -27,11 +27,11 @@ from taskbridge.producer.recording import Prepared
 from taskbridge.store import (
     AsyncPool,
     Incoming,
+    documents_statement,
     exact_json_text,
     forget_received,
     message_statement,
     receive_statement,
-    rows_statement,
 )
 from taskbridge.web.webhook import Unfit
 
@@ -94,17 +94,17 @@ class Storage:
 
         Raises: as `receive`.
         """
-        rows: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+        documents: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
         traceparent = None
         for one in records:
-            rows[one.source].append((one.tenant, one.key, one.document or "{}"))
+            documents[one.source][one.tenant, one.key] = one.document or "{}"
             traceparent = one.traceparent
         # Sorted, so that concurrent requests rarely wait for each other.
-        sources = sorted(rows)
+        sources = sorted(documents)
         messages = sorted(messages, key=lambda one: (one.pipeline, one.message_id))
         with _translated():
             changed = await self._pool.execute(
-                *(rows_statement(source, rows[source], traceparent) for source in sources),
+                *(documents_statement(source, documents[source], traceparent) for source in sources),
                 *(one.statement(self._runtime) for one in messages),
             )
         matched: dict[Event, int | None] = {}

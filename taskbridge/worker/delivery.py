@@ -267,17 +267,16 @@ class _Committing:
         keys = {record.external_id for record in page.records}
         rejected = {key: reason for key, reason in batch.rejected.items() if key in keys}
         reasons = {**page.undecodable, **rejected}
-        if not (failed or transaction.used or reasons or page.leaving or self.hooks):
-            row = row_after(self._run, page, 0)
-            return transaction.move(page, bisection=bisection, first_event_ms=self._first_event_ms, row=row)
-        self._row = None if failed else row_after(self._run, page, len(reasons))
-        self._first_success = transaction.advance(
+        move = transaction.move(
             page,
             bisection=bisection,
             to_quarantine=Quarantined(reasons, "rejected") if reasons else None,
             first_event_ms=self._first_event_ms,
-            row=self._row,
+            row=None if failed else row_after(self._run, page, len(reasons)),
         )
+        if not (failed or transaction.used or reasons or page.leaving or self.hooks):
+            return move
+        self._first_success, self._row = transaction.advance(move), move.row
         self._committed, self._rejected = page, len(reasons)
         if failed is not None:
             failed.progressed, failed.page = True, self._page.after(size, bisection)

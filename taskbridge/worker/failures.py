@@ -311,12 +311,13 @@ def _wait(run: Run, retry_after: RetryAfter) -> RunResult:
 def _quarantine(run: Run, page: Page, bisection: Bisection, error: str) -> None:
     (record,) = page.records
     with run.cursors.transaction(run.key) as transaction:
-        transaction.advance(
+        move = transaction.move(
             page,
             bisection=bisection.handled(1, run.pipeline.batch_size),
             to_quarantine=Quarantined({record.external_id: error}, "failed", bisection.tries),
             row=row_of(run, "handled", records=1, sweeps=page.sweeps + 1),
         )
+        transaction.advance(move)
     log.error(
         "%s: record %r of tenant %r goes to quarantine after %d attempts alone: %s",
         run.pipeline.name,

@@ -43,7 +43,7 @@ def handle(engine: Engine, tenant: str) -> None:
     cursors, key = Cursors(engine), RunKey("invoices", tenant, TOKEN)
     page = cursors.claim(Claim(key, 100, events=1, runs=1))
     with cursors.transaction(key) as transaction:
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
 
 
 def paused(engine: Engine, pipeline: str = "invoices") -> set[str]:

@@ -36,7 +36,7 @@ def foreign(taskbridge: Program, engine: Engine) -> Program:
     key = RunKey("invoices", "acme", "0000000000000001-aaaaaaaaaaaa")
     page = Cursors(engine).claim(Claim(key, 1, events=1, runs=1))
     with Cursors(engine).transaction(key) as transaction:
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
     engine.dispose()

@@ -20,9 +20,9 @@ from taskbridge.observe.context import Context
 from taskbridge.observe.types import Step, Story
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import (
-    Audit,
     Incoming,
     Quarantine,
+    audit,
     execute,
     receive_statement,
     record,
@@ -164,7 +164,7 @@ def test_another_try_is_told_with_who_asked_for_it(deployment: Deployment, conte
     def decide(tenant: str, key: str, action: str) -> None:
         # Else the run that is on would make the next try too.
         wait_until(lambda: deployment.gate.look("orders", [tenant])[0].state is State.IDLE, "no run is on", 20)
-        Audit(deployment.engine).note("ada", action, pipeline="orders", tenant=tenant, key=key)
+        audit(deployment.engine, "ada", action, pipeline="orders", tenant=tenant, key=key)
         found, _ = orders.find("orders", tenant=tenant, discarded=True)
         (orders.retry if action == "retry" else orders.discard)("orders", found)
         deployment.gate.notify("orders", tenant, SPACING)

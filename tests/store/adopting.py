@@ -55,7 +55,7 @@ class Reader:
         who = RunKey(self.pipeline, tenant, TOKEN)
         page = self.cursors.claim(Claim(who, limit, events=1, runs=1))
         with self.cursors.transaction(who) as transaction:
-            transaction.advance(page)
+            transaction.advance(transaction.move(page))
         return list(page.decoded)
 
     def keys(self, tenant: str) -> list[str]:

@@ -39,7 +39,6 @@ from taskbridge.store import (
     register_pipeline,
     trigger_faults,
     unadopt,
-    unadopt_within,
 )
 from taskbridge.store.transaction import OtherReader
 from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, needs_postgres, rows, run
@@ -295,7 +294,7 @@ def write_in_a_batch(reader: Reader, *statements: str) -> None:
     with reader.cursors.transaction(who) as transaction:
         for statement in statements:
             transaction.connect().exec_driver_sql(statement)
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
 
 
 def test_what_a_handler_writes_back_does_not_wake_it_and_other_work_is_seen(engine: Engine, reader: Reader) -> None:
@@ -340,7 +339,7 @@ def test_a_pipeline_that_comes_while_a_batch_is_open_sees_what_the_batch_writes_
         register_pipeline(engine, "audit", "orders")
         assert audit.seen(["acme"]) == {"acme": ["1", "2"]}
         with pytest.raises(OtherReader):
-            transaction.advance(page)
+            transaction.advance(transaction.move(page))
     assert rows(engine, "SELECT note FROM orders WHERE id IN (1, 2) ORDER BY id") == [("a",), ("b",)]
     write_in_a_batch(reader, *write_back)
     assert audit.seen(["acme"]) == {"acme": ["-2", "1"]}
@@ -355,7 +354,7 @@ def test_a_pipeline_that_comes_at_the_commit_of_a_batch_waits_for_it(engine: Eng
                 transaction.connect().exec_driver_sql(statement)
             # The advance waits for its cursor, after it has looked for other readers.
             locking.exec_driver_sql("SELECT FROM taskbridge.sync_cursors WHERE tenant = 'acme' FOR UPDATE")
-            advancing = pool.submit(transaction.advance, page)
+            advancing = pool.submit(transaction.advance, transaction.move(page))
             wait_until(lambda: rows(engine, WAITING) == [(1,)], "the advance waits")
             coming = pool.submit(register_pipeline, engine, "audit", "orders")
             wait_until(lambda: coming.done() or rows(engine, WAITING) == [(2,)], "it came, or it waits")
@@ -869,7 +868,7 @@ def test_a_table_is_adopted_and_given_up_in_a_transaction_of_the_caller_s_whose_
     assert [due.source for due in backfills_due(engine)] == ["orders"], "one row was there before"
     with engine.begin() as connection:
         before = connection.exec_driver_sql(settings).one()
-        unadopt_within(connection, "orders")
+        unadopt(connection, "orders")
         assert connection.exec_driver_sql(settings).one() == before
     assert rows(engine, "SELECT FROM pg_trigger WHERE tgname LIKE 'taskbridge%'") == []
 

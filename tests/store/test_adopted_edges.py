@@ -426,7 +426,7 @@ def test_two_deployments_adopt_one_table(engine: Engine, postgres_url: str) -> N
     page = one.cursors.claim(Claim(who, 10, events=1, runs=1))
     with one.cursors.transaction(who) as transaction:
         transaction.connect().exec_driver_sql("UPDATE orders SET note = 'sent'")
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
     assert (one.seen(), two.seen()) == ({}, {"acme": ["1"]})
     unadopt(other, "orders")
     assert check_adoptions(engine) == {"orders": []}

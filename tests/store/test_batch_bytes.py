@@ -31,7 +31,7 @@ def sweep(cursors: Cursors, limit: int = 500) -> list[Page]:
     pages = [claim(cursors, limit)]
     while True:
         with cursors.transaction(KEY) as transaction:
-            transaction.advance(pages[-1], bisection=pages[-1].bisection)
+            transaction.advance(transaction.move(pages[-1], bisection=pages[-1].bisection))
         if pages[-1].finished:
             return pages
         pages.append(cursors.read(KEY, limit))

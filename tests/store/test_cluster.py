@@ -70,7 +70,7 @@ def claim(engine: Engine, pipeline: str, tenant: str, limit: int = 100, token: s
 
 def advance(engine: Engine, pipeline: str, tenant: str, page: Page, token: str = OLD) -> list[str]:
     with cursors(engine, pipeline).transaction(key(pipeline, tenant, token)) as transaction:
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
     return [record.external_id for record in page.records]
 
 

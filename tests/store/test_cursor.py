@@ -54,7 +54,7 @@ def claim(cursors: Cursors, limit: int = 100, **who: str) -> Page:
 def advance(cursors: Cursors, page: Page, **who: str) -> list[str]:
     """Deliver `page` to nobody, advance past it, and return what it held."""
     with cursors.transaction(key(**who)) as transaction:
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
     return [record.external_id for record in page.records]
 
 
@@ -171,7 +171,7 @@ def test_a_run_that_was_replaced_cannot_advance(engine: Engine, cursors: Cursors
     page = claim(cursors, token=OLD)
     claim(cursors, token=NEW)
     with pytest.raises(CursorLost), cursors.transaction(key(token=OLD)) as transaction:
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
     assert sweep(cursors, token=NEW) == ["1"]
 
 
@@ -191,7 +191,7 @@ def test_two_runs_with_one_token_do_not_both_advance(engine: Engine, cursors: Cu
     second = claim(cursors)
     assert advance(cursors, first) == ["1"]
     with pytest.raises(CursorLost), cursors.transaction(key()) as transaction:
-        transaction.advance(second)
+        transaction.advance(transaction.move(second))
 
 
 def test_what_a_handler_wrote_is_rolled_back_when_the_cursor_is_lost(engine: Engine, cursors: Cursors) -> None:
@@ -201,7 +201,7 @@ def test_what_a_handler_wrote_is_rolled_back_when_the_cursor_is_lost(engine: Eng
     with cursors.transaction(key(token=OLD)) as transaction:
         transaction.connect().exec_driver_sql("CREATE TABLE effect ()")
         with pytest.raises(CursorLost):
-            transaction.advance(page)
+            transaction.advance(transaction.move(page))
     with engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT to_regclass('effect')").scalar() is None
 
@@ -296,7 +296,7 @@ def test_a_run_that_freezes_between_its_advance_and_the_commit_holds_its_success
     try:
         with ThreadPoolExecutor(2) as pool, cursors.transaction(key()) as transaction:
             transaction.connect()  # the handler writes in it, so the advance is not the transaction's only statement
-            advancing = pool.submit(transaction.advance, page)
+            advancing = pool.submit(transaction.advance, transaction.move(page))
             assert frozen.wait(10)
             claimed = pool.submit(claim, Cursors(successor), token=NEW).result(20)
             wakes.set()
@@ -336,7 +336,7 @@ def test_every_committed_revision_is_delivered_exactly_once(
         page = cursors.claim(Claim(who, limit, events=0, runs=1))
         if not crash and page.moves_cursor:
             with cursors.transaction(who) as transaction:
-                transaction.advance(page)
+                transaction.advance(transaction.move(page))
             seen.extend((record.external_id, record.document["version"]) for record in page.records)
         return bool(page.records) or page.resumed
 

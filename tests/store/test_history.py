@@ -201,15 +201,15 @@ def test_a_batch_that_took_no_effect_has_no_row(engine: Engine) -> None:
     page = claim(cursors)
     elsewhere = replace(page, sweeps=page.sweeps + 1)
     with pytest.raises(CursorLost), cursors.transaction(key()) as transaction:
-        transaction.advance(elsewhere, row=ROW)
+        transaction.advance(transaction.move(elsewhere, row=ROW))
     with cursors.transaction(key()) as transaction:
         transaction.connect()
         with pytest.raises(CursorLost):
-            transaction.advance(elsewhere, row=ROW)
+            transaction.advance(transaction.move(elsewhere, row=ROW))
     assert history(engine, "*") == []
     with cursors.transaction(key()) as transaction:
         transaction.connect()
-        transaction.advance(page, row=ROW)
+        transaction.advance(transaction.move(page, row=ROW))
     assert history(engine, "token, events, records") == [(OLD, 1, 1)]
 
 
@@ -307,7 +307,7 @@ def test_who_looks_at_the_history_for_long_holds_up_no_run(engine: Engine) -> No
         assert partitions(engine) == [OTHER]
         assert minutes(engine, "minute") == [], "what needs no lock is done"
         with cursors.transaction(key()) as transaction:
-            transaction.advance(page, row=ROW)
+            transaction.advance(transaction.move(page, row=ROW))
     keep_runs(engine, 7)
     assert {*named(engine, 1, 2)} <= {*partitions(engine)}
     assert ("acme", 1) in history(engine, "tenant, records")
@@ -417,7 +417,7 @@ def test_what_a_handler_writes_commits_all_the_same(unwritable: Engine) -> None:
     with cursors.transaction(key()) as transaction:
         transaction.connect().exec_driver_sql("INSERT INTO ledger (tenant) VALUES ('acme')")
         transaction.connect().exec_driver_sql("SET work_mem = '100MB'")
-        transaction.advance(page, row=ROW)
+        transaction.advance(transaction.move(page, row=ROW))
     assert asked(unwritable, "SELECT count(*) FROM ledger")[0][0] == 1
     assert asked(unwritable, "SHOW work_mem") != [("100MB",)]
 

@@ -51,7 +51,7 @@ def sweep(engine: Engine, pipeline: str, source: str, tenant: str = "acme", limi
     cursors = Cursors(engine, source)
     page = cursors.claim(Claim(who, limit, events=1, runs=1))
     with cursors.transaction(who) as transaction:
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
     return [one.external_id for one in page.records]
 
 
@@ -351,7 +351,7 @@ def test_two_ranges_of_the_index_read_what_the_plain_condition_reads(
         assert [ids[one.revision] for one in page.records] == plain
         if not crash and page.moves_cursor:
             with cursors.transaction(key()) as transaction:
-                transaction.advance(page)
+                transaction.advance(transaction.move(page))
             seen += len(page.records)
         return page.moves_cursor
 

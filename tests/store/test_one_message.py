@@ -149,10 +149,10 @@ def test_an_advance_changes_quarantine_in_the_same_message_or_not_at_all(engine:
 
     owned_by("9" * 29)
     with cursors.transaction(key("a")) as transaction, pytest.raises(CursorLost):
-        transaction.advance(page, to_quarantine=bad)
+        transaction.advance(transaction.move(page, to_quarantine=bad))
     assert owned_by(TOKEN) == [("1", "an earlier revision")]
     with traced(engine, tmp_path / "trace") as sent, cursors.transaction(key("a")) as transaction:
-        transaction.advance(page, to_quarantine=bad)
+        transaction.advance(transaction.move(page, to_quarantine=bad))
     assert sent == ["Query"]
     assert owned_by(TOKEN) == [("2", "bad")]
 

@@ -36,7 +36,7 @@ def handle(cursors: Cursors, limit: int = 100, tenant: str = "acme", pipeline: s
     """Advance past one batch; return what it held."""
     page = read(cursors, limit, tenant, pipeline)
     with cursors.transaction(RunKey(pipeline, tenant, TOKEN)) as transaction:
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
     return [record.external_id for record in page.records]
 
 

@@ -89,7 +89,7 @@ def handle(cursors: Cursors, tenant: str, limit: int = 100, batches: int = 100) 
     for _ in range(batches):
         if page.moves_cursor:
             with cursors.transaction(key(tenant)) as transaction:
-                transaction.advance(page)
+                transaction.advance(transaction.move(page))
         if page.finished:
             return
         page = cursors.read(key(tenant), limit)

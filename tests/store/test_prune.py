@@ -91,7 +91,7 @@ def sweep(engine: Engine, tenant: str, pipeline: str = INVOICES, limit: int = 10
     cursors = Cursors(engine, ALERTS if pipeline == ALERTS else INVOICES)
     page = cursors.claim(Claim(key, limit, events=1, runs=1))
     with cursors.transaction(key) as transaction:
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
 
 
 def left(engine: Engine) -> set[str]:

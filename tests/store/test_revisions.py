@@ -47,7 +47,7 @@ def sweep(engine: Engine, source: str) -> list[Record]:
     cursors, key = Cursors(engine, source), RunKey(source, "acme", TOKEN)
     page: Page = cursors.claim(Claim(key, 100, events=1, runs=1))
     with cursors.transaction(key) as transaction:
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
     return list(page.records)
 
 

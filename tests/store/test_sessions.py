@@ -63,7 +63,7 @@ def claim(cursors: Cursors, tenant: str = "acme", token: str = OLD, limit: int =
 
 def advance(cursors: Cursors, page: Page, token: str = OLD) -> list[str]:
     with cursors.transaction(key(token=token)) as transaction:
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
     return [record.external_id for record in page.records]
 
 
@@ -115,7 +115,7 @@ def test_an_advance_of_which_nothing_is_known_is_decided_by_the_cursor(
         if writes:
             transaction.connect().exec_driver_sql("INSERT INTO taken VALUES ('a'), ('b')")
         with stopped(pid):
-            transaction.advance(page)
+            transaction.advance(transaction.move(page))
     wait_until(lambda: not is_there(engine, pid), "the end of the session")
     # The next claim tells what took effect: all of it, or nothing.
     page = claim(cursors, token=NEW)
@@ -123,7 +123,7 @@ def test_an_advance_of_which_nothing_is_known_is_decided_by_the_cursor(
         for record in page.records:
             seen.append(record.external_id)
             transaction.connect().exec_driver_sql("INSERT INTO taken VALUES (%s)", (record.external_id,))
-        transaction.advance(page)
+        transaction.advance(transaction.move(page))
     assert seen in (["c"], ["a", "b", "c"])
     with engine.connect() as connection:
         taken = sorted(connection.exec_driver_sql("SELECT number FROM taken").scalars())

@@ -45,7 +45,7 @@ def advance(
     cursors: Cursors, key: RunKey, page: Page, quarantined: Quarantined | None = None, ms: int | None = None
 ) -> None:
     with cursors.transaction(key) as transaction:
-        transaction.advance(page, to_quarantine=quarantined, first_event_ms=ms)
+        transaction.advance(transaction.move(page, to_quarantine=quarantined, first_event_ms=ms))
 
 
 def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:

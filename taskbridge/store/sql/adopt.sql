@@ -76,11 +76,20 @@ LIMIT 1
 
 -- name: adopted
 -- One adopted table, or all of them, with the present names of the table and its columns. No `called`: the table was dropped.
+-- Dropped columns, and those of a table that was created again, keep the names under which they were adopted.
 SELECT a.source, a.relation::oid::bigint AS relation, a.name, a.tenant_column, a.key_columns, a.watched_columns, a.digest,
        {adoption_version} AS version, a.ended_at IS NOT NULL AS ended,
        quote_ident(s.nspname) || '.' || quote_ident(c.relname) AS called,
-       {columns_called} AS columns_called,
-       n.taken AS columns_taken, n.retyped AS columns_retyped, a.column_kinds
+       ARRAY(
+           SELECT coalesce(t.attname::text, p.name)
+           FROM unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers)
+               WITH ORDINALITY p (name, number, place)
+           LEFT JOIN pg_attribute t
+               ON t.attrelid = a.relation AND a.numbered = a.relation::oid AND t.attnum = p.number AND NOT t.attisdropped
+           ORDER BY p.place
+       ) AS columns_called,
+       n.taken AS columns_taken, n.retyped AS columns_retyped, a.column_kinds,
+       a.backfilled_at IS NULL AND NOT a.from_now_on AS lacks_backfill, a.backfilled, a.again_below > 0 AS again
 FROM {schema}.adopted a
 LEFT JOIN pg_class c ON c.oid = a.relation
 LEFT JOIN pg_namespace s ON s.oid = c.relnamespace
@@ -118,9 +127,12 @@ ORDER BY a.source
 -- Whether triggers of an adopted table found its columns changed (see `adopted_missed`).
 SELECT EXISTS (
     SELECT FROM {schema}.records r
-    WHERE r.source = %(source)s AND r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-'
-      AND r.discarded_at IS NULL
+    WHERE r.source = %(source)s AND {says_missed}
 )
+
+-- name: says_missed
+-- A part of other queries: the record `r` notes that changes of an adopted table were missed (see `adopted_missed`).
+r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-' AND r.discarded_at IS NULL
 
 -- name: adopted_none
 -- A part of other queries, in place of an adopted table that was dropped.
@@ -224,8 +236,7 @@ SET relation = excluded.relation, name = excluded.name, tenant_column = excluded
                    OR k.was_kind <> k.is_kind AND (k.is_kind <> 'text' OR split_part(k.was_kind, '(', 1) IN ('date', 'timestamp', 'timestamptz'))
             ) AND NOT EXISTS (
                 SELECT FROM {schema}.records r
-                WHERE r.source = {source} AND r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-'
-                  AND r.discarded_at IS NULL
+                WHERE r.source = {source} AND {says_missed}
             ) AS all_seen
         ) c
     )
@@ -245,8 +256,7 @@ END $rights$
 
 -- name: adopt_seen
 -- After a table was adopted: the records of `adopted_missed` are no longer needed, because a backfill is due.
-UPDATE {schema}.records SET discarded_at = now()
-WHERE source = {source} AND tenant = '' AND key > 'columns changed, ' AND key < 'columns changed-' AND discarded_at IS NULL
+UPDATE {schema}.records r SET discarded_at = now() WHERE r.source = {source} AND {says_missed}
 
 -- name: adopt_trigger
 -- A trigger of an adopted table.
@@ -265,18 +275,6 @@ concat_ws(' ', a.version, c.xmin, c.relnamespace::regnamespace, ARRAY(
 -- name: once_adopted
 -- The sources that are or were adopted tables: changes of former ones may be pending, and are still read from the table.
 SELECT source FROM {schema}.adopted
-
--- name: columns_called
--- A part of other queries: the present names of the columns of an adoption `a`: tenant, keys and watched ones. Dropped columns, and
--- those of a table that was created again, keep the names under which they were adopted.
-ARRAY(
-    SELECT coalesce(t.attname::text, p.name)
-    FROM unnest(a.tenant_column || a.key_columns || a.watched_columns, a.column_numbers)
-        WITH ORDINALITY p (name, number, place)
-    LEFT JOIN pg_attribute t
-        ON t.attrelid = a.relation AND a.numbered = a.relation::oid AND t.attnum = p.number AND NOT t.attisdropped
-    ORDER BY p.place
-)
 
 -- name: lacks
 -- A part of other queries: which rights that the trigger function of an adopted table needs the role `o.role` lacks.
@@ -302,10 +300,6 @@ ARRAY(
 -- name: readable_records
 -- Whether this role may read the records.
 SELECT has_table_privilege('{schema}.records', 'SELECT')
-
--- name: readable_table
--- Whether this role may read a table.
-SELECT has_table_privilege(%(relation)s::oid, 'SELECT')
 
 -- name: unadopt_function
 -- A table is given up: drop the function of its triggers.

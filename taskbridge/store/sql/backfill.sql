@@ -83,14 +83,3 @@ SET from_now_on = false,
     backfilled_at = CASE WHEN %(is_done)s THEN now() END
 WHERE a.source = {source} AND EXISTS (SELECT FROM held)
 RETURNING {backfill_state}
-
--- name: backfills_due
--- The adopted tables whose earlier rows do not all have a record, unless that was chosen. `again`: changes may have been missed
--- too.
-SELECT a.source, quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS called, cardinality(a.key_columns) AS keys,
-       {columns_called} AS columns, a.backfilled, a.again_below > 0 AS again
-FROM {schema}.adopted a
-JOIN pg_class c ON c.oid = a.relation
-JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE a.ended_at IS NULL AND a.backfilled_at IS NULL AND NOT a.from_now_on
-ORDER BY a.source

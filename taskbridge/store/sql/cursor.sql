@@ -221,6 +221,10 @@ WHERE c.pipeline = %(pipeline)s AND c.tenant = %(tenant)s
 -- `idle_timeout`: the commit follows in another message. If the process freezes before it, the server ends the session after
 -- the runner TTL, when the run counts as dead anyway, and does not keep the cursor's row locked.
 WITH {moved}
+{moved_cursors}
+
+-- name: moved_cursors
+-- A part of `advance`: its result.
 SELECT asked, pipeline, tenant,
        set_config(
            'idle_in_transaction_session_timeout',
@@ -253,12 +257,7 @@ WITH {moved}, left_quarantine AS (
         retry_at = NULL,
         discarded_at = CASE WHEN q.revision = excluded.revision THEN q.discarded_at END
 )
-SELECT asked, pipeline, tenant,
-       set_config(
-           'idle_in_transaction_session_timeout',
-           coalesce(%(idle_timeout)s::text, current_setting('idle_in_transaction_session_timeout')), true
-       )
-FROM moved
+{moved_cursors}
 
 -- name: moved
 -- A part of `advance`: the values of the batches, and the update of their cursors.

@@ -187,10 +187,12 @@ SET snapshot = %(snapshot)s::pg_snapshot,
     suspect_revision = NULL,
     failing_since = NULL
 
--- name: rebase_identifier
--- From now on the records and cursors hold transaction ids of this cluster, and the triggers let records be written.
+-- name: rebase_begin
+-- From now on the records and cursors hold transaction ids of this cluster, and the triggers let records be written. In this
+-- transaction they leave ids as the rebase sets them.
 WITH former AS (DELETE FROM {schema}.taskbridge_cluster)
-INSERT INTO {schema}.taskbridge_cluster SELECT system_identifier FROM pg_control_system()
+INSERT INTO {schema}.taskbridge_cluster SELECT system_identifier FROM pg_control_system();
+SELECT set_config('taskbridge.keep_ids', 'on', true)
 
 -- name: rebase_lock
 -- Before a rebase: until it ends no transaction can write records or move cursors, and earlier ones have committed. Reading is
@@ -225,10 +227,6 @@ WITH quarantined AS (
 )
 SELECT pipeline, count(*) FROM quarantined GROUP BY pipeline ORDER BY pipeline
 
--- name: rebase_revisions
--- In this transaction the triggers leave ids as the rebase sets them.
-SELECT set_config('taskbridge.keep_ids', 'on', true)
-
 -- name: rebase_rows
 -- Rows with a transaction id that this cluster has not finished get 3, the first id of any cluster, which is finished. They were
 -- written by many transactions and now count as written by one, so their ids must differ: they are renumbered, in order. Revisions
@@ -242,21 +240,19 @@ FROM (
 ) n
 WHERE r.source = n.source AND r.tenant = n.tenant AND r.key = n.key
 
--- name: rebase_runs
--- Positions in the run history are ids of the former cluster and meaningless here.
+-- name: rebase_rest
+-- The snapshots of poller and reconciler, and the positions in the run history, are ids of the former cluster: both passes
+-- begin anew.
+DELETE FROM {schema}.tails;
 UPDATE {schema}.runs SET snapshot = NULL, target = NULL, at_xid = NULL, at_id = NULL WHERE snapshot IS NOT NULL
 
 -- name: rebase_starts
 -- Pipelines that did not begin with everything begin behind all rows that there are: what is pending is in quarantine by now.
--- Nobody knows any more which rows were skipped, which the snapshot says by the xmin 1 (see tenant_counts.sql). It sees the
+-- Nobody knows any more which rows were skipped, which the snapshot says by the xmin 1 (see `tenant_counts`). It sees the
 -- same as with its own xmin, since below that no transaction is on.
 UPDATE {schema}.pipelines
 SET start = regexp_replace(%(snapshot)s::pg_snapshot::text, '^[0-9]+', '1')::pg_snapshot
 WHERE start::text <> '1:1:'
-
--- name: rebase_tails
--- The snapshots of poller and reconciler hold ids of the former cluster: both begin anew.
-DELETE FROM {schema}.tails
 
 -- name: other_sessions
 -- Processes of TaskBridge that are connected to this database, other than this one: workers, producers, commands.
@@ -268,7 +264,7 @@ ORDER BY pid
 
 -- name: present_snapshot
 -- The current snapshot: what is committed, and what is in progress.
-SELECT pg_current_snapshot()::text
+SELECT pg_current_snapshot()::text AS snapshot
 
 -- name: in_its_cluster
 -- Whether the transaction ids of records and cursors are those of this cluster: the stored identifier is its own, and no

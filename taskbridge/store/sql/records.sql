@@ -122,12 +122,11 @@ DELETE FROM {schema}.received r USING old WHERE r.ctid = old.ctid
 RETURNING 1
 
 -- name: unmatched
--- Records that no criterion matched, oldest first, after the one with the id and key `after`; with a reason, those that have
--- it; without `thin`, no records of adopted tables.
+-- Records that no criterion matched, oldest first, after the one with the id and key `after`; without `thin`, no records of
+-- adopted tables.
 SELECT id, key, reason, document, recorded_at
 FROM {schema}.records
 WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL AND (id, key) > (%(after)s, %(after_key)s)
-    AND (%(reason)s::text IS NULL OR reason = %(reason)s)
     AND (%(thin)s OR document IS NOT NULL)
 ORDER BY id, key
 LIMIT %(limit)s
@@ -135,15 +134,15 @@ LIMIT %(limit)s
 -- name: unmatched_keys
 -- The message ids of the unmatched records, or of those in a list; with a reason, only those that have it. Records that say that
 -- changes of an adopted table were missed stay until it is adopted again: that is stored nowhere else.
-SELECT key FROM {schema}.records
-WHERE source = %(source)s AND tenant = '' AND discarded_at IS NULL
-  AND (%(message_ids)s::text[] IS NULL OR key = ANY (%(message_ids)s))
-  AND (%(reason)s::text IS NULL OR reason = %(reason)s)
+SELECT r.key FROM {schema}.records r
+WHERE r.source = %(source)s AND r.tenant = '' AND r.discarded_at IS NULL
+  AND (%(message_ids)s::text[] IS NULL OR r.key = ANY (%(message_ids)s))
+  AND (%(reason)s::text IS NULL OR r.reason = %(reason)s)
   AND NOT (
-      key > 'columns changed, ' AND key < 'columns changed-'
+      {says_missed}
       AND EXISTS (SELECT FROM {schema}.adopted a WHERE a.source = %(source)s AND a.ended_at IS NULL)
   )
-ORDER BY key
+ORDER BY r.key
 
 -- name: unmatched_sources
 -- How many unmatched records each source has, whether or not a pipeline reads it; at most `size` are counted in all.

@@ -197,7 +197,7 @@ SELECT {source}, '', 'columns changed, ' || pg_current_xact_id(),
        {schema}.next_id({source}), {schema}.next_revision(NULL), pg_current_xact_id()
 WHERE NOT EXISTS (
     SELECT FROM {schema}.records r
-    WHERE r.source = {source} AND r.tenant = '' AND r.key > 'columns changed, ' AND r.key < 'columns changed-' AND r.discarded_at IS NULL
+    WHERE r.source = {source} AND {says_missed}
 )
 ON CONFLICT DO NOTHING
 

@@ -12,7 +12,7 @@ from taskbridge.common.texts import LONGEST_TEXT, counted, printable
 from taskbridge.errors import InvalidInput
 from taskbridge.process.runtime import Runtime
 from taskbridge.producer import notify as notifying
-from taskbridge.store import LOOK_SECONDS, Audit, Quarantine, QuarantinedRecord
+from taskbridge.store import LOOK_SECONDS, Quarantine, QuarantinedRecord, audit
 
 __all__ = ["ACTIONS", "AT_ONCE", "MESSAGES", "Done", "Target", "act"]
 
@@ -86,8 +86,8 @@ def act(runtime: Runtime, action: str, target: Target, user: str) -> Done:
 
 
 def _audit(runtime: Runtime, target: Target, user: str, action: str, detail: str | None = None) -> None:
-    audit = Audit(runtime.engine)
-    audit.note(user, action, pipeline=target.pipeline, tenant=target.tenant, key=target.key, detail=detail)
+    which = {"pipeline": target.pipeline, "tenant": target.tenant, "key": target.key}
+    audit(runtime.engine, user, action, **which, detail=detail)
 
 
 def _pause(runtime: Runtime, target: Target, user: str) -> Done:
