@@ -18,6 +18,7 @@ from typing import Final
 
 from taskbridge import store
 from taskbridge.common.run_key import RunKey
+from taskbridge.common.texts import log_error
 from taskbridge.gate import Answer, Begun, Outcome
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping, waits_for_stop
@@ -200,7 +201,12 @@ def settle(runtime: Runtime, runs: Sequence[Run], *, reports: bool = True) -> No
             store.write_runs(runtime.database, rows)
     except Exception as error:
         for run in runs:
-            run.result = (run.result or LOST)._replace(error=error)
+            result = run.result or LOST
+            if result.error is None:
+                run.result = result._replace(error=error)
+            else:
+                # Celery is told why the handler failed.
+                log_error(log, error, "run of %s for tenant %r could not be settled", run.pipeline.name, run.tenant)
     for run in runs:
         run.close()
 
