@@ -140,7 +140,8 @@ class Run:
     def count(self, page: Page, rejected: int = 0, *, first_success: bool, row: HistoryRow | None = None) -> None:
         """Count a page that the cursor has moved past.
 
-        `first_success`: it is the pipeline's first success after a failure. `row`: its row in the run history, if any.
+        `first_success`: the pipeline failed before, so a success must be stored if the page has handled records. `row`:
+        its row in the run history, if any.
         """
         handled = len(page.records) - rejected
         if first_success and handled:
