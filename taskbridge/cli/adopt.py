@@ -53,7 +53,7 @@ PROGRESS_SECONDS: Final = 5.0
     help="Only record changes of these columns, the tenant and the key; * for all.  [default: as before, else all]",
 )
 @click.option("--backfill", is_flag=True, help="Also record existing rows; continues where it was stopped.")
-@click.option("--again", is_flag=True, help="Like --backfill, but record rows again that have a record.")
+@click.option("--again", is_flag=True, help="Like --backfill, but also record rows that already have a record.")
 @click.option("--from-now-on", is_flag=True, help="Skip existing rows, without a reminder to backfill.")
 @click.option("--print-sql", is_flag=True, help="Print the SQL for your own migration instead of running it.")
 @data_dir_option
@@ -71,7 +71,7 @@ def adopt(
 ) -> None:
     """Use your own TABLE as a source: triggers record each change of a row in the same transaction.
 
-    The key must be unique, alone or together with the tenant. Omit TABLE to change an adoption, given by --source.
+    The key must be unique, alone or together with the tenant. To change an adoption, omit TABLE and pass --source.
     """
     if (backfill or again) and (print_sql or from_now_on):
         raise click.UsageError("--backfill and --again cannot be combined with --print-sql or --from-now-on")

@@ -275,11 +275,6 @@ class Gate(Inspector):
         finally:
             del self._calling.calls
 
-    def first_events(self) -> int:
-        """Return how many first events wait for a worker; 0 if the broker is another server."""
-        count: Any = self._client.llen(f"{self._queue_prefix}{self._keys.queue(Queue.FIRST)}")
-        return int(count)
-
     def fair_queue(self, limit: int) -> list[str]:
         """Return up to `limit` members of the fair queue, the next one first, as `publish_waiting` takes them."""
         members: Any = self._client.zrange(self._keys.fair_queue, 0, limit - 1) if limit > 0 else []

@@ -151,7 +151,8 @@ class Wire:
         If the connection breaks, calls that were sent may run twice. If the server is no longer the one to use, all
         connections are replaced and the calls that it refused are sent again.
 
-        Raises: as redis-py's client, after all calls were made; the first of several errors.
+        Raises: as redis-py's client. If scripts reply with errors, the first one is raised after all calls were made.
+            If redis-py's client takes over, its error is raised at once, and the remaining calls are not repeated.
         """
         replies: list[Any] = []
         for start in range(0, len(calls), CHUNK):

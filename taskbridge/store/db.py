@@ -475,19 +475,19 @@ class _Pool(QueuePool):
 def connect(
     url: str, schema: str = DEFAULT_SCHEMA, *, statement_timeout: float | None = None, **options: Any
 ) -> Engine:
-    """Return an engine for `url`, with the tables in `schema`; nothing is connected before it is used.
+    """Return an engine for `url`, with the tables in `schema`. It connects on first use.
 
-    Any `postgresql://` or `postgres://` URL is taken, with psycopg as its driver. Further options go to
-    `sqlalchemy.create_engine`. An error's text has no parameters, for these are documents.
+    Any `postgresql://` or `postgres://` URL is accepted; the driver is psycopg. Error messages do not contain the
+    parameters of a statement, because these are documents.
 
     Args:
-        url: where Postgres is; its own parameters win, a statement_timeout among its `options` too.
+        url: where Postgres is. Parameters of the URL take precedence, including a statement_timeout in its `options`.
         schema: the Postgres schema of the tables.
-        statement_timeout: seconds for each statement; None: any time.
-        options: of `sqlalchemy.create_engine`.
+        statement_timeout: the maximum seconds of a statement; None: no limit.
+        options: passed to `sqlalchemy.create_engine`.
 
     Raises:
-        ConfigurationError: the URL cannot be read.
+        ConfigurationError: the URL cannot be parsed.
     """
     form, parameters = _read_url(url)
     engine = create_engine(

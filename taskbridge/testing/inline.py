@@ -6,12 +6,14 @@ import logging
 from typing import Final
 
 from celery import Celery
+from celery._state import pop_current_task, push_current_task  # type: ignore[attr-defined]
 
 from taskbridge.common.names import check_tenant
 from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Hold, State
+from taskbridge.gate.message import RUN_TASK
 from taskbridge.integration.app import app as package_app
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.testing.clock import InjectedClock, inject_clock
@@ -154,9 +156,13 @@ def _clocked(runtime: Runtime) -> InjectedClock:
 
 
 def _run(runtime: Runtime, pipeline: str, tenant: str, token: str, *, through_failures: bool) -> None:
+    # As in a worker, handlers find the app through `celery.current_task`.
+    push_current_task(runtime.app.tasks[RUN_TASK])
     try:
         slot.run_tenant(runtime, pipeline, tenant, token)
     except Exception as error:
         if not through_failures:
             raise
         log.info("run of %s for tenant %r failed, and will be retried: %r", pipeline, tenant, error)
+    finally:
+        pop_current_task()

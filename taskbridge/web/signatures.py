@@ -89,14 +89,15 @@ class Hmac:
         encoding: the encoding of the signature.
         prefix: the prefix of a signature, such as `sha256=`.
         separator: the separator of the parts of the header, if it can have several.
-        preamble: what is signed before the body. `{time}` stands for the signed time, `{id}` for the webhook id.
+        preamble: what is signed before the body. `{time}` stands for the signed time, which needs `time`; `{id}` for
+            the webhook id, which needs a single header as `delivery`.
         time: where the signed time is, in Unix seconds: a header, or a part of the signature header, such as `t=`.
         tolerance: how many seconds the signed time may differ from this machine's clock.
         delivery: where the webhook id is; see `Scheme`.
         challenge: responds to a request that only checks the URL; see `Scheme`.
 
     Raises:
-        ConfigurationError: there is no secret, or it is empty.
+        ConfigurationError: there is no secret, or it is empty; or the preamble has a value without a place to read it.
     """
 
     secrets: Secrets = field(repr=False)
@@ -113,6 +114,14 @@ class Hmac:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_keys", tuple(secret.encode() for secret in _several(self.secrets)))
+        if "{time}" in self.preamble and self.time is None:
+            raise ConfigurationError("the preamble of a signature has {time}: set `time` to where the signed time is")
+        delivery = self.delivery or ""
+        if self.signs_delivery and (not delivery or delivery.startswith("$") or "," in delivery):
+            raise ConfigurationError(
+                "the preamble of a signature has {id}: set `delivery` to the single header with the signed webhook id, "
+                f"not {self.delivery!r}"
+            )
 
     @property
     def signs_delivery(self) -> bool:
@@ -123,18 +132,15 @@ class Hmac:
         """See `Scheme`."""
         text = _header(headers, self.header.lower())
         parts = [text] if self.separator is None else text.split(self.separator)[:MOST_SIGNATURES]
-        content = self.preamble.encode()
-        if self.time is not None:
-            time = self._signed_time(headers, parts, now)
-            message_id = _header(headers, self.delivery or "") if self.signs_delivery else ""
-            content = self.preamble.format(time=time, id=message_id).encode("latin-1")
-        if not self._is_signed(content + body, parts):
+        time = "" if self.time is None else self._signed_time(headers, parts, now)
+        message_id = _header(headers, (self.delivery or "").lower()) if self.signs_delivery else ""
+        if not self._is_signed(self._content(time, message_id.encode("latin-1"), body), parts):
             raise InvalidSignature("no signature of the request matches its content and a secret of this receiver")
 
     def sign(self, message_id: str, body: bytes, now: float) -> dict[str, str]:
         """Return the signature headers of a request, including `message_id` if the scheme has a header for it."""
         time, headers = str(int(now)), dict[str, str]()
-        content = self.preamble.format(time=time, id=message_id).encode() + body
+        content = self._content(time, message_id.encode(), body)
         digests = [hmac.digest(key, content, "sha256") for key in self._keys]
         texts = [one.hex() if self.encoding == "hex" else base64.b64encode(one).decode() for one in digests]
         parts = [f"{self.prefix}{text}" for text in texts]
@@ -145,6 +151,10 @@ class Hmac:
         if self.delivery is not None and not self.delivery.startswith("$"):
             headers[self.delivery.partition(",")[0]] = message_id
         return {**headers, self.header: parts[0] if self.separator is None else self.separator.join(parts)}
+
+    def _content(self, time: str, message_id: bytes, body: bytes) -> bytes:
+        """Return what is signed."""
+        return self.preamble.encode().replace(b"{time}", time.encode()).replace(b"{id}", message_id) + body
 
     def _signed_time(self, headers: Headers, parts: Sequence[str], now: float) -> str:
         """Return the signed time, after checking that it is close to `now`."""

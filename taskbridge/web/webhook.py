@@ -75,8 +75,8 @@ class Webhook:
             handlers see it with `deleted` set. The version is used as usual.
         when: a function that returns False for requests without a record, which are answered with 200. None: all
             requests have one.
-        delivery: where the provider's webhook id is, as a JSONPath or a header name; None: as the scheme defines. A
-            webhook is accepted only once within 30 days.
+        delivery: where the provider's webhook id is: a JSONPath, a header name, or a function; None: as the scheme
+            defines. A webhook is accepted only once within 30 days.
         path: the path of the requests, relative to the receiver; None: `/` and the source.
 
     Raises:
@@ -97,7 +97,7 @@ class Webhook:
     path: str | None = None
     _finders: dict[str, Callable[[Request], Any]] = field(init=False, repr=False, compare=False)
     _is_unsigned: bool = field(init=False, repr=False, compare=False)
-    """Whether the webhook id is in an unsigned header."""
+    """Whether the webhook id may be in an unsigned header."""
     _unread: LogThrottle = field(default_factory=LogThrottle, init=False, repr=False, compare=False)
     """Requests for which a function raised an error, by class."""
 
@@ -116,13 +116,22 @@ class Webhook:
         }
         finders = {name: finder(name, place) for name, place in given.items() if place is not None}
         object.__setattr__(self, "_finders", finders)
-        is_header = isinstance(delivery, str) and not delivery.startswith("$")
-        object.__setattr__(self, "_is_unsigned", is_header and not self.signature.signs_delivery)
+        object.__setattr__(self, "_is_unsigned", not self._signs(delivery))
 
     @property
     def route(self) -> str:
         """The path of the requests."""
         return self.path or f"/{self.source}"
+
+    def _signs(self, delivery: Finder | None) -> bool:
+        """Whether the sender signs the webhook id: it is in the body, or in the header that the scheme signs.
+
+        A function may read any header.
+        """
+        if not isinstance(delivery, str):
+            return False
+        is_own = delivery.lower() == (self.signature.delivery or "").lower()
+        return delivery.startswith("$") or (is_own and self.signature.signs_delivery)
 
     def read(self, request: Request) -> Incoming | Unfit | None:
         """Return the record of a request; None if it has none.

@@ -1,4 +1,4 @@
-"""A run's state, and one page of its records: the handler is called, and the cursor moves past what it handled."""
+"""The state of a run, and the delivery of one page: call the handler, and move the cursor past what it handled."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ A waiting tenant is delayed by at most this plus one handler call.
 """
 LONGEST_MS: Final = 2**31 - 1
 PAID_AHEAD_MS: Final = 200
-"""A run that must wait for a rate limit pays for the records of so many milliseconds, and waits until they may go."""
+"""If a run must wait for a rate limit, how many milliseconds' worth of records it is charged for in advance."""
 
 
 class RunResult(NamedTuple):
-    """How a run ended, whatever the handler or a server answered. The gate, logs, traces and Celery's task read it.
+    """How a run ended. The gate, logs, traces and Celery's task read it.
 
-    `outcome` None: another run has replaced this one, so there is nothing to settle. `error`: what the handler or a
-    server raised. The rest is as in `Settlement`.
+    `outcome` None: another run has replaced this one, so there is nothing to settle. `error`: the error that the
+    handler or a server raised. The other fields are those of `Settlement`.
     """
 
     outcome: Outcome | None
@@ -61,7 +61,7 @@ class RunResult(NamedTuple):
 
 @dataclass(slots=True)
 class Run:
-    """A run that has begun, until it is settled. `took`: how many records it took; `handled`: how many it handled."""
+    """A run from begin to settle. `took` and `handled`: how many records it has taken and handled."""
 
     runtime: Runtime
     pipeline: Pipeline
@@ -70,21 +70,21 @@ class Run:
     started: float
     ownership: Ownership
     began_together: int = 1
-    """How many runs are in its group. Where there are others, which wait for it, it delivers one short batch."""
+    """How many runs are in its group. If there are others, they wait for it, so it delivers one short batch."""
     took: int = 0
     handled: int = 0
     counted_death: bool = False
     """Whether it stored the death of the run before it."""
     rejected: int = 0
-    """How many records went to quarantine because the handler rejected them, or they could not be decoded."""
+    """How many records were quarantined because the handler rejected them, or because they could not be decoded."""
     first_event_ms: int | None = None
-    """How long its burst's first event waited for the first batch, if this run delivered that."""
+    """How long the first event of its burst waited for the first batch, if this run delivered that batch."""
     reported: tuple[int, int] | None = None
-    """`took` and `rejected` as the run history has them; None: it has no row of this run."""
+    """`took` and `rejected` as stored in the run history; None: it has no row for this run."""
     trace: RunTrace | None = None
-    """Its spans, where the program makes any."""
+    """Its spans, if the program records traces."""
     result: RunResult | None = None
-    """How it ended; None: it has not."""
+    """How it ended; None: it has not ended."""
     is_over: bool = False
     """Whether it is settled, or has nothing to settle."""
 
@@ -95,7 +95,7 @@ class Run:
 
     @property
     def tenant(self) -> str:
-        """Whose records it takes."""
+        """The tenant whose records it takes."""
         return self.key.tenant
 
     @property
@@ -105,10 +105,10 @@ class Run:
 
     @property
     def must_end(self) -> bool:
-        """Whether it ends after this batch although records are left.
+        """Whether it ends after this batch even if records are left.
 
-        Others of its group wait for it, it probes an open circuit, its worker takes first events only, or less than a
-        tenth of its time budget is left, which is too little for another call.
+        It does if other runs of its group wait for it, if it probes an open circuit, if its worker takes only first
+        events, or if less than a tenth of its time budget is left, which is too little for another call.
         """
         has_time = self.seconds_left >= self.runtime.settings.run_budget / 10
         is_limited = self.began_together > 1 or self.begun.probe is not None or self.runtime.takes_first_events_only
@@ -116,7 +116,7 @@ class Run:
 
     @property
     def most_records(self) -> int:
-        """How many records the latency budget of the pipeline allows, judging by the handler's last calls."""
+        """How many records fit into the pipeline's latency budget, according to the handler's last calls."""
         latency, runtime = self.pipeline.latency_budget, self.runtime
         if self.began_together > 1:
             latency = min(latency, SLICE / self.began_together)
@@ -125,7 +125,7 @@ class Run:
 
     @property
     def claim(self) -> Claim:
-        """What it asks of its cursor first: to be its owner, and a batch."""
+        """Its claim of the cursor, which makes it the owner and reads the first batch."""
         begun, probe = self.begun, self.begun.probe
         return Claim(
             self.key,
@@ -138,9 +138,10 @@ class Run:
         )
 
     def count(self, page: Page, rejected: int = 0, *, first_success: bool, row: HistoryRow | None = None) -> None:
-        """Count a page that the cursor has moved past; `first_success`: something of the pipeline failed before.
+        """Count a page that the cursor has moved past.
 
-        `row`: what the run history says of it, if it does.
+        `first_success`: the pipeline failed before, so a success must be stored if the page has handled records. `row`:
+        its row in the run history, if any.
         """
         handled = len(page.records) - rejected
         if first_success and handled:
@@ -152,7 +153,7 @@ class Run:
             self.reported = self.took, self.rejected
 
     def settlement(self, result: RunResult, outcome: Outcome) -> tuple[RunKey, Settlement, Spacing, int]:
-        """Return what the gate is told at the run's end."""
+        """Return the arguments with which the gate settles the run."""
         settlement = Settlement(
             outcome,
             self.took,
@@ -167,7 +168,7 @@ class Run:
         return self.key, settlement, self.pipeline.policy.spacing, self.pipeline.max_runs
 
     def close(self) -> None:
-        """Let its heartbeat and its trace end."""
+        """End its heartbeat and its trace."""
         self.is_over = True
         self.runtime.heartbeat.discard(self.ownership)
         if self.trace is not None:
@@ -175,7 +176,7 @@ class Run:
 
 
 def permitted(run: Run, page: Page) -> tuple[Page, int]:
-    """Return as much of the page as the rate limits let through, or the milliseconds to wait where that is nothing."""
+    """Return the part of the page that the rate limits allow now, or the milliseconds to wait if they allow nothing."""
     limits = [limit.records for limit in (run.pipeline.rate_limit, run.pipeline.tenant_rate_limit) if limit.records]
     wanted = len(page.records)
     if not wanted or not run.pipeline.is_limited:
@@ -187,7 +188,7 @@ def permitted(run: Run, page: Page) -> tuple[Page, int]:
 
 
 def charge(run: Run) -> None:
-    """Charge the rate limits for a call with one record that is made in any case; later calls wait longer."""
+    """Charge the rate limits for a call with one record that does not wait for them; later calls wait longer."""
     if run.pipeline.is_limited:
         _permit(run, 1, 0)
 
@@ -198,17 +199,17 @@ def _permit(run: Run, wanted: int, at_least: int) -> tuple[int, int]:
 
 
 def deliver(run: Run, page: Page) -> Move | None:
-    """Call the handler with the page's records, and let what it wrote commit with the advance of the cursor.
+    """Call the handler with the page's records, and commit what it wrote together with the advance of the cursor.
 
-    Returns the advance where nothing else has to commit with it: it is one statement, and those of several runs are one
-    commit. None: the cursor has moved, or there is nothing to move past.
+    If nothing else has to be committed, the advance is returned instead: it is a single statement, and the caller can
+    commit those of several runs together. None: the cursor has moved, or there is nothing to move past.
 
-    Records that cannot be decoded are not delivered: they go to quarantine. Where the handler raises, the cursor moves
-    past the first records that it said it had handled.
+    Records that cannot be decoded are quarantined instead of delivered. If the handler raises, the cursor moves past
+    the leading records that it had marked as handled.
 
     Raises:
         HandlerFailed: the handler raised, or what it wrote through the batch's connection cannot be committed.
-        CursorLost: the cursor is another run's.
+        CursorLost: another run owns the cursor.
     """
     if not page.moves_cursor:
         return None
@@ -228,12 +229,12 @@ def deliver(run: Run, page: Page) -> Move | None:
     try:
         raise failed.to_raise
     finally:
-        # The error has this frame, which would keep the error and its page until the next collection of garbage.
+        # The error's traceback refers to this frame: a cycle that would keep the page until the next collection.
         del failed
 
 
 def _cause(page: Page, transaction: Transaction, failed: HandlerFailed | None, error: Exception) -> BaseException:
-    """Return what a batch that cannot be committed fails with."""
+    """Return the error of a batch that cannot be committed."""
     if failed is not None and failed.ends_process:
         return failed.error
     # What the handler wrote may violate a constraint at the commit, or its transaction may be aborted.
@@ -244,7 +245,7 @@ def _cause(page: Page, transaction: Transaction, failed: HandlerFailed | None, e
 
 
 class _Committing:
-    """The commit of one page, or of its first records where the handler did not handle all."""
+    """The commit of one page, or of its first records if the handler did not handle all of them."""
 
     def __init__(self, run: Run, page: Page) -> None:
         self.hooks: list[Hook] = []
@@ -258,7 +259,7 @@ class _Committing:
         self._row: HistoryRow | None = None
 
     def commit(self, transaction: Transaction, batch: Batch, failed: HandlerFailed | None) -> Move | None:
-        """Move the cursor past what was handled, with what the handler wrote; or return how it is to move."""
+        """Move the cursor past what was handled, with what the handler wrote; or return that advance for later."""
         page = self._page if failed is None else _first_handled(self._page, batch, transaction, failed)
         if page is None:
             return None
@@ -283,7 +284,7 @@ class _Committing:
         return None
 
     def count(self, failed: HandlerFailed | None) -> None:
-        """Count what was committed, and call the hooks for after the commit."""
+        """Count what was committed, and call the after-commit hooks."""
         if self._committed is None:
             return
         self._run.count(self._committed, self._rejected, first_success=self._first_success, row=self._row)
@@ -292,12 +293,13 @@ class _Committing:
 
 
 def _first_handled(page: Page, batch: Batch, transaction: Transaction, failed: HandlerFailed) -> Page | None:
-    """Return the first records that a handler which failed is done with; None: nothing is kept.
+    """Return the leading records that a failed handler had handled; None: none are kept.
 
-    What it wrote through the batch's connection cannot be told apart by records, so then none is, unless it returned.
+    What it wrote through the batch's connection cannot be attributed to single records, so if it used the connection,
+    nothing is kept unless it returned.
 
     Raises:
-        HandlerMistake: it wrote for records that it handled out of their order.
+        HandlerMistake: it used the connection and marked records out of order.
     """
     if transaction.used and not failed.returned:
         return None
@@ -306,10 +308,11 @@ def _first_handled(page: Page, batch: Batch, transaction: Transaction, failed: H
 
 
 def try_alone(run: Run, page: Page, record: Record) -> bool:
-    """Call the handler with one record of the page, to see whether the records or the downstream are at fault.
+    """Call the handler with one record of the page, to find out whether the records or the downstream are at fault.
 
-    The cursor stays, and what the handler wrote through the batch's connection is rolled back: the record is delivered
-    again later. Returns whether it was handled; False: the handler rejected it, which says nothing of the downstream.
+    The cursor does not move, and what the handler wrote through the batch's connection is rolled back: the record is
+    delivered again later. Returns whether it was handled; False: the handler rejected it, which does not tell whether
+    the downstream works.
 
     Raises:
         HandlerFailed: the handler raised.
@@ -327,10 +330,10 @@ def try_alone(run: Run, page: Page, record: Record) -> bool:
 
 
 def _first_event_ms(run: Run, page: Page) -> int | None:
-    """Return how long a burst's first event took; None: this is not the first page, or a run before acted on it."""
+    """Return how long a burst's first event waited; None: this is not the first page, or an earlier run took it."""
     if run.begun.age_ms is None or run.took or not page.records:
         return None
-    # An event may be older than the column holds, where all workers stood still.
+    # If all workers were down, an event may be older than the column can store.
     return min(LONGEST_MS, run.begun.age_ms + round((time.monotonic() - run.started) * 1000))
 
 

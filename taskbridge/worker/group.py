@@ -1,11 +1,11 @@
-"""The fast path for many short runs at once: begun, claimed, advanced and settled in one exchange each.
+"""The fast path for several short runs: each step (begin, claim, advance, settle) is one round trip for all of them.
 
-It is for the ordinary case alone: each run takes one page, its handler is quick, and nothing goes wrong. A run for
-which that does not hold leaves its group and goes on as `do_run` does it, with the token that it has begun with.
+It covers only the ordinary case: each run takes one page, its handler is quick, and nothing fails. Any other run leaves
+the group and continues in `do_run`, with the token with which it began.
 
-Nobody waits long for another run of the group. What a handler has done is advanced and settled before anything that may
-take long. When a call is slow or never ends, the heartbeat's alarm returns the runs that have not started to the queue,
-and finishes those that are done.
+No run waits long for another one of its group. Runs whose handlers have returned are advanced and settled before
+anything that may take long. If a call is slow or never returns, the heartbeat's alarm puts the runs that have not
+started back into the queue, and finishes those whose handlers have returned.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ADVANCED_WITHIN: Final = 0.01
 
 
 class _Done(NamedTuple):
-    """A run whose handler has returned. `move`: how its cursor is still to move past `page`."""
+    """A run whose handler has returned. `move`: the advance past `page` that has not been committed yet."""
 
     run: Run
     page: Page
@@ -49,10 +49,10 @@ class _Done(NamedTuple):
 
 
 def do_group(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[RunResult | None]:
-    """Do one run each of several tenants; return how each ended, or None where it did not begin.
+    """Perform one run of each of several tenants; return how each ended, or None if it did not begin.
 
-    Those that have not started `seconds` after the claims return to the queue. Those that have left the group return
-    after the time budget of a run more: each of them may take long.
+    Runs that have not started `seconds` after the claims return to the queue. Runs that have left the group may take
+    long; those of them that have not started return after a further time budget of a run.
     """
     runs = begin(runtime, keys)
     begun = [run for run in runs if run is not None]
@@ -67,27 +67,27 @@ def do_group(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[R
             group.finish()
             group.do_the_others()
     finally:
-        # Where the process was told to end: what handlers have done is done, and the others come again elsewhere.
+        # If the process is shutting down, this finishes what handlers have done; other workers take the rest.
         group.relieve()
         group.return_the_others()
     return [None if run is None else run.result for run in runs]
 
 
 class _Group:
-    """What is left of runs that began together. The alarm's thread may take from it too, and never the same run."""
+    """The unfinished runs of a group. The alarm's thread takes runs from it too, but each run is taken only once."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._claimed: deque[tuple[Run, Page]] = deque()
         """Runs whose handlers are to be called."""
         self._done: deque[_Done] = deque()
-        """Runs whose handlers were called, and that are not settled."""
+        """Runs whose handlers have returned, but that are not settled yet."""
         self._leaving: deque[Run] = deque()
         """Runs that have left the group and have not started."""
 
     def claim(self, runs: Sequence[Run]) -> None:
-        """Claim the cursors of runs and read their pages, those over one source in one exchange."""
-        # Until it is known what becomes of each, this thread may be told to end.
+        """Claim the cursors of runs and read their pages, in one round trip for each source."""
+        # This thread may be interrupted before each run has its place.
         self._leaving.extend(runs)
         claiming: dict[Cursors, list[Run]] = {}
         for run in runs:
@@ -117,7 +117,7 @@ class _Group:
                 try:
                     self._deliver(run, page)
                 except Exception as error:
-                    # Runs that are done do not wait for what follows.
+                    # What follows may take long, so finish the others first.
                     self.finish()
                     self._end(run, error)
             if time.monotonic() - advanced_at > ADVANCED_WITHIN and self._claimed:
@@ -133,16 +133,16 @@ class _Group:
             self._done.append(_Done(run, claimed))
 
     def finish(self) -> None:
-        """Advance the cursors of runs that are done in one commit, and settle these runs in one exchange.
+        """Advance the cursors of completed runs in one commit, and settle these runs in one round trip.
 
-        A run whose advance may take long comes after the others.
+        A run whose advance may take long is handled after the others.
         """
         done = [each for each in _taken_from(self._done) if not each.run.is_over]
         try:
             late = self._advance(done)
             settle(self._runtime, [each.run for each in done if each.run.result is not None])
         except BaseException:
-            # This thread was told to end, and finishes them after that.
+            # This thread was interrupted; `relieve` finishes them.
             self._done.extend(done)
             raise
         for (run, page, move), error in late:
@@ -157,9 +157,9 @@ class _Group:
                 settle(self._runtime, [run])
 
     def _advance(self, done: Sequence[_Done]) -> list[tuple[_Done, Exception | None]]:
-        """Advance together; return those that have no result yet, with their errors.
+        """Advance together; return the runs that have no result yet, with their errors.
 
-        Without an error, only an advance by itself can say what comes of it.
+        A run without an error must be advanced by itself.
         """
         answers = _advanced(self._runtime, done)
         late: list[tuple[_Done, Exception | None]] = []
@@ -180,13 +180,13 @@ class _Group:
         return late
 
     def do_the_others(self) -> None:
-        """Do the runs that have left the group, one after another."""
+        """Perform the runs that have left the group, one after another."""
         for run in _taken_from(self._leaving):
             run.began_together = 1
             do_run(self._runtime, run.key, run)
 
     def relieve(self) -> None:
-        """Return the runs whose handlers were not called to the queue, and finish those that are done."""
+        """Return the runs whose handlers were not called to the queue, and finish the completed ones."""
         self._return([run for run, _ in _taken_from(self._claimed)])
         self.finish()
 
@@ -195,7 +195,7 @@ class _Group:
         self._return([*_taken_from(self._leaving)])
 
     def _return(self, runs: Sequence[Run]) -> None:
-        # Each goes to the front of its queue, so the first one last.
+        # Each goes to the front of its queue, so the first run is returned last.
         returned = [run for run in reversed(runs) if not run.is_over]
         for run in returned:
             run.result = STOPPED
@@ -207,9 +207,9 @@ class _Group:
 
 
 def _claimed_pages(claiming: Mapping[Cursors, Sequence[Run]]) -> dict[RunKey, Page | None]:
-    """Claim, for each source in one exchange; return the pages of runs, or None for a claim that may take long.
+    """Claim cursors, in one round trip for each source; return the pages, or None for a claim that may take long.
 
-    A run has no entry where the claims before it took too long.
+    A run has no entry if the claims before it took too long.
     """
     pages: dict[RunKey, Page | None] = {}
     ends = time.monotonic() + CLAIMED_WITHIN
@@ -219,7 +219,7 @@ def _claimed_pages(claiming: Mapping[Cursors, Sequence[Run]]) -> dict[RunKey, Pa
         try:
             found = cursors.claim_together([run.claim for run in runs])
         except Exception:
-            # Which of them is to blame is not known, and the next exchange may take as long.
+            # It is unknown which run caused it, and the next round trip may take as long.
             pages[runs[0].key] = None
             break
         pages |= {run.key: page for run, page in zip(runs, found, strict=True)}
@@ -227,14 +227,14 @@ def _claimed_pages(claiming: Mapping[Cursors, Sequence[Run]]) -> dict[RunKey, Pa
 
 
 def _advanced(runtime: Runtime, done: Sequence[_Done]) -> Mapping[RunKey, bool | Exception | None]:
-    """Advance the cursors of runs in one commit; return what came of each, as `advance_together` does."""
+    """Advance the cursors of runs in one commit; return the answer for each, as `advance_together` does."""
     moving = [(run, move) for run, _, move in done if run.result is None and move is not None]
     if not moving:
         return {}
     try:
         answers = advance_together(runtime.engine, [move for _, move in moving])
     except Exception as error:
-        # Nothing is known of any. One run does what is to be done about it, and the others come again.
+        # It is unknown whether any of them advanced. One run deals with the error; the others return to the queue.
         for run, _ in moving[1:]:
             run.result = STOPPED
         return {moving[0][0].key: error}
@@ -242,7 +242,7 @@ def _advanced(runtime: Runtime, done: Sequence[_Done]) -> Mapping[RunKey, bool |
 
 
 def _taken_from(waiting: deque[T]) -> Iterator[T]:
-    """Take out one after another, while there are any."""
+    """Yield and remove one after another until none is left."""
     while True:
         try:
             taken = waiting.popleft()

@@ -4,7 +4,8 @@ At most one run of a tenant is between begin and settle with the current token (
 token that owns the cursor advances it (Postgres ensures that). A run that finds that it was replaced stops without
 settling; its successor owns the tenant.
 
-`do_run` is the whole run, `result_of` is what follows an error. Several short runs at once are in `group.py`.
+`do_run` performs a whole run; `result_of` decides how it ends after an error. `group.py` performs several short runs
+together.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Final
 
 from taskbridge import store
 from taskbridge.common.run_key import RunKey
+from taskbridge.common.texts import log_error
 from taskbridge.gate import Answer, Begun, Outcome
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping, waits_for_stop
@@ -51,9 +53,9 @@ STOPPED: Final = RunResult(Outcome.STOPPED)
 
 
 def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> RunResult | None:
-    """Do one run of a tenant and return how it ended; None: its message is late or doubled, and nothing was touched.
+    """Perform one run of a tenant and return how it ended; None: it did not begin.
 
-    Where `run` is given it has begun already, in a group that it has left.
+    If `run` is given, it has already begun, as part of a group that it has since left.
     """
     if run is None and (run := begin(runtime, [key])[0]) is None:
         return None
@@ -72,7 +74,7 @@ def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> RunResult |
 
 
 def result_of(run: Run, error: Exception) -> RunResult:
-    """Decide how a run ends that an error has interrupted, and store what the next one needs to know."""
+    """Decide how a run ends after an error, and store what the next run needs to know."""
     try:
         match error:
             case HandlerFailed():
@@ -86,13 +88,13 @@ def result_of(run: Run, error: Exception) -> RunResult:
             case _:
                 return failures.after_lost_server(run, error)
     except Exception as second:
-        # What was to be stored could not be, or another run owns the cursor by now.
+        # The failure could not be stored, or another run owns the cursor by now.
         return result_of(run, second)
 
 
 def begin(runtime: Runtime, keys: Sequence[RunKey]) -> list[Run | None]:
-    """Take the runners of tenants, in one exchange; None for each that did not begin."""
-    # A run owns its tenant from before the call on, since the process may freeze before it has the answer.
+    """Begin a run of each tenant, in one round trip; None for each that could not begin."""
+    # Ownership is counted from before the call, because the process may freeze before it receives the reply.
     asked = time.monotonic()
     pipelines = [runtime.pipelines[key.pipeline] for key in keys]
     limits = [(key, pipeline.max_runs) for key, pipeline in zip(keys, pipelines, strict=True)]
@@ -115,7 +117,7 @@ def begin(runtime: Runtime, keys: Sequence[RunKey]) -> list[Run | None]:
 def claim(run: Run) -> Page | RunResult:
     """Make the run the owner of its cursor, and read its first page.
 
-    The death of the run before it counts as a failure of that page.
+    If the previous run died, that counts as a failure of this page.
 
     Raises:
         StaleToken: a higher token owns the cursor.
@@ -128,13 +130,13 @@ def claim(run: Run) -> Page | RunResult:
     if run.begun.died and page.records:
         if (result := failures.after_death(run, page)) is not None:
             return result
-        # Now with the documents: they may be why that run died.
+        # Read it again with the documents: they may be the reason why that run died.
         page = run.cursors.read(run.key, run.most_records)
     return admit(run, page)
 
 
 def admit(run: Run, page: Page) -> Page | RunResult:
-    """Return what may be delivered of a page; or that the tenant is paused, or has to wait for a rate limit."""
+    """Return the part of a page that may be delivered now, or how the run ends if the tenant is paused or must wait."""
     if page.paused:
         return failures.PAUSED
     page, wait_ms = permitted(run, page)
@@ -142,17 +144,17 @@ def admit(run: Run, page: Page) -> Page | RunResult:
 
 
 def advance(run: Run, page: Page, move: Move | None) -> None:
-    """Move the cursor past a page; None: that is done, or there is nothing to move past.
+    """Move the cursor past a page; `move` is None if it has moved already, or there is nothing to move past.
 
     Raises:
-        CursorLost: the cursor is another run's.
+        CursorLost: another run owns the cursor.
     """
     if move is not None:
         run.count(page, first_success=store.advance(run.runtime.engine, move), row=move.row)
 
 
 def read_on(run: Run, page: Page) -> Page | RunResult:
-    """Return the page after this one, or how the run ends.
+    """Return the next page, or how the run ends.
 
     Raises:
         CursorLost: the run may have been replaced.
@@ -163,15 +165,15 @@ def read_on(run: Run, page: Page) -> Page | RunResult:
 
 
 def result_after(run: Run, page: Page) -> RunResult | None:
-    """Return how a run ends whose cursor is past this page; None: it goes on.
+    """Return how a run ends after its cursor has moved past this page; None: it continues.
 
-    DONE: nothing is left. MORE: records are left, and the budget is spent, or others wait for this run or its slot.
-    STOPPED: the worker stops before that.
+    DONE: no records are left. MORE: records are left, but the budget is spent, or others wait for this run or its slot.
+    STOPPED: records are left, but the worker is shutting down.
 
     Raises:
         CursorLost: the run may have been replaced.
     """
-    # A sweep that an earlier run began did not see what came since, so another follows before this run is done.
+    # A sweep that an earlier run began does not include later records, so this run needs another sweep.
     if page.finished and not page.resumed:
         return DONE
     if not run.ownership.owned:
@@ -182,9 +184,9 @@ def result_after(run: Run, page: Page) -> RunResult | None:
 
 
 def settle(runtime: Runtime, runs: Sequence[Run], *, reports: bool = True) -> None:
-    """Tell the gate how runs ended, in one exchange, and then the history of those whose row no advance or failure had.
+    """Report to the gate how runs ended, in one round trip; then write the history rows that are still missing.
 
-    Where the gate cannot be told, that is the error of their results.
+    If that fails, the error becomes the error of each result that has none.
     """
     ended = []
     for run in runs:
@@ -200,17 +202,22 @@ def settle(runtime: Runtime, runs: Sequence[Run], *, reports: bool = True) -> No
             store.write_runs(runtime.engine, rows)
     except Exception as error:
         for run in runs:
-            run.result = (run.result or LOST)._replace(error=error)
+            result = run.result or LOST
+            if result.error is None:
+                run.result = result._replace(error=error)
+            else:
+                # Celery is told why the handler failed.
+                log_error(log, error, "run of %s for tenant %r could not be settled", run.pipeline.name, run.tenant)
     for run in runs:
         run.close()
 
 
 @contextmanager
 def handed_over(run: Run) -> Iterator[None]:
-    """If the process is told to end in the block, return the run's batch to the queue: another worker takes it at once.
+    """Return the run to the queue if the process is shut down in the block, so that another worker takes it at once.
 
-    Otherwise what ended the process may be this batch, as by a hard time limit, and the run's successor counts the
-    attempt when the deadline has passed.
+    If the process ends for another reason, such as a hard time limit, this batch may be the cause. Then the run is not
+    settled: after its deadline, its successor counts the attempt as a failure.
     """
     try:
         yield
@@ -218,7 +225,7 @@ def handed_over(run: Run) -> Iterator[None]:
         run.result = None
         if isinstance(ended, KeyboardInterrupt) or (not isinstance(ended, Exception) and waits_for_stop()):
             run.result = STOPPED
-            # A process that is told to end waits for no history.
+            # A process that is shutting down does not wait for the history.
             settle(run.runtime, [run], reports=False)
         else:
             run.close()

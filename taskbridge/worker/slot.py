@@ -98,14 +98,14 @@ def run_together(runtime: Runtime, keys: Sequence[RunKey], seconds: float = math
 
 
 def _rest(error: Exception) -> None:
-    """Leave runs to slots that have a session of Postgres: one without ends a run so soon that it would get the most.
+    """Pause this slot: without a Postgres session it ends runs so quickly that it would take most of them.
 
-    The run that found none is not lost, nor has it failed: it is in the queue again.
+    The run that found no session is neither lost nor failed: it is in the queue again.
     """
     if count := _throttle.counted("sessions"):
         log.warning(
-            "a slot of this worker has no session of Postgres and leaves its runs to other slots (%d times since it "
-            "last said so): allow more sessions than there are slots, or start fewer slots (-c): %s",
+            "a slot of this worker has no session of Postgres and leaves its runs to other slots (%d times since the "
+            "last report): allow more sessions than there are slots, or start fewer slots (-c): %s",
             count,
             error_text(error),
         )
@@ -129,8 +129,8 @@ def _declined(runtime: Runtime, keys: Sequence[RunKey]) -> bool:
     for key in keys:
         if count := _throttle.counted(key.pipeline):
             log.warning(
-                "this worker does not declare the pipeline %s, and declined %d of its runs since it last said so, now "
-                "that of tenant %r: a worker that declares it does them",
+                "this worker does not declare the pipeline %s, and has declined %d of its runs since the last report, "
+                "most recently for tenant %r: a worker that declares it will perform them",
                 *(key.pipeline, count, key.tenant),
             )
     return True

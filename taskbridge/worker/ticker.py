@@ -91,7 +91,7 @@ def free_for_turns(runtime: Runtime, served: Collection[str], idle: int) -> int:
     0 while first events wait: an idle slot is about to take one of them.
     """
     first, following = runtime.keys.queues
-    if idle <= 0 or following not in served or (first in served and runtime.gate.first_events()):
+    if idle <= 0 or following not in served or (first in served and runtime.gate.has_waiting_first_event()):
         return 0
     return idle
 

@@ -42,7 +42,7 @@ def test_a_worker_that_lacks_a_pipeline_or_has_a_short_time_limit_is_named(deplo
         limits = [one for one in told(deployment, "workers") if "kills the process of a run" in one.text]
         assert [one.level for one in limits] == ["warning"]
         deployment.save("acme", "1")
-        declined = "this worker does not declare the pipeline invoices, and declined 1 of its runs"
+        declined = "this worker does not declare the pipeline invoices, and has declined 1 of its runs"
         wait_until(lambda: declined in lacking.text(), "the run is declined")
         assert not any(map(deployment.redis.llen, runtime_of(deployment.app).keys.queues)), "it goes round"
         with deployment.worker():

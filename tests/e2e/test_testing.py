@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import secrets
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -35,6 +38,7 @@ from taskbridge.settings import Settings
 from taskbridge.testing import assert_notified, drain, drain_all, notified
 from taskbridge.testing.deploying import own_deployment
 from taskbridge.testing.servers import servers_for_tests
+from taskbridge.web import deliver
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("taskbridge_settings")
@@ -120,6 +124,34 @@ def test_a_handler_s_error_reaches_the_test_and_the_next_drain_tries_again() -> 
         drain("acme")
     assert drain("acme") > 0
     assert calls == ["acme", "acme"]
+
+
+@pytest.fixture
+def gone() -> Iterator[str]:
+    """The URL of an endpoint that answers 410."""
+
+    class Gone(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_error(410)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gone) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_endpoint_that_is_gone_pauses_its_tenant(gone: str) -> None:
+    secret = "whsec_" + base64.b64encode(b"k" * 32).decode()
+    pipeline("invoices")(deliver(gone, secret, allow_private=True))
+    save("acme", "1")
+    with pytest.raises(AssertionError, match="check whether it is paused"):
+        drain("acme", most_runs=2)
+    assert runtime_of(app).pauses.of("invoices").tenants["acme"].reason == "its endpoint answered 410 (Gone)"
 
 
 def test_through_failures_the_bad_record_is_in_quarantine_and_the_others_are_handled(

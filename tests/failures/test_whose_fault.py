@@ -55,6 +55,23 @@ def test_a_record_that_the_handler_rejects_is_no_evidence_against_another(
     assert drill.states() == {"handled": 3 * len(tenants), "quarantined": len(tenants)}
 
 
+def test_the_error_of_a_handler_is_reported_also_where_redis_refuses_the_end_of_its_run(
+    drill: Drill, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(batch: Batch) -> None:
+        runner = drill.runtime.keys.runner("invoices", batch.tenant)
+        drill.runtime.redis.delete(runner)
+        drill.runtime.redis.set(runner, "not a hash")
+        raise ValueError("bad")
+
+    drill.handle(fail)
+    drill.save("acme", "1")
+    drill.run_one()
+    assert [str(error) for error in drill.errors] == ["bad"]
+    assert "run of invoices for tenant 'acme' could not be settled" in caplog.text
+    assert "WRONGTYPE" in caplog.text
+
+
 def test_beside_records_that_are_all_rejected_a_bad_one_goes_as_one_that_is_alone(drill: Drill) -> None:
     def handler(batch: Batch) -> None:
         if batch[0].external_id == "00":

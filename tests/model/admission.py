@@ -74,7 +74,7 @@ class Verb(StrEnum):
     LAST = "settle, sent to the end"
     KEPT = "a run slot is kept for it"
     CALLED = "called for a time"
-    TURNS = "all in it go to the turns"
+    TURNS = "all tenants in it go to the fair queue"
     DEADLINE_LOST = "first, and without a deadline"
 
 
@@ -100,7 +100,7 @@ class Condition(Enum):
 
 
 class Effect(Enum):
-    """What is done; the value is the sentence that the docs print."""
+    """What is done; the value is the text that the docs print."""
 
     NONE = "none"
     COUNT = "counted, also whom it blames"
@@ -133,12 +133,12 @@ class Effect(Enum):
     )
     FREE = "its slot is free"
     FREE_AND_CALL = "its slot is free; the first in the wait queue is called for the end of the wait"
-    FILL = "free slots are kept for the first in the wait queue; without a cap all in it go to the turns"
+    FILL = "free slots are kept for the first in the wait queue; without a cap all tenants in it go to the fair queue"
     KEEP = "its slot is kept for the first in the wait queue, for as long as a lost message takes to come back"
     DOUBLE = "twice as many runs may be on; free slots are kept for the first in the queue, unless the circuit is open"
     STEADY = (
         "the cap alone counts; unless the circuit is open, free slots are kept for the first in the queue, and without "
-        "a cap all in it go to the turns"
+        "a cap all tenants in it go to the fair queue"
     )
     ENTER = (
         "first events stand before continuations, each in the order in which they first asked; due after "
@@ -147,7 +147,9 @@ class Effect(Enum):
     TO_THE_END = "behind all others; due after `republish_after`, or when its back-off ends"
     START = "due now"
     MOVE = "due at that time"
-    WAIT_FOR_TURN = "behind those of its pipeline in the turns; its deadline stays, and moves on when it is past"
+    WAIT_FOR_TURN = (
+        "in the fair queue behind other tenants of its pipeline; its deadline stays, and is extended when it has passed"
+    )
 
 
 S = TypeVar("S", Circuit, Slots, Queueing)

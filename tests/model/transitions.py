@@ -32,32 +32,32 @@ class Verb(StrEnum):
 
 
 class Condition(Enum):
-    """What a row may ask before it applies; the value is the sentence that the docs print."""
+    """A condition of a row; the value is the text that the docs print."""
 
     SPACING_OVER = (
-        "last run + delay is past, or there was no last run; and "
-        f"{Constant.EMPTY_RUN_MS} ms since a run that took nothing"
+        "last run + delay has passed, or there was no last run; and "
+        f"{Constant.EMPTY_RUN_MS} ms have passed since a run that took nothing"
     )
-    HELD = "held: by a failure, a rate limit, an open circuit, the cap on runs, or until its turn"
+    HELD = "held by a failure, a rate limit, an open circuit or the cap on runs, or until its turn"
     PAUSED = "held by a pause"
-    FOUND = "it waits for its turn since a reminder, and had no event since"
+    FOUND = "it has been waiting for its turn since a reminder, without an event"
     CURRENT = "the token is the current one"
-    REPEATED = "the same call has done this already; its reply was lost"
+    REPEATED = "the same call has done this before; its reply was lost"
     NEW_EVENTS = "events > swept"
     LEASE_ALIVE = "the lease was alive when the run began"
-    MANY = "the reconciler found its records, or as many runs are queued as reminders may publish"
+    MANY = "the reconciler found its records, or reminders have as many runs queued as they may"
     QUIET = (
-        "it is held by a pause, or it lingers, events = swept and the lease that the run saw has ended; and no "
+        "it is held by a pause, or it lingers with events = swept and the lease that the run saw has ended; and no "
         "operator starts it"
     )
-    OVERDUE = "the deadline is past, its turn has come, or an operator starts a tenant that waits"
-    STILL_QUEUED = "its message is in the queue of first events still: an older one, or itself, is at the head"
+    OVERDUE = "the deadline has passed, its turn has come, or an operator starts a waiting tenant"
+    STILL_QUEUED = "its message is still in the queue of first events: an older message, or this one, is at the head"
     NO_SLOT = (
-        "the circuit is open and this tenant may not probe it, the downstream asked the pipeline to wait, or as many "
-        "runs are on as the pipeline may have"
+        "the circuit is open and this tenant may not probe it, the downstream asked the pipeline to wait, or the "
+        "pipeline has as many runs as it may have"
     )
-    IN_TURNS = "it waits for its turn, which has not come"
-    OTHERS_IN_TURNS = "others wait for their turn, or enough of those who got it are queued"
+    IN_TURNS = "it is waiting for its turn, which has not come"
+    OTHERS_IN_TURNS = "others wait for their turn, or enough runs started by turns are queued"
     OTHERS_IN_QUEUE = "the run has a run slot, and others are in the wait queue"
 
 
@@ -81,7 +81,7 @@ def _everywhere(verb: Verb, answer: Answer, effect: str) -> tuple[Row, ...]:
     return tuple(Row(state, verb, (), state, answer, effect) for state in State)
 
 
-REPLAYED = "none: the answer is the one that was lost"
+REPLAYED = "none: the lost answer is repeated"
 
 # The first row that fits applies, so a row without a condition is the "otherwise" of those above it.
 TRANSITIONS: tuple[Row, ...] = (
@@ -100,7 +100,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.FOUND, _When.SPACING_OVER),
         _Q,
         Answer.STARTED,
-        "held no more; new token; publish to the first-event queue, in this step",
+        "no longer held; new token; publish to the first-event queue, in this step",
     ),
     Row(_W, Verb.NOTIFY, (_When.HELD,), _W, Answer.ABSORBED, "count; an event never shortens a back-off"),
     Row(_W, Verb.NOTIFY, (_When.PAUSED,), _W, Answer.ABSORBED, "count; an event does not end a pause"),
@@ -112,7 +112,7 @@ TRANSITIONS: tuple[Row, ...] = (
         Answer.STARTED,
         "new token; publish to the first-event queue, in this step",
     ),
-    Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due moves to last run + delay if that is earlier"),
+    Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due at last run + delay if that is earlier"),
     Row(_Q, Verb.NOTIFY, (_When.REPEATED,), _Q, Answer.STARTED, REPLAYED),
     Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller"),
     Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller"),
@@ -122,7 +122,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.SPACING_OVER, _When.MANY),
         _W,
         Answer.POSTPONED,
-        "one event until a run begins; held, behind those of its pipeline in the turns",
+        "one event until a run begins; held, in the fair queue behind other tenants of its pipeline",
     ),
     Row(
         _I,
@@ -133,16 +133,16 @@ TRANSITIONS: tuple[Row, ...] = (
         "new token; publish to the first-event queue, in this step",
     ),
     Row(_I, Verb.REMIND, (), _W, Answer.DELAYED, "due at last run + delay"),
-    # Nobody reminds a tenant that is paused, so a reminder says that the pause is over.
-    Row(_W, Verb.REMIND, (_When.HELD,), _W, Answer.ABSORBED, "none: its deadline brings a run"),
+    # Paused tenants get no reminders, so a reminder means that the pause is over.
+    Row(_W, Verb.REMIND, (_When.HELD,), _W, Answer.ABSORBED, "none: its deadline starts a run"),
     Row(
         _W,
         Verb.REMIND,
         (_When.SPACING_OVER, _When.MANY),
         _W,
         Answer.DELAYED,
-        "no pause holds it; one event until a run begins, unless events > swept; due now, if not before: the ticker "
-        "starts it",
+        "no pause holds it; one event until a run begins, unless events > swept; due now at the latest, so that the "
+        "ticker starts it",
     ),
     Row(
         _W,
@@ -158,18 +158,19 @@ TRANSITIONS: tuple[Row, ...] = (
         (),
         _W,
         Answer.DELAYED,
-        "no pause holds it; one event until a run begins, unless events > swept; due moves to last run + delay if that "
-        "is earlier",
+        "no pause holds it; one event until a run begins, unless events > swept; due at last run + delay if that is "
+        "earlier",
     ),
     Row(_Q, Verb.REMIND, (_When.REPEATED,), _Q, Answer.STARTED, REPLAYED),
-    Row(_Q, Verb.REMIND, (), _Q, Answer.ABSORBED, "none: its run reads what is committed now"),
+    Row(_Q, Verb.REMIND, (), _Q, Answer.ABSORBED, "none: its run will read what is committed now"),
     Row(
         _R,
         Verb.REMIND,
         (),
         _R,
         Answer.ABSORBED,
-        "one event until a run begins, unless events > swept or the run may have looked; pending delay = the smaller",
+        "one event until a run begins, unless events > swept or the run may have read already; pending delay = the "
+        "smaller",
     ),
     Row(
         _Q,
@@ -177,7 +178,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT, _When.NO_SLOT),
         _W,
         Answer.POSTPONED,
-        "held, in the wait queue and not in the turns",
+        "held, in the wait queue instead of the fair queue",
     ),
     Row(
         _Q,
@@ -185,11 +186,12 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT,),
         _R,
         Answer.BEGUN,
-        "a reminder is no event any more; swept = events; last run = now; deadline = now + runner TTL; in neither wait "
-        "queue nor turns; learns whether the run before it died, and by which name Postgres counts the burst",
+        "a reminder no longer counts as an event; swept = events; last run = now; deadline = now + runner TTL; leaves "
+        "the wait queue and the fair queue; learns whether the previous run died, and the token under which Postgres "
+        "counts the burst",
     ),
     Row(_R, Verb.BEGIN, (_When.CURRENT, _When.REPEATED), _R, Answer.BEGUN, REPLAYED),
-    *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or doubled message"),
+    *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or duplicate message"),
     Row(
         _Q,
         Verb.DECLINE,
@@ -197,9 +199,9 @@ TRANSITIONS: tuple[Row, ...] = (
         _Q,
         Answer.DECLINED,
         f"due at now + {Constant.DECLINED_MS} ms, for the ticker of a worker that declares the pipeline; if it "
-        "was a turn's, the next tenant has the turn",
+        "was started by a turn, the next tenant gets the turn",
     ),
-    *_everywhere(Verb.DECLINE, Answer.LOST, "none: a late or doubled message"),
+    *_everywhere(Verb.DECLINE, Answer.LOST, "none: a late or duplicate message"),
     Row(_R, Verb.BEAT, (_When.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),
     *_everywhere(Verb.BEAT, Answer.LOST, "none: another run took over"),
     Row(
@@ -216,7 +218,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT, _When.OTHERS_IN_TURNS),
         _W,
         Answer.POSTPONED,
-        "held, behind those of its pipeline in the turns",
+        "held, in the fair queue behind other tenants of its pipeline",
     ),
     Row(_R, Verb.MORE, (_When.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
     Row(_Q, Verb.MORE, (_When.REPEATED,), _Q, Answer.CONTINUED, REPLAYED),
@@ -238,7 +240,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT, _When.NEW_EVENTS, _When.SPACING_OVER, _When.OTHERS_IN_TURNS),
         _W,
         Answer.POSTPONED,
-        "held, behind those of its pipeline in the turns",
+        "held, in the fair queue behind other tenants of its pipeline",
     ),
     Row(
         _R,
@@ -263,7 +265,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT,),
         _I,
         Answer.FINISHED,
-        "hash and deadline deleted; last run kept while it can delay the next",
+        "hash and deadline deleted; last run kept as long as it can delay the next",
     ),
     Row(_Q, Verb.DONE, (_When.REPEATED,), _Q, Answer.CONTINUED, REPLAYED),
     *_everywhere(Verb.DONE, Answer.LOST, "none: another run took over"),
@@ -273,8 +275,8 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT,),
         _W,
         Answer.HELD,
-        "due at now + back-off, or what the handler asked for, held; the circuit is judged, and while it is open, or "
-        "all wait, the tenant is in the wait queue",
+        "held; due at now + back-off, or after the wait that the handler asked for; the circuit is updated, and while "
+        "it is open, or the whole pipeline waits, the tenant is in the wait queue",
     ),
     Row(
         _R,
@@ -282,7 +284,8 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT,),
         _W,
         Answer.HELD,
-        "held until an operator starts it, or a reminder, which none gets that is paused; else forgotten after a day",
+        "held until an operator starts it or a reminder arrives (paused tenants get none); otherwise deleted after a "
+        "day",
     ),
     *_everywhere(Verb.PAUSED, Answer.LOST, "none: another run took over"),
     *_everywhere(Verb.RETRY, Answer.LOST, "none: another run took over"),
@@ -302,7 +305,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.OVERDUE, _When.IN_TURNS),
         _W,
         Answer.POSTPONED,
-        "held, keeps its turn; the deadline moves on",
+        "held, keeps its place in the fair queue; the deadline is extended",
     ),
     Row(
         _W,
@@ -320,7 +323,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.OVERDUE, _When.STILL_QUEUED),
         _Q,
         Answer.POSTPONED,
-        "none: the message is not lost; asked again after the first wait",
+        "none: the message is not lost; checked again after the first wait",
     ),
     Row(
         _Q,
@@ -336,7 +339,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.OVERDUE,),
         _Q,
         Answer.REISSUED,
-        "new token, which fences the old run off; note that it died; publish to the continuation queue",
+        "new token, which fences off the old run; note that it died; publish to the continuation queue",
     ),
-    *_everywhere(Verb.DEADLINE, Answer.NOT_DUE, "none: another ticker was quicker"),
+    *_everywhere(Verb.DEADLINE, Answer.NOT_DUE, "none: another ticker was faster"),
 )

@@ -238,6 +238,25 @@ def test_a_delivery_is_known_by_an_id_and_by_its_content_where_nobody_signed_the
         assert known_by(Shopify(SECRET), headers).split()[0] == which
 
 
+@pytest.mark.parametrize(
+    ("delivery", "is_signed"),
+    [
+        (None, True),
+        ("Webhook-Id", True),
+        ("$.id", True),
+        ("x-other", False),
+        (lambda request: request.headers["x-other"], False),
+    ],
+)
+def test_an_id_that_is_not_the_scheme_s_own_is_not_signed_unless_it_is_in_the_body(
+    delivery: Any, is_signed: bool
+) -> None:
+    hook = Webhook("orders", StandardWebhooks(SECRET), tenant="$.t", key="$.k", delivery=delivery)
+    found = hook.read(Request({"webhook-id": "1001", "x-other": "1001"}, b"{}", {"t": "acme", "k": "1", "id": "1001"}))
+    assert isinstance(found, Incoming)
+    assert (found.delivery == "1001") is is_signed
+
+
 def test_a_scheme_of_one_s_own_signs_and_verifies_by_one_description() -> None:
     described: dict[str, Any] = {
         "header": "X-Sign",
@@ -255,6 +274,32 @@ def test_a_scheme_of_one_s_own_signs_and_verifies_by_one_description() -> None:
     for changed in ({"x-id": "id-2"}, {"x-sign": headers["x-sign"].replace("at=", "at=1")}):
         with pytest.raises(InvalidSignature):
             scheme.verify({**headers, **changed}, BODY, NOW)
+
+
+@pytest.mark.parametrize("delivery", ["x-id", "X-Id"])
+@pytest.mark.parametrize("time", [None, "X-Time"])
+def test_a_signed_id_needs_no_time_and_its_header_may_be_written_in_any_case(delivery: str, time: str | None) -> None:
+    scheme = Hmac(SECRET, header="X-Sign", preamble="{id}.", delivery=delivery, time=time)
+    headers = {"x-id": "é-1", "x-sign": digest(SECRET, b"\xe9-1." + BODY).hex(), "x-time": str(int(NOW))}
+    scheme.verify(headers, BODY, NOW)
+    with pytest.raises(InvalidSignature):
+        scheme.verify({**headers, "x-id": "é-2"}, BODY, NOW)
+
+
+@pytest.mark.parametrize(
+    ("described", "what"),
+    [
+        ({"preamble": "{id}."}, "single header"),
+        ({"preamble": "{id}.", "delivery": "x-id,x-other"}, "single header"),
+        ({"preamble": "{id}.", "delivery": "$.id"}, "single header"),
+        ({"preamble": "{time}."}, "set `time`"),
+    ],
+)
+def test_a_preamble_with_a_value_that_cannot_be_read_is_an_error_of_the_declaration(
+    described: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=what):
+        Hmac(SECRET, header="x-sign", **described)
 
 
 @pytest.mark.parametrize("secrets", ["", [], [SECRET, ""], None])
