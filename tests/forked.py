@@ -40,7 +40,7 @@ PRELOADED: Final = (
     "taskbridge.observe.metrics",
     "taskbridge.producer.recording",
     "taskbridge.common.server_errors",
-    *(f"taskbridge.store.{module}" for module in ("backfills", "db", "maintenance", "quarantine")),
+    *(f"taskbridge.store.{module}" for module in ("db", "maintenance", "quarantine")),
     # What a worker imports besides.
     "celery.bin.celery",
     "celery.bin.worker",

@@ -140,6 +140,14 @@ def script_running(server: RedisHere) -> Iterator[None]:
         busy.eval("while true do end", 0)
     yield
     server.client.script_kill()
+
+    def answers() -> bool:
+        with suppress(redis.ResponseError):
+            return bool(server.client.ping())
+        return False
+
+    # The script ends some time after the reply.
+    wait_until(answers, "Redis answers again")
     busy.close()
 
 
