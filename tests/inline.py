@@ -40,7 +40,8 @@ class Inline:
 
         pipelines = Pipelines()
         named: Handler = noting
-        pipelines.declare(Pipeline(pipeline, named, policy, batch_size, **options))
+        # Handlers of tests wait, or do other runs, and their batches stay whole.
+        pipelines.declare(Pipeline(pipeline, named, policy, batch_size, **({"latency_budget": 60.0} | options)))
         self.runtime.pipelines = pipelines
 
     def message(self) -> tuple[str, str, str] | None:
