@@ -45,10 +45,9 @@ whole-way: $(RUNNABLE) ## Webhooks in, batches out over HTTP, with embedded Post
 test: $(READY) ## What CI runs: lint, types, import directions, all tests but the slow ones
 	@$(MAKE) --no-print-directory -j 4 check tested
 
-# Beside the types, which take one core for a minute. A test that fails while the others load the machine runs once more
-# alone: what is broken fails again.
+# Beside the types, which take one core for a minute.
 tested: collected
-	$(BIN)/pytest -n 6 --dist loadgroup $(PYTEST_FLAGS) || $(BIN)/pytest --last-failed --last-failed-no-failures none $(PYTEST_FLAGS)
+	$(BIN)/pytest -n 6 --dist loadgroup $(PYTEST_FLAGS)
 
 # Else each of pytest's processes rewrites the asserts of all tests.
 collected: $(READY)

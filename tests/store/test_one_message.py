@@ -200,7 +200,7 @@ def test_a_shared_advance_reads_no_other_cursor(engine: Engine, count: int) -> N
 
 def test_a_time_out_that_passes_as_a_statement_ends_reaches_no_later_one(engine: Engine) -> None:
     hit = 0
-    for at in range(300):
+    for at in range(600):
         with suppress(QueryCanceled), checked_out(engine) as driver:
             rows = 3000 + 700 * (at % 30)
             counted = f"SELECT count(*) FROM generate_series(1, {rows})"  # noqa: S608 - numbers
@@ -210,5 +210,6 @@ def test_a_time_out_that_passes_as_a_statement_ends_reaches_no_later_one(engine:
                 driver.execute("SELECT 1")
         except QueryCanceled:
             hit += 1
-    # Postgres may still deliver one that expires between two messages, on a machine that stands still just then.
+    # The last statement has the limit too until it ends, so a machine that stands still for 2 ms just then shifts a
+    # timeout to the next message. Without that statement, one in fifty is shifted.
     assert hit <= 1

@@ -144,6 +144,15 @@ def test_a_handler_whose_calls_cost_by_themselves_has_whole_batches_whatever_the
     assert handler.drain(1_000, 100) == [100] * 10
 
 
+@pytest.mark.parametrize(
+    ("call", "record", "records"), [(0.0, 0.002, 25), (0.3, 0.0, BATCH), (0.3, 0.01, 120), (0.0, 2.0, 1)]
+)
+def test_batches_are_as_large_as_the_page_about_failures_says(call: float, record: float, records: int) -> None:
+    handler = Handler(call, record, noise=0.0)
+    handler.drain(4 * BATCH)
+    assert handler.drain(2 * BATCH)[0] == pytest.approx(records, abs=1)
+
+
 def test_one_slow_call_of_a_few_records_splits_no_batch() -> None:
     handler = Handler(0.0, 0.0001)
     handler.take(3, extra=0.2)
