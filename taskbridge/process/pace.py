@@ -88,7 +88,10 @@ def _most_within(latency: float, by_size: Sequence[Sequence[_Call]]) -> int:
         return most
     (fewest, shortest), (most, longest) = known[0], known[-1]
     slope = max(0.0, (longest - shortest) / (most - fewest))
-    by_itself = max(0.0, shortest - slope * fewest)
+    # By the quickest of the smallest calls: the others may have waited for something else, and this counts several
+    # times.
+    smallest = min(by_size, key=_usual)
+    by_itself = max(0.0, min(seconds - slope * records for records, seconds in (known[0], *smallest)))
     within = by_itself + max(latency, SHARE_BY_ITSELF * by_itself)
     records, seconds = _usual(by_size[-1])
     # A handler that has become quick is noticed in its small calls. What is known of larger ones may be old.

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 MOST_AT_ONCE: Final = 16
 """Runs that begin together."""
+LOOKS_EVERY: Final = 0.02
+"""Seconds after which a slot looks at the queue of first events again, between runs that are longer together."""
 REST: Final = 1.0
 """Seconds for which a slot without a session of Postgres takes no run, at the most."""
 LONGEST_FAILURE: Final = 1_000
@@ -161,6 +163,10 @@ def _more(runtime: Runtime, left: float) -> list[RunKey] | None:
 
 
 def _done_within(runtime: Runtime, pipelines: Sequence[str], seconds: float) -> int:
-    """Return how many runs of these pipelines, one after the other, are done in `seconds`."""
+    """Return how many runs of these pipelines to do one after the other: they are done in `seconds`.
+
+    If they need longer than `LOOKS_EVERY`, only one of them exceeds it: a first event may come in the meantime.
+    """
     calls = accumulate(runtime.paces[pipeline].small_call or math.inf for pipeline in pipelines)
-    return sum(1 for ends in calls if ends < seconds)
+    ends = [end for end in calls if end < seconds]
+    return min(len(ends), 1 + sum(1 for end in ends if end < LOOKS_EVERY))

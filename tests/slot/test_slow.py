@@ -60,14 +60,16 @@ def test_a_slow_handler_is_never_taken_along(inline: Inline, monkeypatch: pytest
     assert queued(inline) == TENANTS[1:], "each in its place"
 
 
-def test_only_so_many_are_taken_as_are_done_within_the_slice(inline: Inline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_are_taken_as_are_done_before_the_next_look_at_first_events(
+    inline: Inline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     together = do_no_run(monkeypatch)
     monkeypatch.setattr(slot, "SLICE", 2.5)
-    inline.runtime.paces["invoices"].note(1, 1.0)
-    save(inline)
+    inline.runtime.paces["invoices"].note(1, 0.009)
+    save(inline, "abcdef")
     work(inline)
-    # Three of a second each do not fit into two and a half. The clock hardly moves: so there is a third exchange.
-    assert together[:2] == [["a"], ["b", "c"]]
+    # Three of them exceed 20 ms together.
+    assert together[:3] == [["a"], ["b", "c", "d"], ["e", "f"]]
 
 
 def test_who_waits_behind_a_handler_that_was_slower_than_expected_is_given_back(
