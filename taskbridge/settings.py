@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from taskbridge.common.limits import SETTINGS
 from taskbridge.common.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
+from taskbridge.common.sentinel import SentinelAddress
 from taskbridge.errors import ConfigurationError, InvalidName
 
 __all__ = ["GIVEN", "OVERRIDES", "Settings", "check_password", "check_token", "unknown_variables"]
@@ -31,7 +32,10 @@ class Settings:
     postgres_url: str = ""
     """Where records, cursors and quarantine live: `postgresql://user:password@host:port/database`."""
     redis_url: str = ""
-    """The gate: `redis://:password@host:port/0`, `rediss://` for TLS, `unix:///path/redis.sock?db=0` for a socket."""
+    """The gate: `redis://:password@host:port/0`, `rediss://` for TLS, `unix:///path/redis.sock?db=0` for a socket.
+
+    Behind Sentinel: `sentinel://:password@host:26379;sentinel://host:26379/0?master_name=NAME`.
+    """
     broker_url: str = ""
     """Celery's broker. Empty: the gate's Redis; counting an event and publishing its run are then one atomic step."""
     pipelines: tuple[str, ...] = ()
@@ -124,9 +128,17 @@ class Settings:
         """The URL of the broker; by default, that of the gate."""
         return self.broker_url or _as_broker(self.redis_url)
 
+    @property
+    def broker_options(self) -> dict[str, Any]:
+        """The options of kombu's transport that belong to `broker`."""
+        address = None if self.broker_url else SentinelAddress.of(self.redis_url)
+        return {} if address is None else address.broker_options
+
 
 def _as_broker(url: str) -> str:
-    """Return a redis-py URL in the form that kombu expects, which differs for a socket."""
+    """Return a redis-py URL in the form that kombu expects, which differs for a socket and for Sentinel."""
+    if (address := SentinelAddress.of(url)) is not None:
+        return address.broker_url
     if not url.startswith("unix://"):
         return url
     parts = urlsplit(url)
@@ -178,7 +190,7 @@ _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 
 _SCHEMES: dict[str, tuple[str, ...]] = {
     "postgres_url": ("postgresql", "postgresql+psycopg", "postgres"),
-    "redis_url": ("redis", "rediss", "unix"),
+    "redis_url": ("redis", "rediss", "unix", "sentinel"),
 }
 
 
@@ -231,9 +243,19 @@ def _switch(name: str, text: str) -> bool:
     return _SWITCHES[text.lower()]
 
 
-def _is_one_redis_url(text: str) -> bool:
-    """Whether a URL names one Redis server. A broker may be of another kind, and Celery takes a list of them."""
-    return text.partition("://")[0] in _SCHEMES["redis_url"] and ";" not in text
+def _check_redis_url(name: str, text: str) -> None:
+    """Check a URL of one Redis server. A broker may be of another kind, and Celery takes a list of them."""
+    written = "redis://:password@host:port/0"
+    try:
+        if text.partition("://")[0] in ("redis", "rediss", "unix") and ";" not in text:
+            _ = urlsplit(text).port
+        elif name == "redis_url":
+            written = "sentinel://:password@host:26379;sentinel://host:26379/0?master_name=NAME"
+            _ = SentinelAddress.of(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"{_variable(name)} cannot be read", f"write {written}, with special characters percent-encoded"
+        ) from None
 
 
 def _parse(name: str, text: str) -> object:
@@ -253,12 +275,6 @@ def _parse(name: str, text: str) -> object:
         if scheme not in _SCHEMES[name] or "://" not in text:
             # The value may hold a password, so the message does not repeat it.
             raise ConfigurationError(f"{_variable(name)} must begin with {_either(_SCHEMES[name])}")
-    if name in ("redis_url", "broker_url") and _is_one_redis_url(text):
-        try:
-            _ = urlsplit(text).port
-        except ValueError:
-            raise ConfigurationError(
-                f"{_variable(name)} cannot be read",
-                "write redis://:password@host:port/0, with special characters percent-encoded",
-            ) from None
+    if name in ("redis_url", "broker_url"):
+        _check_redis_url(name, text)
     return text

@@ -13,9 +13,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import redis
 
+from taskbridge.common.sentinel import SENTINEL_PORT, SentinelAddress
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate.scripts import read
 
@@ -90,8 +92,7 @@ def shared_prefix(app: Celery, gate_url: str, queues: Sequence[str]) -> str | No
         queues: names of queues.
     """
     try:
-        pool = redis.ConnectionPool.from_url(gate_url)
-        gate = _address(pool.connection_class, pool.connection_kwargs)
+        gate = _address_of_gate(gate_url)
         channels = [_channel(connection) for connection in (app.connection_for_write(), app.connection_for_read())]
     except Exception:
         # An invalid URL or option is reported when something connects.
@@ -107,11 +108,11 @@ def shared_prefix(app: Celery, gate_url: str, queues: Sequence[str]) -> str | No
 
 
 def _channel(connection: Any) -> Any:
-    """Return kombu's channel of a connection before it connects; None unless it leads to a single Redis."""
+    """Return kombu's channel of a connection before it connects; None unless it leads to a single primary."""
     from kombu.transport.redis import Channel, SentinelChannel  # noqa: PLC0415 - not needed to read
 
     kind = connection.transport.Channel
-    if not issubclass(kind, Channel) or issubclass(kind, SentinelChannel) or len(connection.alt) > 1:
+    if not issubclass(kind, Channel) or (len(connection.alt) > 1 and not issubclass(kind, SentinelChannel)):
         return None
     # Its constructor would connect.
     channel = kind.__new__(kind)
@@ -122,9 +123,20 @@ def _channel(connection: Any) -> Any:
     return channel
 
 
+def _address_of_gate(url: str) -> tuple[Any, ...]:
+    if (address := SentinelAddress.of(url)) is not None:
+        return frozenset(address.sentinels), address.master_name, address.db
+    pool = redis.ConnectionPool.from_url(url)
+    return _address(pool.connection_class, pool.connection_kwargs)
+
+
 def _address_of(channel: Any) -> tuple[Any, ...]:
     options = channel._connparams()
-    return _address(options["connection_class"], options)
+    if (master_name := getattr(channel, "master_name", None)) is None:
+        return _address(options["connection_class"], options)
+    client = channel.connection.client
+    sentinels = [urlsplit(url) for url in client.alt or [client.as_uri()]]
+    return frozenset((one.hostname, one.port or SENTINEL_PORT) for one in sentinels), master_name, options["db"]
 
 
 def _address(kind: type, options: Mapping[str, Any]) -> tuple[Any, ...]:

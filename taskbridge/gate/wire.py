@@ -24,7 +24,9 @@ import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
 from redis.retry import Retry
+from redis.sentinel import MasterNotFoundError, Sentinel
 
+from taskbridge.common.sentinel import SentinelAddress
 from taskbridge.common.server_errors import REDIS_AWAY, REDIS_SWITCHED, is_switched
 
 __all__ = ["COMMAND", "Call", "Wire", "client", "deadline"]
@@ -52,7 +54,7 @@ def client(url: str, seconds: float | None = None, *, interactive: bool = False)
     """Return a client for `url`. It times out instead of hanging if Redis does not answer.
 
     If the server is no longer the one to use (after a failover), it reconnects. With `max_connections` in the URL,
-    callers wait for a free connection.
+    callers wait for a free connection. `taskbridge.common.sentinel` describes the URL of a primary behind Sentinel.
 
     Args:
         url: where Redis is.
@@ -77,10 +79,32 @@ def client(url: str, seconds: float | None = None, *, interactive: bool = False)
     if "max_connections=" in url:
         kind = redis.BlockingConnectionPool
         options["timeout"] = seconds or options["socket_timeout"]
-    pool = kind.from_url(url, **options)
+    address = SentinelAddress.of(url)
+    pool = kind.from_url(url, **options) if address is None else _primary(address, options, seconds)
     if seconds is not None:
         pool.connection_class = _with_deadline(pool.connection_class)
     return redis.Redis.from_pool(pool)
+
+
+def _primary(address: SentinelAddress, options: dict[str, Any], seconds: float | None) -> redis.ConnectionPool:
+    """Return a pool of connections to a primary; Sentinel is asked where that is before each new connection."""
+    asking: dict[str, Any] = {**options, "retry": Retry(NoBackoff(), 0), "password": address.sentinel_password}
+    if seconds is not None:
+        asking |= {"socket_timeout": seconds, "socket_connect_timeout": seconds}
+    sentinels: Any = _Sentinels
+    names = {"db": address.db, "username": address.username, "password": address.password}
+    primary = sentinels(address.sentinels, sentinel_kwargs=asking).master_for(address.master_name, **names, **options)
+    pool: redis.ConnectionPool = primary.connection_pool
+    return pool
+
+
+class _Sentinels(Sentinel):
+    def discover_master(self, service_name: str) -> Any:
+        """See redis-py, whose error quotes the options of all connections."""
+        try:
+            return super().discover_master(service_name)  # type: ignore[no-untyped-call]
+        except MasterNotFoundError:
+            raise MasterNotFoundError(f"Sentinel knows no working primary {service_name!r}") from None
 
 
 class deadline:  # noqa: N801 - used like a function

@@ -62,7 +62,9 @@ def make_app(settings: Settings | None = None) -> Bridge:
         values = DEFAULTS | {"task_default_queue": keys_of(made).queue(Queue.FIRST)} | _celeryconfig()
         # An invalid setting is reported where it is used. Raised here, it would be lost in Celery's own traceback.
         with suppress(TaskBridgeError):
-            values["broker_url"] = runtime_of(made).settings.broker
+            chosen = runtime_of(made).settings
+            values["broker_url"] = chosen.broker
+            values["broker_transport_options"] = values["broker_transport_options"] | chosen.broker_options
         return values
 
     # Not the current app: the process may have its own, which must keep its tasks.

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import redis
 
+from taskbridge.common.sentinel import SentinelAddress
 from taskbridge.common.server_errors import note_address
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import client
@@ -51,6 +52,10 @@ def redis_of(settings: Settings, seconds: float | None = None, *, interactive: b
             "correct it, or leave it out",
         ) from None
     options = redis_client.connection_pool.connection_kwargs
+    if (address := SentinelAddress.of(settings.redis_url)) is not None:
+        hosts, ports = zip(*address.sentinels, strict=True)
+        note_address("Redis", *(",".join(map(str, part)) for part in (hosts, ports)))
+        return redis_client
     note_address("Redis", options.get("path") or options.get("host") or "localhost", options.get("port") or 6379)
     return redis_client
 

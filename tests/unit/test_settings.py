@@ -45,7 +45,7 @@ def test_settings_come_from_the_environment() -> None:
             "mysql://u:secret@h/d",
             "must begin with postgresql://, postgresql\\+psycopg:// or postgres://$",
         ),
-        ("REDIS_URL", "h:6379", "TASKBRIDGE_REDIS_URL must begin with redis://, rediss:// or unix://$"),
+        ("REDIS_URL", "h:6379", "TASKBRIDGE_REDIS_URL must begin with redis://, rediss://, unix:// or sentinel://$"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name_and_without_secrets(name: str, value: str, text: str) -> None:

@@ -1,0 +1,68 @@
+"""The address of a Redis that Sentinel watches over, in one URL.
+
+`sentinel://:password@s1:26379;sentinel://s2:26379/0?master_name=orders`: every server is a Sentinel, as in kombu's
+URLs, and `master_name` is what they call the primary. User, password and database are those of the primary; a
+password of the Sentinels themselves is the parameter `sentinel_password`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+__all__ = ["SENTINEL_PORT", "SentinelAddress"]
+
+_SCHEME: Final = "sentinel"
+SENTINEL_PORT: Final = 26379
+_PARAMETERS: Final = frozenset({"master_name", "sentinel_password"})
+
+
+class SentinelAddress(NamedTuple):
+    """The Sentinels as pairs of host and port, and what they watch over."""
+
+    sentinels: tuple[tuple[str, int], ...]
+    master_name: str
+    db: int = 0
+    username: str | None = None
+    password: str | None = None
+    sentinel_password: str | None = None
+
+    @classmethod
+    def of(cls, url: str) -> SentinelAddress | None:
+        """Return the address in a URL; None if it is of another kind.
+
+        Raises:
+            ValueError: it cannot be read, lacks `master_name`, or has a parameter that is unknown here.
+        """
+        if not url.startswith(f"{_SCHEME}://"):
+            return None
+        parts = [urlsplit(text) for text in url.split(";")]
+        given = dict(pair for part in parts for pair in parse_qsl(part.query, strict_parsing=bool(part.query)))
+        if {part.scheme for part in parts} != {_SCHEME} or not given.get("master_name") or given.keys() - _PARAMETERS:
+            raise ValueError("not the URL of a Sentinel")
+        return cls(
+            tuple((part.hostname or "localhost", part.port or SENTINEL_PORT) for part in parts),
+            given["master_name"],
+            int(next((part.path for part in parts if part.path.strip("/")), "/0").strip("/")),
+            next((unquote(part.username) for part in parts if part.username), None),
+            next((unquote(part.password) for part in parts if part.password), None),
+            given.get("sentinel_password"),
+        )
+
+    @property
+    def broker_url(self) -> str:
+        """The URL as kombu takes it, which has the rest in its options."""
+        user, password = (quote(text or "", safe="") for text in (self.username, self.password))
+        whose = f"{user}:{password}@" if user or password else ""
+        first, *others = (f"{_bracketed(host)}:{port}" for host, port in self.sentinels)
+        return ";".join([f"{_SCHEME}://{whose}{first}/{self.db}", *(f"{_SCHEME}://{other}" for other in others)])
+
+    @property
+    def broker_options(self) -> dict[str, Any]:
+        """The options of kombu's transport that belong to `broker_url`."""
+        secret = {} if self.sentinel_password is None else {"sentinel_kwargs": {"password": self.sentinel_password}}
+        return {"master_name": self.master_name, **secret}
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,43 @@
+"""One URL names the Sentinels and their primary, for the gate and for the broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskbridge.common.sentinel import SentinelAddress
+from taskbridge.errors import ConfigurationError
+from taskbridge.settings import Settings
+
+URL = "sentinel://shop:p%40ss@s1;sentinel://[::1]:26380/3?master_name=orders&sentinel_password=s%26"
+
+
+def test_the_broker_gets_the_same_primary() -> None:
+    settings = Settings.read({"TASKBRIDGE_REDIS_URL": URL})
+    assert settings.broker == "sentinel://shop:p%40ss@s1:26379/3;sentinel://[::1]:26380"
+    assert settings.broker_options == {"master_name": "orders", "sentinel_kwargs": {"password": "s&"}}
+    other = Settings.read({"TASKBRIDGE_REDIS_URL": URL, "TASKBRIDGE_BROKER_URL": "amqp://rabbit"})
+    assert (other.broker, other.broker_options) == ("amqp://rabbit", {})
+
+
+def test_a_url_is_read_in_its_parts() -> None:
+    assert SentinelAddress.of("redis://localhost") is None
+    assert SentinelAddress.of(URL) == SentinelAddress(
+        (("s1", 26379), ("::1", 26380)), "orders", db=3, username="shop", password="p@ss", sentinel_password="s&"
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sentinel://s1:26379/0",
+        "sentinel://s1:26379/0?master_name=",
+        "sentinel://s1:26379/0?master_name=orders&timeout=5",
+        "sentinel://s1:26379;redis://s2:6379/0?master_name=orders",
+        "sentinel://s1:port/0?master_name=orders",
+        "sentinel://s1:26379/zero?master_name=orders",
+    ],
+)
+def test_an_unusable_url_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^TASKBRIDGE_REDIS_URL cannot be read") as refused:
+        Settings.read({"TASKBRIDGE_REDIS_URL": url.replace("//", "//:secret@", 1)})
+    assert "secret" not in str(refused.value)
