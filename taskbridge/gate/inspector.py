@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import redis
 
-from taskbridge.errors import Unavailable
+from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.gate.keys import Keys, Queue
 from taskbridge.gate.state import State
 
@@ -332,9 +332,11 @@ class Inspector:
         return database, label
 
     def check_version(self) -> None:
-        """Raise Unavailable if the server is older than Redis 6.2.
+        """Check that the server can hold a gate; this is skipped for users without permission for INFO.
 
-        This is skipped for users without permission for INFO.
+        Raises:
+            Unavailable: it is older than Redis 6.2.
+            ConfigurationError: it is a node of a Redis Cluster.
         """
         try:
             info: Any = self._client.info("server")
@@ -345,6 +347,11 @@ class Inspector:
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
             oldest = ".".join(map(str, OLDEST_REDIS))
             raise Unavailable(f"Redis {version} is too old: upgrade it to {oldest} or newer, or use Valkey")
+        if info.get("redis_mode") == "cluster":
+            raise ConfigurationError(
+                "TASKBRIDGE_REDIS_URL names a Redis Cluster, which would put the keys of one gate on several servers",
+                "use a single primary, with Sentinel or your provider's failover",
+            )
 
 
 def _now_ms(time: tuple[int, int], clock: list[str | None]) -> int:

@@ -243,9 +243,7 @@ def _redis(examined: _Examined) -> Findings:
         )
         return
     version = f"Valkey {info['valkey_version']}" if "valkey_version" in info else info["redis_version"]
-    if info.get("cluster_enabled"):
-        yield _problem(f"{version} is a cluster, which splits up a tenant's keys", "use a single server")
-    elif info.get("role") != "master":
+    if info.get("role") != "master":
         yield _problem(f"{version} is a replica, which is read-only", "connect to the primary")
     elif info.get("maxmemory") and info.get("used_memory", 0) >= info["maxmemory"]:
         yield _problem(f"{version} is out of memory and refuses writes", "raise maxmemory, or delete other keys")

@@ -126,8 +126,10 @@ def reset_all() -> None:
 
 
 def _select(queues: Any, app: Celery) -> None:
+    kind = app.conf.get("task_default_queue_type", "classic")
+    arguments = None if kind == "classic" else {"x-queue-type": kind}
     for name in keys_of(app).queues:
-        queues.select_add(KombuQueue(name, Exchange(name), routing_key=name))
+        queues.select_add(KombuQueue(name, Exchange(name), routing_key=name, queue_arguments=arguments))
 
 
 def _configured(sender: Celery, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Gate and broker are a primary that Sentinel watches over; the primary is killed under load."""
+"""Several servers of Redis: a primary behind Sentinel that is killed under load, and a cluster, which is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from taskbridge.embedded import Guarded, Servers
 from taskbridge.embedded.binaries import find_redis
 from taskbridge.embedded.launch import free_port
-from taskbridge.errors import Unavailable
+from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record_invoice
@@ -29,6 +29,24 @@ pytestmark = pytest.mark.e2e
 PASSWORD = "a password/with@signs"
 QUOTED = "a%20password%2Fwith%40signs"
 TENANTS = [f"tenant-{number}" for number in range(20)]
+
+
+def answers(client: redis.Redis) -> bool:
+    with suppress(redis.RedisError):
+        return bool(client.ping())
+    return False
+
+
+@contextmanager
+def server(directory: Path, port: int, settings: str, *options: str) -> Iterator[Guarded]:
+    file = directory / f"{port}.conf"
+    file.write_text(f"bind 127.0.0.1\nport {port}\n{settings}")
+    command: list[str | Path] = [find_redis(None), file, *options]
+    with (
+        (directory / f"{port}.log").open("wb") as output,
+        Guarded(command, output=output, directory=directory) as running,
+    ):
+        yield running
 
 
 class Watched:
@@ -65,11 +83,7 @@ class Watched:
         return self._run(port, f'save ""\n{password}{more}')
 
     def _run(self, port: int, settings: str, *options: str) -> Guarded:
-        file = self._directory / f"{port}.conf"
-        file.write_text(f"bind 127.0.0.1\nport {port}\n{settings}")
-        output = self._stack.enter_context((self._directory / f"{port}.log").open("wb"))
-        command: list[str | Path] = [find_redis(None), file, *options]
-        return self._stack.enter_context(Guarded(command, output=output, directory=self._directory))
+        return self._stack.enter_context(server(self._directory, port, settings, *options))
 
 
 @pytest.fixture
@@ -122,3 +136,19 @@ def test_a_failover_under_load_loses_nothing(
             shop.notify_event.delay("warm")
             shop.wait_until_idle()
             assert 0 < refused < 300
+
+
+def test_a_cluster_is_refused_at_the_start_of_a_worker(deployment: Deployment, tmp_path: Path) -> None:
+    port = next(port for port in iter(free_port, 0) if port < 55_000)  # the nodes' own port is higher by 10,000
+    with server(tmp_path, port, 'save ""\ncluster-enabled yes\n'):
+        client: Any = redis.Redis(port=port)
+        wait_until(lambda: answers(client), "it answers")
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+        settings = replace(deployment.settings, redis_url=f"redis://127.0.0.1:{port}/0")
+        with pytest.raises(ConfigurationError, match="Redis Cluster"):
+            runtime_of(make_app(settings).app).check()
+        with (
+            pytest.raises(AssertionError, match="names a Redis Cluster"),
+            deployment.worker(TASKBRIDGE_REDIS_URL=settings.redis_url),
+        ):
+            pass
