@@ -63,7 +63,6 @@ if TYPE_CHECKING:
         Move,
         Quarantined,
         Transaction,
-        advance,
         advance_together,
     )
     from taskbridge.store.unmatched import (
@@ -102,7 +101,7 @@ if not TYPE_CHECKING:
             "schema": "check_cluster check_schema deployment in_its_cluster migrate",
             "stats": "LOOK_SECONDS Backlog Counters Tenants read_ages read_backlogs read_counters",
             "poller": "Changes ChangesPage Kind",
-            "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",
+            "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
         },
     )

@@ -51,7 +51,6 @@ __all__ = [
     "OtherReader",
     "Quarantined",
     "Transaction",
-    "advance",
     "advance_together",
 ]
 
@@ -265,7 +264,10 @@ class Transaction:
         """
         connection, handlers = self._connection, self._handlers
         if connection is None or handlers is None:
-            return advance(self._engine, move)
+            (first_success,) = _advance(self._engine, [move])
+            if isinstance(first_success, Exception):
+                raise first_success
+            return bool(first_success)
         if connection.closed or connection.get_transaction() is not self._transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
         self._take_back(connection, handlers)
@@ -425,28 +427,17 @@ def _quarantine_values(page: Page, quarantined: Quarantined | None) -> dict[str,
     }
 
 
-def advance(engine: Engine, move: Move) -> bool:
-    """Move a cursor past a batch with which nothing else commits; return whether to call `note_success`.
-
-    Raises:
-        CursorLost: the cursor is not ours, or not where the batch was read.
-    """
-    (moved,) = _advance_at_once(engine, [move])
-    if isinstance(moved, Exception):
-        raise moved
-    return bool(moved)
-
-
 def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
-    """Move cursors as `advance` does, in one round trip and one commit; return the result of each.
+    """Move cursors past batches with which nothing else commits, in one round trip; return the result of each.
 
-    None of them waits long for a lock. If a cursor has no result, only `advance` can tell why, which may take long.
+    None of them waits long for a lock. If a cursor has no result, only `Transaction.advance` can tell why, which may
+    take long.
 
     Raises:
         psycopg.Error: Postgres did not answer, or the connection broke; which cursors moved is unknown.
     """
     try:
-        return _advance_at_once(engine, moves, lock_timeout=SHORT_WAIT)
+        return _advance(engine, moves, lock_timeout=SHORT_WAIT)
     except (Broken, NoAnswer):
         raise
     except psycopg.Error:
@@ -454,7 +445,7 @@ def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
         found: list[Advanced] = [None] * len(moves)
     for at, move in enumerate(moves):
         try:
-            (found[at],) = _advance_at_once(engine, [move], lock_timeout=SHORT_WAIT)
+            (found[at],) = _advance(engine, [move], lock_timeout=SHORT_WAIT)
         except SILENT as error:
             # The results of those before it are known.
             found[at] = error
@@ -464,7 +455,7 @@ def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
     return found
 
 
-def _advance_at_once(engine: Engine, moves: Sequence[Move], **settings: str) -> list[Advanced]:
+def _advance(engine: Engine, moves: Sequence[Move], **settings: str) -> list[Advanced]:
     name, values = _statement(moves)
     rows = [move.row for move in moves if move.row]
     found = with_history(engine, compact(queries(engine)(name)), values, rows, **settings)

@@ -99,6 +99,11 @@ class Run:
         return self.key.tenant
 
     @property
+    def error(self) -> Exception | None:
+        """What the handler or a server raised, if it ended with that."""
+        return None if self.result is None else self.result.error
+
+    @property
     def seconds_left(self) -> float:
         """What is left of the time budget."""
         return self.runtime.settings.run_budget - (time.monotonic() - self.started)

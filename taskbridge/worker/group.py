@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeVar
 from taskbridge.common.run_key import RunKey
 from taskbridge.process.runtime import Runtime
 from taskbridge.store import CLAIMED_WITHIN, CursorLost, Cursors, Move, Page, advance_together
-from taskbridge.worker.delivery import Run, RunResult, deliver
+from taskbridge.worker.delivery import Run, deliver
 from taskbridge.worker.run import (
     STOPPED,
     admit,
@@ -48,8 +48,8 @@ class _Done(NamedTuple):
     move: Move | None = None
 
 
-def do_group(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[RunResult | None]:
-    """Perform one run of each of several tenants; return how each ended, or None if it did not begin.
+def do_group(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[Exception | None]:
+    """Perform one run of each of several tenants; return the error with which each ended, if any.
 
     Runs that have not started `seconds` after the claims return to the queue. Runs that have left the group may take
     long; those of them that have not started return after a further time budget of a run.
@@ -70,7 +70,7 @@ def do_group(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[R
         # If the process is shutting down, this finishes what handlers have done; other workers take the rest.
         group.relieve()
         group.return_the_others()
-    return [None if run is None else run.result for run in runs]
+    return [None if run is None else run.error for run in runs]
 
 
 class _Group:

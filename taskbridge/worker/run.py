@@ -52,8 +52,8 @@ MORE: Final = RunResult(Outcome.MORE)
 STOPPED: Final = RunResult(Outcome.STOPPED)
 
 
-def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> RunResult | None:
-    """Perform one run of a tenant and return how it ended; None: it did not begin.
+def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> Exception | None:
+    """Perform one run of a tenant and return the error with which it ended, if any.
 
     If `run` is given, it has already begun, as part of a group that it has since left.
     """
@@ -70,7 +70,7 @@ def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> RunResult |
         except Exception as error:
             run.result = result_of(run, error)
         settle(runtime, [run])
-    return run.result
+    return run.error
 
 
 def result_of(run: Run, error: Exception) -> RunResult:
@@ -150,7 +150,9 @@ def advance(run: Run, page: Page, move: Move | None) -> None:
         CursorLost: another run owns the cursor.
     """
     if move is not None:
-        run.count(page, first_success=store.advance(run.runtime.engine, move), row=move.row)
+        with run.cursors.transaction(run.key) as transaction:
+            first_success = transaction.advance(move)
+        run.count(page, first_success=first_success, row=move.row)
 
 
 def read_on(run: Run, page: Page) -> Page | RunResult:
