@@ -101,16 +101,23 @@ Advanced: TypeAlias = "bool | Exception | None"
 
 
 class Move(NamedTuple):
-    """The advance of one cursor, as the values of `advance`. It needs no transaction if nothing else commits with it.
+    """The advance of one cursor past a page, as the values of `advance`.
 
-    `row`: the run's row in the run history, if the run ends with this advance. `quarantine`: further values of
-    `advance_with_quarantine`, if records of the batch go to quarantine or leave it.
+    It needs no transaction if nothing else commits with it. `row`: the run's row in the run history, if the run ends
+    with this advance. `quarantine`: further values of `advance_with_quarantine`, if records of the page go to
+    quarantine or leave it.
     """
 
     key: RunKey
+    page: Page
     values: dict[str, Any]
     row: HistoryRow | None = None
     quarantine: Mapping[str, Any] | None = None
+
+    @property
+    def quarantined(self) -> int:
+        """How many records of the page go to quarantine."""
+        return 0 if self.quarantine is None else len(self.quarantine["external_ids"])
 
 
 class Transaction:
@@ -250,7 +257,7 @@ class Transaction:
             # Postgres counts from 1.
             "first_event_bucket": bucket(first_event_ms or 0) + 1,
         }
-        return Move(self._key, values, row, _quarantine_values(page, to_quarantine))
+        return Move(self._key, page, values, row, _quarantine_values(page, to_quarantine))
 
     def advance(self, move: Move) -> bool:
         """Move the cursor and commit, together with everything that was written through `connect`.

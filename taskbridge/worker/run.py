@@ -23,7 +23,7 @@ from taskbridge.common.texts import log_error
 from taskbridge.gate import Answer, Begun, Outcome
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping, waits_for_stop
-from taskbridge.store import CursorLost, Move, Page, StaleToken, Unread
+from taskbridge.store import CursorLost, Page, StaleToken, Unread
 from taskbridge.worker import failures
 from taskbridge.worker.delivery import Run, RunResult, deliver, permitted
 from taskbridge.worker.handler import HandlerFailed
@@ -33,7 +33,6 @@ from taskbridge.worker.traces import trace_of
 __all__ = [
     "STOPPED",
     "admit",
-    "advance",
     "begin",
     "claim",
     "do_run",
@@ -63,8 +62,7 @@ def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> Exception |
         try:
             page = claim(run)
             while isinstance(page, Page):
-                move = deliver(run, page)
-                advance(run, page, move)
+                deliver(run, page)
                 page = read_on(run, page)
             run.result = page
         except Exception as error:
@@ -141,18 +139,6 @@ def admit(run: Run, page: Page) -> Page | RunResult:
         return failures.PAUSED
     page, wait_ms = permitted(run, page)
     return RunResult(Outcome.RETRY, retry_ms=wait_ms) if wait_ms else page
-
-
-def advance(run: Run, page: Page, move: Move | None) -> None:
-    """Move the cursor past a page; `move` is None if it has moved already, or there is nothing to move past.
-
-    Raises:
-        CursorLost: another run owns the cursor.
-    """
-    if move is not None:
-        with run.cursors.transaction(run.key) as transaction:
-            first_success = transaction.advance(move)
-        run.count(page, first_success=first_success, row=move.row)
 
 
 def read_on(run: Run, page: Page) -> Page | RunResult:
