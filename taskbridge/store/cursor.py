@@ -29,7 +29,7 @@ from taskbridge.common.texts import error_text, storable
 from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import InvalidInput
-from taskbridge.store.adopted import dropped, known, present
+from taskbridge.store.adopted import dropped, known_as, present
 from taskbridge.store.db import (
     SHORT_WAIT,
     SILENT,
@@ -365,16 +365,14 @@ class Cursors:
             InvalidInput: the table was dropped, or cannot be a source as it is now.
         """
         with self._engine.begin() as connection:
-            found = known(connection, self._source)
-            documents = RECORDED
-            if found:
-                (one,) = found
-                if one.ended and one.called is None:
+            adopted, documents = known_as(connection, self._source), RECORDED
+            if adopted is not None:
+                if adopted.ended and adopted.called is None:
                     document = dropped(schema_of(self._engine))
                 else:
-                    document = present(connection, one).document
-                documents = _Documents(one.version, document)
-        if found or self._documents is RECORDED:
+                    document = present(connection, adopted).document
+                documents = _Documents(adopted.version, document)
+        if adopted is not None or self._documents is RECORDED:
             self._documents = documents
         return documents
 
