@@ -26,7 +26,7 @@ from taskbridge.django.sessions import sqlalchemy_connection
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.settings import Settings
-from taskbridge.store.adopted import known, present
+from taskbridge.store.adopted import known_as, present
 from taskbridge.store.documents import decoded
 from taskbridge.store.orm import BatchSession
 from taskbridge.store.queries import filled, query, quoted, schema_of
@@ -157,8 +157,8 @@ def _deliverable(connection: Connection, pipeline: Pipeline, alias: str) -> list
     """
     schema, document = schema_of(connection), None
     with transaction.atomic(alias):
-        if found := known(connection, pipeline.source):
-            document = present(connection, found[0]).document
+        if (adopted := known_as(connection, pipeline.source)) is not None:
+            document = present(connection, adopted).document
         # This also restores the search path.
         transaction.set_rollback(True, alias)
     mark = _mark("delivered", pipeline)
@@ -192,8 +192,8 @@ def _check_adopted(connection: Connection, source: str, alias: str) -> None:
     Raises:
         ConfigurationError: no table is adopted in the test database.
     """
-    there = any(not one.ended for one in known(connection, source))
-    if not there and (migration := adopting_migration(alias, source)) is not None:
+    adopted = known_as(connection, source)
+    if (adopted is None or adopted.ended) and (migration := adopting_migration(alias, source)) is not None:
         raise ConfigurationError(
             f"no table is adopted as {source} in the test database, so a test's changes are not recorded: the "
             f"migration {migration}, which adopts it, was not run",

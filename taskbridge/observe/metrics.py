@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
+import redis
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -34,6 +35,8 @@ from taskbridge.store import Counters, read_ages, read_backlogs, read_counters
 __all__ = ["METRICS", "Metric", "Metrics", "registry"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MOST_TENANTS: Final = 1_000
 """Pending records are counted for this many tenants, those whose runners are due first."""
@@ -261,6 +264,19 @@ class Metrics(Collector):
             found[_ORPHANED] = {name: self._runtime.orphaned[name] for name in names}
         return found
 
+    def _by_pipeline(self, read: Callable[[Sequence[str]], dict[str, T]], names: Sequence[str]) -> dict[str, T]:
+        """Read all pipelines at once; if Redis refuses that because of the keys of some, leave these out."""
+        try:
+            return read(names)
+        except redis.ResponseError:
+            found: dict[str, T] = {}
+            for name in names:
+                with self._noted():
+                    found |= read([name])
+            if not found:
+                raise
+            return found
+
     @contextmanager
     def _noted(self) -> Iterator[None]:
         """Note an error of a server, and continue without it."""
@@ -269,6 +285,8 @@ class Metrics(Collector):
                 yield
         except Exception as error:
             sentence = str(error) if isinstance(error, TaskBridgeError) else f"{type(error).__name__}: {error}"
+            if sentence in self.problems:
+                return
             self.problems.append(sentence)
             if self._in_worker:
                 log.warning("metrics: %s", sentence)
@@ -276,16 +294,20 @@ class Metrics(Collector):
     def _read_redis(self, names: Sequence[str], found: Values) -> None:
         # A scrape must not wait long for Redis.
         gate = self._runtime.inspector
-        found[_SURVEYS] = surveys = gate.survey(names, MOST_TENANTS)
+        surveys = self._by_pipeline(lambda some: gate.survey(some, MOST_TENANTS), names)
+        found[_SURVEYS] = surveys
         most = min(MOST_RUNNERS, MOST_TENANTS // max(1, len(surveys)))
-        found[_MESSAGES] = gate.longest_queued({name: one.tenants[:most] for name, one in surveys.items()})
+        due = {name: survey.tenants[:most] for name, survey in surveys.items()}
+        found[_MESSAGES] = self._by_pipeline(
+            lambda some: gate.longest_queued({name: due[name] for name in some}), [*surveys]
+        )
 
     def _read_postgres(self, names: Sequence[str], found: Values) -> None:
         runtime, interval = self._runtime, self._runtime.settings.tail_interval
         ages = read_ages(runtime.engine, names)
         if _SURVEYS in found:
             sources = {name: runtime.pipelines[name].source for name in found[_SURVEYS]}
-            tenants = {name: one.tenants for name, one in found[_SURVEYS].items()}
+            tenants = {name: survey.tenants for name, survey in found[_SURVEYS].items()}
             # If no worker polls for records, tenants with new records have no runner, so the number is unknown.
             found[_BACKLOGS] = {
                 name: _Unknown(one.quarantined, one.failing)

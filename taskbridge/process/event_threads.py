@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from threading import Condition, Lock
-from typing import Final, Generic, TypeVar
+from threading import Condition
+from typing import Final, TypeVar
 
 from taskbridge.errors import Unavailable
 
@@ -25,7 +25,7 @@ class EventThreads:
 
     def __init__(self, count: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(count, name)
-        self._alone = Condition()
+        self._changed = Condition()
         self._waiting = 0
 
     def submit(self, call: Callable[[], T], events: int) -> Future[T]:
@@ -34,7 +34,32 @@ class EventThreads:
         Raises:
             Unavailable: too many others are waiting.
         """
-        return self._begin(call, events).answer
+        weight, answer = max(1, events), Future[T]()
+        queued: list[Callable[[], T]] = [partial(copy_context().run, call)]
+
+        def execute() -> None:
+            try:
+                if answer.set_running_or_notify_cancel():
+                    answer.set_result(queued.pop()())
+            except BaseException as error:
+                answer.set_exception(error)
+            finally:
+                self._count(-1 if answer.cancelled() else -weight)
+
+        def forget(_: Future[T]) -> None:
+            # The executor keeps a cancelled call until its turn, so its entry counts as one event.
+            if answer.cancelled():
+                queued.clear()
+                self._count(1 - weight)
+
+        self._count(weight)
+        answer.add_done_callback(forget)
+        try:
+            self._threads.submit(execute)
+        except BaseException:
+            self._count(-weight)
+            raise
+        return answer
 
     async def run(self, call: Callable[[], T], events: int) -> T:
         """Execute a call for so many events in one of the threads, and wait for it.
@@ -42,71 +67,21 @@ class EventThreads:
         Raises:
             Unavailable: too many others are waiting.
         """
-        job = self._begin(call, events)
-        try:
-            return await asyncio.wrap_future(job.answer)
-        except asyncio.CancelledError:
-            job.forget()
-            raise
-
-    def _begin(self, call: Callable[[], T], events: int) -> _Job[T]:
-        job = _Job(self, call, max(1, events))
-        with self._alone:
-            # A call larger than the limit is accepted if it is alone.
-            if self._waiting and self._waiting + job.weight > MOST_WAITING:
-                raise Unavailable("too many events are waiting to be sent")
-            self._waiting += job.weight
-        try:
-            self._threads.submit(job.run)
-        except BaseException:
-            self.leave(job.weight)
-            raise
-        return job
+        return await asyncio.wrap_future(self.submit(call, events))
 
     def wait(self, seconds: float) -> bool:
         """Wait until no event is waiting or in progress; return False if that takes longer than `seconds`."""
-        with self._alone:
-            return self._alone.wait_for(lambda: not self._waiting, seconds)
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting, seconds)
 
     def shutdown(self) -> None:
         """Accept no more calls, and do not wait for those in progress."""
         self._threads.shutdown(wait=False)
 
-    def leave(self, weight: int) -> None:
-        """Subtract so many events from the count."""
-        with self._alone:
-            self._waiting -= weight
-            if not self._waiting:
-                self._alone.notify_all()
-
-
-class _Job(Generic[T]):
-    """A call that waits for its thread. The queue keeps it until its turn, even if it has been cancelled."""
-
-    def __init__(self, threads: EventThreads, call: Callable[[], T], weight: int) -> None:
-        self._threads = threads
-        self._alone = Lock()
-        self._call: Callable[[], T] | None = partial(copy_context().run, call)
-        self.answer = Future[T]()
-        self.weight = weight
-
-    def run(self) -> None:
-        """Execute the call, unless it was cancelled."""
-        with self._alone:
-            call, self._call = self._call, None
-        try:
-            if call is not None and self.answer.set_running_or_notify_cancel():
-                self.answer.set_result(call())
-        except BaseException as error:
-            self.answer.set_exception(error)
-        finally:
-            self._threads.leave(self.weight)
-
-    def forget(self) -> None:
-        """Cancel the call, unless it is in progress; the entry left in the queue counts as one event."""
-        with self._alone:
-            if self._call is None:
-                return
-            self._call = None
-            freed, self.weight = self.weight - 1, 1
-        self._threads.leave(freed)
+    def _count(self, events: int) -> None:
+        with self._changed:
+            # A call larger than the limit is accepted if it is alone.
+            if events > 0 and self._waiting and self._waiting + events > MOST_WAITING:
+                raise Unavailable("too many events are waiting to be sent")
+            self._waiting += events
+            self._changed.notify_all()

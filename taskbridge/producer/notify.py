@@ -15,6 +15,7 @@ import redis
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
+from taskbridge.common import tracing
 from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.common.names import check_tenant, check_tenants
 from taskbridge.common.server_errors import translated_errors
@@ -93,11 +94,12 @@ def send(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> list[A
         raise Unavailable(NO_ANSWER, f"sending resumes within {REST:g} s; workers find the records without an event")
     answers: list[Answer] = []
     with translated_errors():
-        spaced = _spaced(runtime, events)
+        gate, spaced = runtime.event_gate, _spaced(runtime, events)
         try:
             for start in range(0, len(spaced), AT_ONCE):
+                part = spaced[start : start + AT_ONCE]
                 with deadline(runtime.settings.notify_timeout):
-                    answers += send_traced(runtime.event_gate, spaced[start : start + AT_ONCE])
+                    answers += send_traced(gate, part) if tracing.loaded_api() else gate.notify_many(part)
         except redis.TimeoutError:
             runtime.events_rest_until = time.monotonic() + REST
             raise
@@ -206,14 +208,12 @@ def _spaced(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> lis
         criteria = runtime.pipelines[pipeline].criteria
         smallest = runtime.tenants_of(pipeline).delays(pipeline, tenants, criteria.smallest_ms) if criteria else {}
         delays |= {(pipeline, tenant): delay_ms for tenant, delay_ms in smallest.items()}
-    return [
-        (*event, _spacing(runtime, event[0], delays.get(event) if delay_ms is None else delay_ms))
-        for event, delay_ms in events
-    ]
-
-
-def _spacing(runtime: Runtime, pipeline: str, delay_ms: int | None) -> Spacing:
-    declared = runtime.pipelines[pipeline]
-    if declared.criteria is None or delay_ms is None:
-        return declared.policy.spacing
-    return declared.criteria.spacing_for(delay_ms)
+    spaced = []
+    for event, given_ms in events:
+        declared = runtime.pipelines[event[0]]
+        delay_ms = delays.get(event) if given_ms is None else given_ms
+        if declared.criteria is None or delay_ms is None:
+            spaced.append((*event, declared.policy.spacing))
+        else:
+            spaced.append((*event, declared.criteria.spacing_for(delay_ms)))
+    return spaced

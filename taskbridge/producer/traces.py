@@ -26,9 +26,9 @@ _FIXED: Final = {
 
 
 def send_traced(gate: Gate, events: Sequence[tuple[str, str, Spacing]]) -> list[Answer]:
-    """Send events (pipeline, tenant, spacing) to a gate, in one span if the program uses tracing."""
+    """Send events (pipeline, tenant, spacing) to a gate, in one span if the program samples it."""
     if (span := _started(events)) is None:
-        return [gate.notify(*events[0])] if len(events) == 1 else gate.notify_many(events)
+        return gate.notify_many(events)
     try:
         notified = gate.notify_traced(events, tracing.text_of(span.get_span_context()) or "")
         _describe(span, events, notified)

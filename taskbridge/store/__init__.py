@@ -10,12 +10,9 @@ if TYPE_CHECKING:
     from taskbridge.store.adopted import Adopted, backfills_due
     from taskbridge.store.adoptions import (
         adopt,
-        adopt_within,
-        adopted_before,
         adoption,
         adoption_statements,
         check_adoptions,
-        choose_from_now_on,
         removal_statements,
         trigger_faults,
         unadopt,
@@ -63,7 +60,6 @@ if TYPE_CHECKING:
         Move,
         Quarantined,
         Transaction,
-        advance,
         advance_together,
     )
     from taskbridge.store.unmatched import (
@@ -81,8 +77,7 @@ if not TYPE_CHECKING:
         {
             "adopted": "Adopted backfills_due",
             "adoptions": (
-                "adopt adopt_within adopted_before adoption adoption_statements check_adoptions choose_from_now_on "
-                "removal_statements trigger_faults unadopt"
+                "adopt adoption adoption_statements check_adoptions removal_statements trigger_faults unadopt"
             ),
             "backfilling": "backfill begin_again",
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",
@@ -102,7 +97,7 @@ if not TYPE_CHECKING:
             "schema": "check_cluster check_schema deployment in_its_cluster migrate",
             "stats": "LOOK_SECONDS Backlog Counters Tenants read_ages read_backlogs read_counters",
             "poller": "Changes ChangesPage Kind",
-            "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance advance_together",
+            "transaction": "ComesAgain CursorLost Move Quarantined Transaction advance_together",
             "unmatched": "UnmatchedRecord count_unmatched is_adopted read_unmatched unmatched_sources",
         },
     )

@@ -26,6 +26,7 @@ __all__ = [
     "described",
     "dropped",
     "known",
+    "known_as",
     "present",
 ]
 
@@ -237,20 +238,13 @@ class Adopted:
         `as_owner`: for the trigger function, which has its owner's rights and its own settings. Unless `typed`, the
         column may be of any type there.
         """
-        return f'({self._text(row, self.definition.tenant, as_owner, typed)}) COLLATE "C"'
+        return f'({self.text_of(row, self.definition.tenant, as_owner, typed)}) COLLATE "C"'
 
     def key_of(self, row: str, *, as_owner: bool = False, typed: bool = True) -> str:
         """Return the key of a row's record: the text of the column, or a JSON array of the texts of several."""
-        texts = [self._text(row, column, as_owner, typed) for column in self.definition.keys]
+        texts = [self.text_of(row, column, as_owner, typed) for column in self.definition.keys]
         text = texts[0] if len(texts) == 1 else f"jsonb_build_array({', '.join(texts)})::text"
         return f'({text}) COLLATE "C"'
-
-    def position_of(self, row: str) -> str:
-        """Return the position of a row in the order of the unique index, as an array of texts."""
-        places = (
-            f"CASE WHEN {row}.{quoted(name)} IS NOT NULL THEN {self._text(row, name)} END" for name in self.table.unique
-        )
-        return f"ARRAY[{', '.join(places)}]"
 
     def records(self, changes: str, again: str, *, typed: bool = True, is_single: bool = False) -> str:
         """Return the statement that writes thin records of `changes`; `again`: the clause for existing records.
@@ -298,7 +292,7 @@ class Adopted:
             value += f" COLLATE {column.collation}"
         return f"t.{quoted(name)} OPERATOR({column.operators}.=) ({value})"
 
-    def _text(self, row: str, name: str, as_owner: bool = False, typed: bool = True) -> str:
+    def text_of(self, row: str, name: str, as_owner: bool = False, typed: bool = True) -> str:
         """Return the text of a column by the output of its type: after a change of type, a cast may be anybody's."""
         value, base = f"{row}.{quoted(name)}", self.table.columns[name].base
         text = f"concat({value})"
@@ -466,6 +460,11 @@ def known(connection: Connection, source: str | None = None) -> list[Known]:
     """Return the tables that were adopted as a source, or as any source."""
     rows = connection.exec_driver_sql(queries(connection)("adopted"), {"source": source})
     return [Known(**row._mapping) for row in rows]
+
+
+def known_as(connection: Connection, source: str) -> Known | None:
+    """Return the table that was adopted as a source; None: there is none."""
+    return next(iter(known(connection, source)), None)
 
 
 def backfills_due(engine: Engine) -> list[Due]:

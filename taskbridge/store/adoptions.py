@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from taskbridge.common.names import check_source_name
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
-from taskbridge.store.adopted import MARKS, Adopted, Definition, Known, described, known, present
+from taskbridge.store.adopted import MARKS, Adopted, Definition, Known, described, known, known_as, present
 from taskbridge.store.db import driver_error, is_busy, within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, query, quoted, schema_of, setting
 
@@ -23,12 +23,9 @@ __all__ = [
     "Fault",
     "Unadopted",
     "adopt",
-    "adopt_within",
-    "adopted_before",
     "adoption",
     "adoption_statements",
     "check_adoptions",
-    "choose_from_now_on",
     "removal_statements",
     "trigger_faults",
     "unadopt",
@@ -42,8 +39,6 @@ TIMEOUT: Final = 60.0
 """Seconds after which there is no further attempt."""
 TRUNCATED: Final = "\0"
 """Placeholder for the table of a TRUNCATE, which is known when the function runs. SQL text cannot contain it."""
-_TRUNCATED_TABLE: Final = "TG_RELID::regclass::text"
-_MISSED_COLUMNS: Final = "its columns were called otherwise for a while, in which changes were not recorded"
 _WAIT: Final = f"{round(LOCK_WAIT * 1000)}ms"
 MISSED: Final = (
     "changes may have been missed, so send each row once more (with --from-now-on in place of --again: none): "
@@ -94,8 +89,8 @@ class Fault(NamedTuple):
 
 def adoption(
     where: Engine | Connection,
-    table: str,
-    tenant: str,
+    table: str | None,
+    tenant: str | None,
     keys: Sequence[str],
     *,
     source: str | None = None,
@@ -105,13 +100,20 @@ def adoption(
 ) -> Adopted:
     """Examine a table that is to be adopted, without changing anything. Its name is written as in SQL.
 
-    Only changes of the columns `watched` count; empty: of all columns; None: of those chosen before. `other_keys`: the
-    existing records of the source may have other tenant and key columns; a backfill is due then.
+    Without a table, that of the present adoption of `source` is examined, by the same tenant and keys unless others are
+    given. Only changes of the columns `watched` count; empty: of all columns; None: of those chosen before.
+    `other_keys`: the existing records of the source may have other tenant and key columns; a backfill is due then.
 
     Raises:
         InvalidInput, InvalidName: it cannot be adopted like this; the message says why, and what to do.
     """
     with _examining(where) as connection:
+        before = None if source is None else known_as(connection, check_source_name(source))
+        if table is None:
+            if before is None or before.called is None or before.ended:
+                raise InvalidInput(f"no table is adopted as {source!r}: name the table, with --tenant and --key")
+            table, tenant = before.called, tenant or before.definition.tenant
+            keys = keys or before.definition.keys
         found = _named(connection, table)
         if found is None:
             raise InvalidInput(
@@ -123,12 +125,12 @@ def adoption(
                 source = check_source_name(found.name)
             except InvalidName as error:
                 raise InvalidName(f"{error}: give the source a name with --source") from None
+            before = known_as(connection, source)
         if watched is None:
-            before = [each for each in known(connection, source) if each.relation == found.relation]
-            watched = before[0].definition.watched if before else ()
-        definition = Definition(check_source_name(source), tenant, tuple(keys), tuple(dict.fromkeys(watched)))
+            watched = before.definition.watched if before and before.relation == found.relation else ()
+        definition = Definition(source, tenant or "", tuple(keys), tuple(dict.fromkeys(watched)))
         adopted = described(connection, found.relation, definition, needs_rights=needs_rights)
-        _check_source(connection, adopted, other_keys=other_keys)
+        _check_source(connection, adopted, before, other_keys=other_keys)
     return adopted
 
 
@@ -146,19 +148,6 @@ def _examining(where: Engine | Connection) -> Iterator[Connection]:
         savepoint.rollback()
 
 
-def adopted_before(engine: Engine, source: str) -> tuple[str, Definition]:
-    """Return the name (as in SQL) of the table that is adopted as a source, and its definition.
-
-    Raises:
-        InvalidInput: no table is adopted as this source.
-    """
-    with engine.begin() as connection:
-        for each in known(connection, check_source_name(source)):
-            if each.called is not None and not each.ended:
-                return each.called, each.definition
-    raise InvalidInput(f"no table is adopted as {source!r}: name the table, with --tenant and --key")
-
-
 def _named(connection: Connection, table: str) -> Row[Any] | None:
     """Return the id and the bare name of a table; None: there is no table with this name, or it cannot be one."""
     try:
@@ -168,30 +157,30 @@ def _named(connection: Connection, table: str) -> Row[Any] | None:
         return None
 
 
-def _check_source(connection: Connection, adopted: Adopted, *, other_keys: bool) -> None:
+def _check_source(connection: Connection, adopted: Adopted, before: Known | None, *, other_keys: bool) -> None:
     """Raise InvalidInput if the source has records that could be confused with those of the table."""
     wanted = adopted.definition
-    for before in known(connection, wanted.source):
-        is_another = before.relation != adopted.table.relation
-        if is_another and before.called is not None and not before.ended:
+    if before is None:
+        if connection.exec_driver_sql(queries(connection)("has_records"), {"source": wanted.source}).scalar_one():
             raise InvalidInput(
-                f"the source {wanted.source!r} is that of the table {before.called}: choose another with --source, "
-                f"or run `taskbridge unadopt {wanted.source}` before"
-            )
-        if other_keys:
-            return
-        is_same = replace(before.definition, watched=()) == replace(wanted, watched=())
-        if not is_same or (not is_another and before.makes_other_keys(adopted, adopted.names)):
-            raise InvalidInput(
-                f"{before.called or before.name} was adopted with --tenant {before.definition.tenant}"
-                + "".join(f" --key {key}" for key in before.definition.keys)
-                + f", and the records of the source {wanted.source!r} have these: choose another with --source, or add "
-                "--again, and each row is sent with its new key, and records of other keys as deleted"
+                f"the source {wanted.source!r} has records that were written by record(): choose another with --source"
             )
         return
-    if connection.exec_driver_sql(queries(connection)("has_records"), {"source": wanted.source}).scalar_one():
+    is_another = before.relation != adopted.table.relation
+    if is_another and before.called is not None and not before.ended:
         raise InvalidInput(
-            f"the source {wanted.source!r} has records that were written by record(): choose another with --source"
+            f"the source {wanted.source!r} is that of the table {before.called}: choose another with --source, or run "
+            f"`taskbridge unadopt {wanted.source}` before"
+        )
+    if other_keys:
+        return
+    is_same = replace(before.definition, watched=()) == replace(wanted, watched=())
+    if not is_same or (not is_another and before.makes_other_keys(adopted, adopted.names)):
+        raise InvalidInput(
+            f"{before.called or before.name} was adopted with --tenant {before.definition.tenant}"
+            + "".join(f" --key {key}" for key in before.definition.keys)
+            + f", and the records of the source {wanted.source!r} have these: choose another with --source, or add "
+            "--again, and each row is sent with its new key, and records of other keys as deleted"
         )
 
 
@@ -240,12 +229,6 @@ def _from_now_on(adopted: Adopted) -> str:
     return filled("adopt_from_now_on", adopted.schema, {"source": literal(adopted.definition.source)})
 
 
-def choose_from_now_on(engine: Engine, adopted: Adopted) -> None:
-    """Store that rows from before the adoption get no backfill, until one is started."""
-    with engine.begin() as connection:
-        connection.exec_driver_sql(_from_now_on(adopted).replace("%", "%%"))
-
-
 def removal_statements(where: Engine | Connection, source: str) -> list[str]:
     """Return the statements that remove the triggers of a source, in order.
 
@@ -266,42 +249,24 @@ def removal_statements(where: Engine | Connection, source: str) -> list[str]:
     ]
 
 
-def adopt(engine: Engine, adopted: Adopted, timeout: float = TIMEOUT) -> bool:
-    """Make the table a source; return whether anything had to be done.
+def adopt(where: Engine | Connection, adopted: Adopted, timeout: float = TIMEOUT, *, from_now_on: bool = False) -> bool:
+    """Make the table a source, in the caller's transaction if there is one; return whether it was not one before.
 
     This waits for open transactions that write the table. Writers that arrive in the meantime wait for at most
-    `LOCK_WAIT` seconds, and can proceed before the next attempt.
+    `LOCK_WAIT` seconds, and can proceed before the next attempt. Between two attempts a transaction has none of our
+    locks, and its settings stay unchanged. With `from_now_on`, this also stores that rows from before the adoption get
+    no backfill, until one is started.
 
     Raises:
-        Unavailable: a transaction wrote the table for as long as `timeout`; nothing was changed.
+        Unavailable: a transaction wrote the table for as long as `timeout`; nothing was changed. The caller's
+            transaction can continue.
     """
-    if not trigger_faults(engine, adopted):
-        return False
-    _run(engine, adoption_statements(adopted), adopted.table.name, timeout)
-    return True
-
-
-def adopt_within(
-    connection: Connection,
-    table: str,
-    tenant: str,
-    keys: Sequence[str],
-    *,
-    source: str,
-    watched: Sequence[str] = (),
-    from_now_on: bool = False,
-    timeout: float = TIMEOUT,
-) -> None:
-    """Make a table a source, as `adopt` does, in the caller's transaction, whose settings stay unchanged.
-
-    Between two attempts the transaction has none of our locks, only those it had before. With `from_now_on`, this also
-    stores that rows from before the adoption get no backfill.
-
-    Raises:
-        InvalidInput, InvalidName, Unavailable: as `adoption` and `adopt`; the transaction can continue.
-    """
-    adopted = adoption(connection, table, tenant, keys, source=source, watched=watched)
-    _run(connection, adoption_statements(adopted, from_now_on=from_now_on), adopted.table.name, timeout)
+    statements = adoption_statements(adopted, from_now_on=from_now_on)
+    if is_adopted := not trigger_faults(where, adopted):
+        statements = [_from_now_on(adopted)] if from_now_on else []
+    if statements:
+        _run(where, statements, adopted.table.name, timeout)
+    return not is_adopted
 
 
 def unadopt(where: Engine | Connection, source: str, timeout: float = TIMEOUT) -> Unadopted:
@@ -315,43 +280,52 @@ def unadopt(where: Engine | Connection, source: str, timeout: float = TIMEOUT) -
         adopted = _adopted_source(connection, source)
         known_pipelines = connection.exec_driver_sql(queries(connection)("pipelines"))
         readers = [row.pipeline for row in known_pipelines if row.source == source]
+        statements = removal_statements(connection, source)
     table = adopted.called or adopted.name
-    _run(where, removal_statements(where, source), table, timeout)
+    _run(where, statements, table, timeout)
     return Unadopted(table, readers)
 
 
 def _adopted_source(connection: Connection, source: str) -> Known:
-    for adopted in known(connection, source):
+    if (adopted := known_as(connection, source)) is not None:
         return adopted
     names = ", ".join(each.source for each in known(connection)) or "none"
     raise InvalidInput(f"no table was adopted as the source {source!r}; there are: {names}")
 
 
-def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
+def trigger_faults(where: Engine | Connection, adopted: Adopted) -> list[str]:
     """Return what is wrong with the triggers of an adopted table, or that it is not adopted; empty if all is well."""
-    with engine.begin() as connection:
-        before = known(connection, adopted.definition.source)
-        if not before or before[0].ended:
+    with _examining(where) as connection:
+        before = known_as(connection, adopted.definition.source)
+        if before is None or before.ended:
             return ["it is not adopted"]
-        return _trigger_faults(connection, adopted, before[0], _triggers_there(connection, before[0].source))
+        return [*_trigger_faults(connection, adopted, before, _triggers_there(connection, before.source))]
 
 
-def _trigger_faults(connection: Connection, adopted: Adopted, before: Known, triggers: Sequence[Any]) -> list[str]:
-    wrong = list(_idle_triggers(adopted, triggers))
-    wrong += [f"the owner of {each.name} cannot make partitions of it" for each in triggers if not each.may_clone]
-    if not wrong and before.digest != _digest(adopted):
-        wrong = _changed_columns(before) or [
+def _trigger_faults(
+    connection: Connection, adopted: Adopted, before: Known, triggers: Sequence[Any]
+) -> Mapping[str, bool]:
+    """Return what is wrong with the triggers of a table, and whether changes may have been missed by that."""
+    wrong = _idle_triggers(adopted, triggers)
+    wrong |= {
+        f"the owner of {each.name} cannot make partitions of it": False for each in triggers if not each.may_clone
+    }
+    if wrong:
+        return wrong
+    if before.digest != _digest(adopted):
+        changed = _changed_columns(before) or [
             "its columns have changed, or an earlier version of TaskBridge made its triggers"
         ]
-    if not wrong and (other := before.makes_other_keys(adopted, adopted.names)):
-        wrong = [other]
-    if not wrong and _has_missed(connection, before.source):
-        wrong = [_MISSED_COLUMNS]
+        return dict.fromkeys(changed, False)
+    if other := before.makes_other_keys(adopted, adopted.names):
+        return {other: False}
+    if _has_missed(connection, before.source):
+        return {"its columns were called otherwise for a while, in which changes were not recorded": True}
     # A migration may have run the printed statements in another form.
     body = _function(adopted).split(MARKS[0])[1].split()
-    if not wrong and any(trigger.body.split() != body for trigger in triggers):
-        wrong = ["the function of its triggers has another text than the one that adopts it"]
-    return wrong
+    if any(trigger.body.split() != body for trigger in triggers):
+        return {"the function of its triggers has another text than the one that adopts it": False}
+    return {}
 
 
 def _changed_columns(before: Known) -> list[str]:
@@ -417,9 +391,7 @@ def _faults(connection: Connection, before: Known) -> Iterator[Fault]:
     if lacking := sorted({what for trigger in triggers for what in trigger.lacks}):
         what = f"the role {triggers[0].role}, which adopted it, has no {', no '.join(lacking)}, and so its writers fail"
         yield Fault(what, "grant it that")
-    idle = _idle_triggers(adopted, triggers)
-    for wrong in _trigger_faults(connection, adopted, before, triggers):
-        is_missed = idle.get(wrong) or wrong == _MISSED_COLUMNS
+    for wrong, is_missed in _trigger_faults(connection, adopted, before, triggers).items():
         yield Fault(wrong, f"{MISSED}{again} --again" if is_missed else f"run again: {again}")
     if before.due:
         yield Fault(before.due.what, before.due.remedy, is_recorded=True)
@@ -470,8 +442,6 @@ def _run(where: Engine | Connection, statements: Sequence[str], table: str, time
 
 def _function(adopted: Adopted) -> str:
     came, changed, went = ("adopted_came", "adopted_changed", "adopted_went")
-    before, after = _statement(adopted, went, rows=TRUNCATED).split(TRUNCATED)
-    untyped_before, untyped_after = _statement(adopted, went, rows=TRUNCATED, typed=False).split(TRUNCATED)
     columns = {"keys": str(len(adopted.names))}
     adopted_columns = enumerate((*adopted.names, *adopted.definition.watched), 1)
     unchanged = [
@@ -492,10 +462,16 @@ def _function(adopted: Adopted) -> str:
         "came_untyped": _marked(_statement(adopted, came, passed=True, typed=False)),
         "changed_untyped": _marked(_statement(adopted, changed, passed=True, typed=False)),
         "went_untyped": _marked(_statement(adopted, went, passed=True, typed=False)),
-        "emptied": f"{_marked(before)} || {_TRUNCATED_TABLE} || {_marked(after)}",
-        "emptied_untyped": f"{_marked(untyped_before)} || {_TRUNCATED_TABLE} || {_marked(untyped_after)}",
+        "emptied": _emptied(adopted),
+        "emptied_untyped": _emptied(adopted, typed=False),
     }
     return filled("adopt_function", adopted.schema, body)
+
+
+def _emptied(adopted: Adopted, *, typed: bool = True) -> str:
+    """Return the SQL expression of the statement that records a TRUNCATE; only the function knows the table."""
+    before, after = _statement(adopted, "adopted_went", rows=TRUNCATED, typed=typed).split(TRUNCATED)
+    return f"{_marked(before)} || TG_RELID::regclass::text || {_marked(after)}"
 
 
 def _marked(statement: str) -> str:

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from psycopg.errors import DeadlockDetected, LockNotAvailable, QueryCanceled
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from taskbridge.errors import InvalidInput
-from taskbridge.store.adopted import Adopted, known
+from taskbridge.store.adopted import Adopted, known_as
 from taskbridge.store.db import checked_out, in_one_message, within
 from taskbridge.store.queries import LOCAL, filled, literal, queries, quoted, setting
 
@@ -157,10 +157,13 @@ class _Writer:
                 self._begin_at(stands)
             if stands.is_done:
                 return None
-            values = {**self._places(), "size": size, "small": 0}
-            found = connection.exec_driver_sql(self._page(), values).all()
+            places = {f"place{at}": text for at, text in enumerate(self._reached[0] or ())}
+            found = connection.exec_driver_sql(self._page(), {**places, "size": size, "small": 0}).all()
             # The table that was read cannot be renamed from here on, so another table of the same name is detected.
-            _check_name(connection, self._adopted)
+            now, table = known_as(connection, source), self._adopted.table
+            if now is None or (now.relation, now.called) != (table.relation, table.name):
+                what = f"called {now.called}" if now and now.called else "gone"
+                raise InvalidInput(f"{table.name} is {what} since the backfill began: run it again")
         # The second phase processes records instead of rows.
         per_row = 1 if self._phase == ROWS else 0
         rows = [
@@ -263,9 +266,6 @@ class _Writer:
         self._state = stored[0][0]
         return True
 
-    def _places(self) -> dict[str, str]:
-        return {f"place{at}": text for at, text in enumerate(self._reached[0] or ())}
-
     def _page(self) -> str:
         adopted = self._adopted
         if self._phase == RECORDS:
@@ -273,9 +273,11 @@ class _Writer:
             return filled("backfill_gone", adopted.schema, {**parts, "row": adopted.document})
         unique, columns = adopted.table.unique, adopted.table.columns
         order = ", ".join(f"t.{quoted(column)}" for column in unique)
-        places = [f"(%(place{at})s::text)::{_escaped(columns[one].bare)}" for at, one in enumerate(unique)]
+        texts = [
+            f"CASE WHEN t.{quoted(column)} IS NOT NULL THEN {adopted.text_of('t', column)} END" for column in unique
+        ]
         parts = {
-            "places": adopted.position_of("t"),
+            "places": f"ARRAY[{', '.join(texts)}]",
             "tenant": adopted.tenant_of("t"),
             "key": adopted.key_of("t"),
             "counts": adopted.has_tenant_and_key("t"),
@@ -283,6 +285,7 @@ class _Writer:
             "table": adopted.table.name,
         }
         escaped = {name: _escaped(part) for name, part in parts.items()}
+        places = [f"(%(place{at})s::text)::{_escaped(columns[column].bare)}" for at, column in enumerate(unique)]
         after = "true" if self._reached[0] is None else f"({_escaped(order)}) > ({', '.join(places)})"
         return filled("backfill_page", adopted.schema, {**escaped, "after": after})
 
@@ -302,13 +305,6 @@ class _Writer:
         # What stands for a value keeps its percent sign, unlike names.
         escaped = {name: _escaped(part).replace("\0", "%") for name, part in parts.items()}
         return filled("backfill_write", adopted.schema, escaped)
-
-
-def _check_name(connection: Connection, adopted: Adopted) -> None:
-    (now,) = known(connection, adopted.definition.source)
-    if (now.relation, now.called) != (adopted.table.relation, adopted.table.name):
-        what = f"called {now.called}" if now.called else "gone"
-        raise InvalidInput(f"{adopted.table.name} is {what} since the backfill began: run it again")
 
 
 def _columns(adopted: Adopted) -> list[str]:

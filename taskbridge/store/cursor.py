@@ -29,7 +29,7 @@ from taskbridge.common.texts import error_text, storable
 from taskbridge.declaring.batch import Record
 from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import InvalidInput
-from taskbridge.store.adopted import dropped, known, present
+from taskbridge.store.adopted import dropped, known_as, present
 from taskbridge.store.db import (
     SHORT_WAIT,
     SILENT,
@@ -186,26 +186,31 @@ class Cursors:
             # It may hold a lock on the cursor.
             self._try_to_end_replaced(claim.key)
         try:
-            page = self._claim(reading)
-        except Unread:
-            # The claim may have been rolled back with the read, and only the owner of the cursor can store the failure.
-            if self._owner(claim.key) != claim.key.token:
-                with checked_out(self._engine) as driver:
-                    if driver.execute(*reading.before).fetchone() is None:
-                        raise StaleToken(str(self._owner(claim.key))) from None
-            raise
+            page = self._read(reading)
+        except Unread as unread:
+            page = self._claim_again(reading, unread)
         if page is None:
             raise StaleToken(str(self._owner(claim.key)))
         return page
 
-    def _claim(self, reading: _BatchRead) -> Page | None:
+    def _claim_again(self, reading: _BatchRead, unread: Unread) -> Page | None:
+        """Claim a cursor after a first attempt that may have rolled back; None: a higher token owns it.
+
+        Raises:
+            Unread: the cursor was claimed, and the batch could not be read.
+        """
         try:
-            return self._read(reading)
-        except Unread as unread:
             # A run that was replaced may hold the cursor's row.
-            if not (isinstance(unread.error, _BLOCKED) and self._end_replaced(reading.key)):
-                raise
-            return self._read(reading)
+            if isinstance(unread.error, _BLOCKED) and self._end_replaced(reading.key):
+                return self._read(reading)
+        except Unread as second:
+            unread = second
+        # Only the owner of the cursor can store the failure.
+        if self._owner(reading.key) != reading.key.token:
+            with checked_out(self._engine) as driver:
+                if driver.execute(*reading.before).fetchone() is None:
+                    return None
+        raise unread
 
     def claim_together(self, claims: Sequence[Claim]) -> list[Page | None]:
         """Claim cursors for runs that begin together and read the first batch of each, in one round trip.
@@ -326,34 +331,32 @@ class Cursors:
         return query(name, schema_of(self._engine), documents.sql)
 
     def _read(self, reading: _BatchRead) -> Page | None:
-        """Read one batch in one round trip. None: the token does not own the cursor."""
+        """Read one batch in one round trip; None: the token does not own the cursor.
+
+        It is read once more if the source was adopted, or its table changed, since this process has looked.
+
+        Raises:
+            Unread: as `read` does.
+        """
+        # Another thread may replace the attribute in the meantime.
+        documents = self._documents
         try:
-            return with_second_try(lambda: self._read_known(reading))
+            try:
+                return with_second_try(lambda: self._read_once(documents, reading))
+            except _OtherAdoption:
+                # The statement before the read is committed.
+                reading = reading._replace(before=(self._query("plan_by_index"),))
+            except psycopg.ProgrammingError:
+                # For example, the table or a column was renamed.
+                if documents is RECORDED:
+                    raise
+            return with_second_try(lambda: self._read_once(self._look_up(), reading))
         except NoSession:
             raise
         except (psycopg.Error, MemoryError, InvalidInput) as error:
             # Otherwise the rows that were read fill the memory until the failure is stored.
             traceback.clear_frames(error.__traceback__)
             raise Unread(error, reading.limit, bisecting=reading.bisecting) from error
-
-    def _read_known(self, reading: _BatchRead) -> Page | None:
-        """Read one batch; once more if the source was adopted, or its table changed, since this process has looked.
-
-        Raises:
-            InvalidInput: the adopted table has changed, so that its rows cannot be read.
-        """
-        # Another thread may replace the attribute in the meantime.
-        documents = self._documents
-        try:
-            return self._read_once(documents, reading)
-        except _OtherAdoption:
-            # The statement before the read is committed.
-            reading = reading._replace(before=(self._query("plan_by_index"),))
-        except psycopg.ProgrammingError:
-            # For example, the table or a column was renamed.
-            if documents is RECORDED:
-                raise
-        return self._read_once(self._look_up(), reading)
 
     def _look_up(self) -> _Documents:
         """Look up whether the source is an adopted table, and how its rows are read.
@@ -362,16 +365,14 @@ class Cursors:
             InvalidInput: the table was dropped, or cannot be a source as it is now.
         """
         with self._engine.begin() as connection:
-            found = known(connection, self._source)
-            documents = RECORDED
-            if found:
-                (one,) = found
-                if one.ended and one.called is None:
+            adopted, documents = known_as(connection, self._source), RECORDED
+            if adopted is not None:
+                if adopted.ended and adopted.called is None:
                     document = dropped(schema_of(self._engine))
                 else:
-                    document = present(connection, one).document
-                documents = _Documents(one.version, document)
-        if found or self._documents is RECORDED:
+                    document = present(connection, adopted).document
+                documents = _Documents(adopted.version, document)
+        if adopted is not None or self._documents is RECORDED:
             self._documents = documents
         return documents
 

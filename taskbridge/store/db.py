@@ -18,7 +18,7 @@ import select
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qs, unquote
 
 import psycopg
@@ -50,7 +50,6 @@ __all__ = [
     "AsyncPipeline",
     "Bounded",
     "Broken",
-    "Database",
     "NoAnswer",
     "NoSession",
     "check_version",
@@ -81,7 +80,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-Database: TypeAlias = Engine
 
 OLDEST_POSTGRES: Final = 15
 """The oldest supported major version. It still received fixes when it was chosen; the tests run on a newer one."""
@@ -243,8 +241,6 @@ class Bounded(psycopg.Connection[Any]):
     """A connection that is given up if an answer takes longer than `answer_timeout` seconds; None: no limit."""
 
     answer_timeout: float | None = None
-    own_answer_timeout: float | None = None
-    """The `answer_timeout` of the connection whenever it leaves the pool."""
     pooled: bool = False
     """Whether there is a pooler in front of Postgres, so that no setting of ours may stay in a session."""
     limits: Mapping[str, str] = {}
@@ -259,6 +255,11 @@ class Bounded(psycopg.Connection[Any]):
     def __init__(self, pgconn: PGconn, *arguments: Any) -> None:
         super().__init__(pgconn, *arguments)
         self.cursor_factory = _Cursor
+
+    @property
+    def statement_timeout(self) -> float | None:
+        """How many seconds Postgres may work on a statement; None: no limit."""
+        return None if self.answer_timeout is None else self.answer_timeout - GRACE
 
     @contextmanager
     def pipeline(self) -> Iterator[psycopg.Pipeline]:
@@ -412,7 +413,7 @@ def open_session(statement_timeout: float | None, parameters: Mapping[str, Any])
         if error.sqlstate == TooManyConnections.sqlstate or any(text in str(error) for text in _NONE_LEFT):
             raise NoSession(*error.args) from error
         raise
-    connection.answer_timeout = connection.own_answer_timeout = limit + GRACE if limit else None
+    connection.answer_timeout = limit + GRACE if limit else None
     return connection
 
 
@@ -504,7 +505,6 @@ def connect(
     def check_out(connection: Bounded, _record: Any, _proxy: Any) -> None:
         if connection.opened <= _pool_of(engine).distrusted or connection.ended:
             raise DisconnectionError  # the pool closes it and opens another
-        connection.answer_timeout = connection.own_answer_timeout
 
     def check_in(connection: Bounded | None, record: Any) -> None:
         # A handler returned it, and it was not reset.
@@ -530,17 +530,15 @@ def _pool_of(engine: Engine) -> _Pool:
     return engine.pool
 
 
-def driver_of(connection: Connection | psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+def driver_of(connection: Connection | Bounded) -> Bounded:
     """Return psycopg's connection: that of SQLAlchemy's, or the given one."""
-    if isinstance(connection, psycopg.Connection):
-        return connection
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)  # noqa: S101 - for the type: psycopg is the driver
+    driver = connection if isinstance(connection, Bounded) else connection.connection.driver_connection
+    assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the pool opens no others
     return driver
 
 
 @contextmanager
-def checked_out(database: Database) -> Iterator[Bounded]:
+def checked_out(database: Engine) -> Iterator[Bounded]:
     """Check out psycopg's connection in autocommit, which saves a run the overhead of SQLAlchemy.
 
     Raises:
@@ -587,7 +585,7 @@ class Pooler(NamedTuple):
     prepares: bool
 
 
-def pooler_of(database: Database, url: str) -> Pooler | None:
+def pooler_of(database: Engine, url: str) -> Pooler | None:
     """Return the pooler in front of Postgres; None: there is none.
 
     Two open connections use the same session of the server only in transaction mode.
@@ -662,7 +660,7 @@ def typed_rows(driver: Bounded, results: Sequence[PGresult]) -> list[tuple[Any, 
 
 @contextmanager
 def within(
-    connection: Connection | psycopg.Connection[Any],
+    connection: Connection | Bounded,
     seconds: float | None,
     lock_seconds: float | None = None,
     settings: Mapping[str, str] | None = None,
@@ -673,19 +671,19 @@ def within(
     In one that has begun before, they hold for the rest of it.
     """
     driver = driver_of(connection)
-    assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the pool opens no others
-    limits, usual = dict(settings or {}), driver.limits
-    own = answer_timeout = driver.answer_timeout
-    if answer_timeout is not None:
-        own = None if seconds is None else seconds + GRACE
-        times = {"statement_timeout": milliseconds(seconds), "lock_timeout": milliseconds(lock_seconds)}
-        limits = {**times, **limits}
+    limits = {
+        "statement_timeout": milliseconds(seconds),
+        "lock_timeout": milliseconds(lock_seconds),
+        **(settings or {}),
+    }
+    usual, answer_timeout = driver.limits, driver.answer_timeout
+    own = None if seconds is None else seconds + GRACE
     try:
         if _is_idle(driver):
             driver.limits = {**usual, **limits}
-        elif limits:
+        else:
             # A shorter limit holds for this statement too.
-            driver.answer_timeout = answer_timeout if own is None else min(answer_timeout or own, own)
+            driver.answer_timeout = min((each for each in (answer_timeout, own) if each is not None), default=None)
             driver.execute("; ".join(local_settings(limits)))
         driver.answer_timeout = own
         yield
@@ -700,12 +698,9 @@ def shorter(driver: Bounded, seconds: float, lock_timeout: str) -> Iterator[None
     Without a pooler they are set for the session and reset after the block, which costs less than in each transaction.
     `seconds` are cut to the usual limit.
     """
-    own = driver.own_answer_timeout
-    usual = {"statement_timeout": milliseconds(own - GRACE) if own else None, "lock_timeout": None}
-    limits = {
-        "statement_timeout": milliseconds(min(seconds, own - GRACE if own else seconds)),
-        "lock_timeout": lock_timeout,
-    }
+    own = driver.statement_timeout
+    usual = {"statement_timeout": milliseconds(own) if own else None, "lock_timeout": None}
+    limits = {"statement_timeout": milliseconds(min(seconds, own or seconds)), "lock_timeout": lock_timeout}
     if driver.pooled:
         before, driver.limits = driver.limits, {**driver.limits, **limits}
         yield
@@ -730,14 +725,14 @@ def scalar(driver: psycopg.Connection[Any], statement: str, values: Mapping[str,
     return driver.cursor(row_factory=scalar_row).execute(statement, values).fetchone()
 
 
-def fetch(database: Database, name: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+def fetch(database: Engine, name: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Execute a named query in a transaction of its own, and return its rows."""
     with checked_out(database) as driver:
         return rows(driver, queries(database)(name), values)
 
 
 def fetch_within(
-    database: Database, seconds: float | None, name: str, values: Mapping[str, Any] | None = None
+    database: Engine, seconds: float | None, name: str, values: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
     """Execute a named query as `fetch` does, but for at most so many seconds; None: any time."""
     with checked_out(database) as driver, within(driver, seconds):
@@ -763,7 +758,7 @@ def is_without_session(error: BaseException) -> bool:
     return isinstance(driver_error(error), NoSession)
 
 
-def check_version(database: Database) -> None:
+def check_version(database: Engine) -> None:
     """Raise Unavailable, with the remedy, if the server is older than PostgreSQL 15."""
     (server,) = fetch(database, "server")
     if (major := server["number"] // 10_000) < OLDEST_POSTGRES:

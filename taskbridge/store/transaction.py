@@ -22,7 +22,6 @@ from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import HandlerMistake
 from taskbridge.store.checkout import BATCH_IS_OVER, HandlerConnection, end_checkout
 from taskbridge.store.db import (
-    GRACE,
     SHORT_WAIT,
     SILENT,
     Bounded,
@@ -51,7 +50,6 @@ __all__ = [
     "OtherReader",
     "Quarantined",
     "Transaction",
-    "advance",
     "advance_together",
 ]
 
@@ -102,16 +100,23 @@ Advanced: TypeAlias = "bool | Exception | None"
 
 
 class Move(NamedTuple):
-    """The advance of one cursor, as the values of `advance`. It needs no transaction if nothing else commits with it.
+    """The advance of one cursor past a page, as the values of `advance`.
 
-    `row`: the run's row in the run history, if the run ends with this advance. `quarantine`: further values of
-    `advance_with_quarantine`, if records of the batch go to quarantine or leave it.
+    It needs no transaction if nothing else commits with it. `row`: the run's row in the run history, if the run ends
+    with this advance. `quarantine`: further values of `advance_with_quarantine`, if records of the page go to
+    quarantine or leave it.
     """
 
     key: RunKey
+    page: Page
     values: dict[str, Any]
     row: HistoryRow | None = None
     quarantine: Mapping[str, Any] | None = None
+
+    @property
+    def quarantined(self) -> int:
+        """How many records of the page go to quarantine."""
+        return 0 if self.quarantine is None else len(self.quarantine["external_ids"])
 
 
 class Transaction:
@@ -205,7 +210,6 @@ class Transaction:
         try:
             transaction = connection.begin()
             driver = driver_of(connection)
-            assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the engine is ours
             with driver.pipeline():  # psycopg sends BEGIN before the first of them
                 # The handler's statements have the limits of the role, not ours.
                 for statement in local_settings({**driver.limits, "statement_timeout": None}):
@@ -251,7 +255,7 @@ class Transaction:
             # Postgres counts from 1.
             "first_event_bucket": bucket(first_event_ms or 0) + 1,
         }
-        return Move(self._key, values, row, _quarantine_values(page, to_quarantine))
+        return Move(self._key, page, values, row, _quarantine_values(page, to_quarantine))
 
     def advance(self, move: Move) -> bool:
         """Move the cursor and commit, together with everything that was written through `connect`.
@@ -265,7 +269,10 @@ class Transaction:
         """
         connection, handlers = self._connection, self._handlers
         if connection is None or handlers is None:
-            return advance(self._engine, move)
+            (first_success,) = _advance(self._engine, [move])
+            if isinstance(first_success, Exception):
+                raise first_success
+            return bool(first_success)
         if connection.closed or connection.get_transaction() is not self._transaction:
             raise HandlerMistake(ENDED_TRANSACTION)
         self._take_back(connection, handlers)
@@ -328,8 +335,7 @@ class Transaction:
         The limits are ours for both: an expired limit of the handler would cancel the advance. The result tells how the
         handler left the transaction.
         """
-        seconds = own.own_answer_timeout
-        limit = milliseconds(seconds - GRACE) if seconds else None
+        limit = None if own.statement_timeout is None else milliseconds(own.statement_timeout)
         own.execute(setting("statement_timeout", limit, LOCAL))
         own.execute(setting("lock_timeout", None, LOCAL))
         left = own.execute(self._query("as_left"))
@@ -425,28 +431,17 @@ def _quarantine_values(page: Page, quarantined: Quarantined | None) -> dict[str,
     }
 
 
-def advance(engine: Engine, move: Move) -> bool:
-    """Move a cursor past a batch with which nothing else commits; return whether to call `note_success`.
-
-    Raises:
-        CursorLost: the cursor is not ours, or not where the batch was read.
-    """
-    (moved,) = _advance_at_once(engine, [move])
-    if isinstance(moved, Exception):
-        raise moved
-    return bool(moved)
-
-
 def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
-    """Move cursors as `advance` does, in one round trip and one commit; return the result of each.
+    """Move cursors past batches with which nothing else commits, in one round trip; return the result of each.
 
-    None of them waits long for a lock. If a cursor has no result, only `advance` can tell why, which may take long.
+    None of them waits long for a lock. If a cursor has no result, only `Transaction.advance` can tell why, which may
+    take long.
 
     Raises:
         psycopg.Error: Postgres did not answer, or the connection broke; which cursors moved is unknown.
     """
     try:
-        return _advance_at_once(engine, moves, lock_timeout=SHORT_WAIT)
+        return _advance(engine, moves, lock_timeout=SHORT_WAIT)
     except (Broken, NoAnswer):
         raise
     except psycopg.Error:
@@ -454,7 +449,7 @@ def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
         found: list[Advanced] = [None] * len(moves)
     for at, move in enumerate(moves):
         try:
-            (found[at],) = _advance_at_once(engine, [move], lock_timeout=SHORT_WAIT)
+            (found[at],) = _advance(engine, [move], lock_timeout=SHORT_WAIT)
         except SILENT as error:
             # The results of those before it are known.
             found[at] = error
@@ -464,7 +459,7 @@ def advance_together(engine: Engine, moves: Sequence[Move]) -> list[Advanced]:
     return found
 
 
-def _advance_at_once(engine: Engine, moves: Sequence[Move], **settings: str) -> list[Advanced]:
+def _advance(engine: Engine, moves: Sequence[Move], **settings: str) -> list[Advanced]:
     name, values = _statement(moves)
     rows = [move.row for move in moves if move.row]
     found = with_history(engine, compact(queries(engine)(name)), values, rows, **settings)

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch, Record
+from taskbridge.declaring.failures import Bisection
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import Spacing
 from taskbridge.errors import HandlerMistake
@@ -21,7 +22,6 @@ from taskbridge.store import (
     ComesAgain,
     CursorLost,
     Cursors,
-    HistoryRow,
     Move,
     Page,
     Quarantined,
@@ -99,6 +99,11 @@ class Run:
         return self.key.tenant
 
     @property
+    def error(self) -> Exception | None:
+        """What the handler or a server raised, if it ended with that."""
+        return None if self.result is None else self.result.error
+
+    @property
     def seconds_left(self) -> float:
         """What is left of the time budget."""
         return self.runtime.settings.run_budget - (time.monotonic() - self.started)
@@ -137,19 +142,19 @@ class Run:
             died=begun.died is not None,
         )
 
-    def count(self, page: Page, rejected: int = 0, *, first_success: bool, row: HistoryRow | None = None) -> None:
+    def count(self, move: Move, *, first_success: bool) -> None:
         """Count a page that the cursor has moved past.
 
-        `first_success`: the pipeline failed before, so a success must be stored if the page has handled records. `row`:
-        its row in the run history, if any.
+        `first_success`: the pipeline failed before, so a success must be stored if the page has handled records.
         """
-        handled = len(page.records) - rejected
+        records = len(move.page.records)
+        handled = records - move.quarantined
         if first_success and handled:
             self.cursors.note_success(self.key)
-        self.took += len(page.records)
+        self.took += records
         self.handled += handled
-        self.rejected += rejected
-        if row is not None:
+        self.rejected += move.quarantined
+        if move.row is not None:
             self.reported = self.took, self.rejected
 
     def settlement(self, result: RunResult, outcome: Outcome) -> tuple[RunKey, Settlement, Spacing, int]:
@@ -198,39 +203,79 @@ def _permit(run: Run, wanted: int, at_least: int) -> tuple[int, int]:
     return run.runtime.gate.permit(run.key, wanted, at_least, whole, each)
 
 
-def deliver(run: Run, page: Page) -> Move | None:
+def deliver(run: Run, page: Page, later: list[Move] | None = None) -> None:
     """Call the handler with the page's records, and commit what it wrote together with the advance of the cursor.
 
-    If nothing else has to be committed, the advance is returned instead: it is a single statement, and the caller can
-    commit those of several runs together. None: the cursor has moved, or there is nothing to move past.
-
     Records that cannot be decoded are quarantined instead of delivered. If the handler raises, the cursor moves past
-    the leading records that it had marked as handled.
+    the leading records that it had marked as handled. A page without anything to move past is not delivered.
+
+    `later`: takes the advance if nothing else has to be committed, so that the caller can commit those of several runs
+    together.
 
     Raises:
         HandlerFailed: the handler raised, or what it wrote through the batch's connection cannot be committed.
         CursorLost: another run owns the cursor.
     """
     if not page.moves_cursor:
-        return None
-    committing = _Committing(run, page)
-    if run.trace is not None:
-        run.trace.take(page.records, page.traceparents)
+        return
+    hooks: list[Hook] = []
+    first_success = False
+    _note_taken(run, page)
     with run.cursors.transaction(run.key) as transaction:
         batch = _batch(run, page.decoded, transaction)
-        failed = call(run, page, batch, transaction, committing.hooks) if page.decoded else None
+        failed = call(run, page, batch, transaction, hooks) if page.decoded else None
         try:
-            move = committing.commit(transaction, batch, failed)
+            move = _move(run, page, batch, transaction, failed)
+            if move is not None:
+                if later is not None and not (failed or transaction.used or move.quarantine or hooks):
+                    later.append(move)
+                    return
+                first_success = transaction.advance(move)
         except Exception as error:
-            raise _cause(page, transaction, failed, error) from error
-    committing.count(failed)
+            if (cause := _cause(page, transaction, failed, error)) is error:
+                raise
+            raise cause from error
+    if move is not None:
+        run.count(move, first_success=first_success)
+        if failed is not None:
+            failed.progressed, failed.page = True, page.after(len(move.page.records), _bisection_after(run, move.page))
+        if failed is None or failed.returned:
+            call_hooks(run, hooks)
     if failed is None:
-        return move
+        return
     try:
         raise failed.to_raise
     finally:
         # The error's traceback refers to this frame: a cycle that would keep the page until the next collection.
         del failed
+
+
+def _move(run: Run, page: Page, batch: Batch, transaction: Transaction, failed: HandlerFailed | None) -> Move | None:
+    """Return the advance of the cursor past what was handled; None: nothing was.
+
+    Raises:
+        HandlerMistake: the handler used the batch's connection and marked records out of order.
+    """
+    handled = page if failed is None else _first_handled(page, batch, transaction, failed)
+    if handled is None:
+        return None
+    keys = {record.external_id for record in handled.records}
+    rejected = {key: reason for key, reason in batch.rejected.items() if key in keys}
+    reasons = {**handled.undecodable, **rejected}
+    return transaction.move(
+        handled,
+        bisection=_bisection_after(run, handled),
+        to_quarantine=Quarantined(reasons, "rejected") if reasons else None,
+        # Only the first page of a run has waited for the event.
+        first_event_ms=None if run.took else run.first_event_ms,
+        row=None if failed else row_after(run, handled, len(reasons)),
+    )
+
+
+def _bisection_after(run: Run, handled: Page) -> Bisection:
+    """Return the state of the search for a bad record once these records are handled."""
+    size = len(handled.records)
+    return handled.bisection.handled(size, run.pipeline.batch_size) if size else handled.bisection
 
 
 def _cause(page: Page, transaction: Transaction, failed: HandlerFailed | None, error: Exception) -> BaseException:
@@ -242,54 +287,6 @@ def _cause(page: Page, transaction: Transaction, failed: HandlerFailed | None, e
     if isinstance(error, CursorLost) or not is_handlers:
         return error
     return HandlerFailed(page, error, waited=has_waited(transaction, error))
-
-
-class _Committing:
-    """The commit of one page, or of its first records if the handler did not handle all of them."""
-
-    def __init__(self, run: Run, page: Page) -> None:
-        self.hooks: list[Hook] = []
-        self._run = run
-        self._page = page
-        self._first_event_ms = _first_event_ms(run, page)
-        run.first_event_ms = run.first_event_ms or self._first_event_ms
-        self._committed: Page | None = None
-        self._rejected = 0
-        self._first_success = False
-        self._row: HistoryRow | None = None
-
-    def commit(self, transaction: Transaction, batch: Batch, failed: HandlerFailed | None) -> Move | None:
-        """Move the cursor past what was handled, with what the handler wrote; or return that advance for later."""
-        page = self._page if failed is None else _first_handled(self._page, batch, transaction, failed)
-        if page is None:
-            return None
-        size = len(page.records)
-        bisection = page.bisection.handled(size, self._run.pipeline.batch_size) if size else page.bisection
-        keys = {record.external_id for record in page.records}
-        rejected = {key: reason for key, reason in batch.rejected.items() if key in keys}
-        reasons = {**page.undecodable, **rejected}
-        move = transaction.move(
-            page,
-            bisection=bisection,
-            to_quarantine=Quarantined(reasons, "rejected") if reasons else None,
-            first_event_ms=self._first_event_ms,
-            row=None if failed else row_after(self._run, page, len(reasons)),
-        )
-        if not (failed or transaction.used or reasons or page.leaving or self.hooks):
-            return move
-        self._first_success, self._row = transaction.advance(move), move.row
-        self._committed, self._rejected = page, len(reasons)
-        if failed is not None:
-            failed.progressed, failed.page = True, self._page.after(size, bisection)
-        return None
-
-    def count(self, failed: HandlerFailed | None) -> None:
-        """Count what was committed, and call the after-commit hooks."""
-        if self._committed is None:
-            return
-        self._run.count(self._committed, self._rejected, first_success=self._first_success, row=self._row)
-        if failed is None or failed.returned:
-            call_hooks(self._run, self.hooks)
 
 
 def _first_handled(page: Page, batch: Batch, transaction: Transaction, failed: HandlerFailed) -> Page | None:
@@ -329,12 +326,13 @@ def try_alone(run: Run, page: Page, record: Record) -> bool:
     return not batch.rejected
 
 
-def _first_event_ms(run: Run, page: Page) -> int | None:
-    """Return how long a burst's first event waited; None: this is not the first page, or an earlier run took it."""
-    if run.begun.age_ms is None or run.took or not page.records:
-        return None
-    # If all workers were down, an event may be older than the column can store.
-    return min(LONGEST_MS, run.begun.age_ms + round((time.monotonic() - run.started) * 1000))
+def _note_taken(run: Run, page: Page) -> None:
+    """Note the records in the trace and, on the first page of a burst, how long its first event has waited."""
+    if run.trace is not None:
+        run.trace.take(page.records, page.traceparents)
+    if run.begun.age_ms is not None and not run.took and page.records:
+        # If all workers were down, an event may be older than the column can store.
+        run.first_event_ms = min(LONGEST_MS, run.begun.age_ms + round((time.monotonic() - run.started) * 1000))
 
 
 def _batch(run: Run, records: Sequence[Record], transaction: Transaction) -> Batch:

@@ -19,11 +19,10 @@ from typing import Final, NamedTuple, TypeVar
 from taskbridge.common.run_key import RunKey
 from taskbridge.process.runtime import Runtime
 from taskbridge.store import CLAIMED_WITHIN, CursorLost, Cursors, Move, Page, advance_together
-from taskbridge.worker.delivery import Run, RunResult, deliver
+from taskbridge.worker.delivery import Run, deliver
 from taskbridge.worker.run import (
     STOPPED,
     admit,
-    advance,
     begin,
     do_run,
     handed_over,
@@ -41,15 +40,15 @@ ADVANCED_WITHIN: Final = 0.01
 
 
 class _Done(NamedTuple):
-    """A run whose handler has returned. `move`: the advance past `page` that has not been committed yet."""
+    """A run whose handler has returned. `moves`: the advances past `page` that have not been committed yet."""
 
     run: Run
     page: Page
-    move: Move | None = None
+    moves: Sequence[Move] = ()
 
 
-def do_group(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[RunResult | None]:
-    """Perform one run of each of several tenants; return how each ended, or None if it did not begin.
+def do_group(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[Exception | None]:
+    """Perform one run of each of several tenants; return the error with which each ended, if any.
 
     Runs that have not started `seconds` after the claims return to the queue. Runs that have left the group may take
     long; those of them that have not started return after a further time budget of a run.
@@ -70,7 +69,7 @@ def do_group(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[R
         # If the process is shutting down, this finishes what handlers have done; other workers take the rest.
         group.relieve()
         group.return_the_others()
-    return [None if run is None else run.result for run in runs]
+    return [None if run is None else run.error for run in runs]
 
 
 class _Group:
@@ -127,7 +126,9 @@ class _Group:
     def _deliver(self, run: Run, claimed: Page) -> None:
         page = admit(run, claimed)
         if isinstance(page, Page):
-            self._done.append(_Done(run, page, deliver(run, page)))
+            moves: list[Move] = []
+            deliver(run, page, moves)
+            self._done.append(_Done(run, page, moves))
         else:
             run.result = page
             self._done.append(_Done(run, claimed))
@@ -145,12 +146,13 @@ class _Group:
             # This thread was interrupted; `relieve` finishes them.
             self._done.extend(done)
             raise
-        for (run, page, move), error in late:
+        for (run, page, moves), error in late:
             with handed_over(run):
                 try:
                     if error is not None:
                         raise error
-                    advance(run, page, move)
+                    for move in moves:
+                        _advance_alone(run, move)
                     run.result = result_after(run, page)
                 except Exception as failure:
                     run.result = result_of(run, failure)
@@ -164,15 +166,15 @@ class _Group:
         answers = _advanced(self._runtime, done)
         late: list[tuple[_Done, Exception | None]] = []
         for each in done:
-            run, page, move = each
+            run, page, moves = each
             answer = answers.get(run.key, False)
             if run.result is not None:
                 continue
             if not isinstance(answer, bool):
                 late.append((each, answer))
                 continue
-            if move is not None:
-                run.count(page, first_success=answer, row=move.row)
+            for move in moves:
+                run.count(move, first_success=answer)
             try:
                 run.result = result_after(run, page)
             except CursorLost as error:
@@ -228,7 +230,7 @@ def _claimed_pages(claiming: Mapping[Cursors, Sequence[Run]]) -> dict[RunKey, Pa
 
 def _advanced(runtime: Runtime, done: Sequence[_Done]) -> Mapping[RunKey, bool | Exception | None]:
     """Advance the cursors of runs in one commit; return the answer for each, as `advance_together` does."""
-    moving = [(run, move) for run, _, move in done if run.result is None and move is not None]
+    moving = [(run, move) for run, _, moves in done if run.result is None for move in moves]
     if not moving:
         return {}
     try:
@@ -239,6 +241,12 @@ def _advanced(runtime: Runtime, done: Sequence[_Done]) -> Mapping[RunKey, bool |
             run.result = STOPPED
         return {moving[0][0].key: error}
     return {run.key: answer for (run, _), answer in zip(moving, answers, strict=True)}
+
+
+def _advance_alone(run: Run, move: Move) -> None:
+    with run.cursors.transaction(run.key) as transaction:
+        first_success = transaction.advance(move)
+    run.count(move, first_success=first_success)
 
 
 def _taken_from(waiting: deque[T]) -> Iterator[T]:

@@ -23,7 +23,7 @@ from taskbridge.common.texts import log_error
 from taskbridge.gate import Answer, Begun, Outcome
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping, waits_for_stop
-from taskbridge.store import CursorLost, Move, Page, StaleToken, Unread
+from taskbridge.store import CursorLost, Page, StaleToken, Unread
 from taskbridge.worker import failures
 from taskbridge.worker.delivery import Run, RunResult, deliver, permitted
 from taskbridge.worker.handler import HandlerFailed
@@ -33,7 +33,6 @@ from taskbridge.worker.traces import trace_of
 __all__ = [
     "STOPPED",
     "admit",
-    "advance",
     "begin",
     "claim",
     "do_run",
@@ -52,8 +51,8 @@ MORE: Final = RunResult(Outcome.MORE)
 STOPPED: Final = RunResult(Outcome.STOPPED)
 
 
-def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> RunResult | None:
-    """Perform one run of a tenant and return how it ended; None: it did not begin.
+def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> Exception | None:
+    """Perform one run of a tenant and return the error with which it ended, if any.
 
     If `run` is given, it has already begun, as part of a group that it has since left.
     """
@@ -63,14 +62,13 @@ def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> RunResult |
         try:
             page = claim(run)
             while isinstance(page, Page):
-                move = deliver(run, page)
-                advance(run, page, move)
+                deliver(run, page)
                 page = read_on(run, page)
             run.result = page
         except Exception as error:
             run.result = result_of(run, error)
         settle(runtime, [run])
-    return run.result
+    return run.error
 
 
 def result_of(run: Run, error: Exception) -> RunResult:
@@ -141,16 +139,6 @@ def admit(run: Run, page: Page) -> Page | RunResult:
         return failures.PAUSED
     page, wait_ms = permitted(run, page)
     return RunResult(Outcome.RETRY, retry_ms=wait_ms) if wait_ms else page
-
-
-def advance(run: Run, page: Page, move: Move | None) -> None:
-    """Move the cursor past a page; `move` is None if it has moved already, or there is nothing to move past.
-
-    Raises:
-        CursorLost: another run owns the cursor.
-    """
-    if move is not None:
-        run.count(page, first_success=store.advance(run.runtime.engine, move), row=move.row)
 
 
 def read_on(run: Run, page: Page) -> Page | RunResult:

@@ -50,9 +50,12 @@ def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
     Raises:
         RunFailed: the message's run failed; raised after all runs. The failures of the others are logged.
     """
-    until, message, error = time.monotonic() + SLICE, RunKey(pipeline, tenant, token), None
-    if not _declined(runtime, [message] if pipeline not in runtime.pipelines.names() else []):
-        (error,) = run_together(runtime, [message])
+    until, message = time.monotonic() + SLICE, RunKey(pipeline, tenant, token)
+    error = None
+    if pipeline in runtime.pipelines.names():
+        error = do_run(runtime, message)
+    else:
+        _decline(runtime, [message])
     if error is not None and is_without_session(error):
         _rest(error)
         return
@@ -85,8 +88,7 @@ def run_tenant(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None
     Raises:
         Exception: what the handler raised, after the failure was written down and the tenant waits for its back-off.
     """
-    (error,) = run_together(runtime, [RunKey(pipeline, tenant, token)])
-    if error is not None:
+    if (error := do_run(runtime, RunKey(pipeline, tenant, token))) is not None:
         raise error
 
 
@@ -95,8 +97,7 @@ def run_together(runtime: Runtime, keys: Sequence[RunKey], seconds: float = math
 
     Those that wait for more than `seconds` while others' handlers are called are returned to the queue.
     """
-    results = do_group(runtime, keys, seconds) if len(keys) > 1 else [do_run(runtime, key) for key in keys]
-    return [None if result is None else result.error for result in results]
+    return do_group(runtime, keys, seconds) if len(keys) > 1 else [do_run(runtime, key) for key in keys]
 
 
 def _rest(error: Exception) -> None:
@@ -114,19 +115,17 @@ def _rest(error: Exception) -> None:
     time.sleep(random.uniform(REST / 2, REST))  # noqa: S311 - jitter, not a secret
 
 
-def _declined(runtime: Runtime, keys: Sequence[RunKey]) -> bool:
-    """Give up the runs whose pipelines this worker does not declare; return whether there were any.
+def _decline(runtime: Runtime, keys: Sequence[RunKey]) -> None:
+    """Give up runs whose pipelines this worker does not declare. A probe is answered.
 
-    While a new pipeline is deployed, workers of before serve its queues too. A probe is answered.
+    While a new pipeline is deployed, workers of before serve its queues too.
     """
-    if not keys:
-        return False
     for key in keys:
         if key.pipeline == PROBE:
             runtime.gate.answer(key.token, runtime.worker)
     keys = [key for key in keys if key.pipeline != PROBE]
     if not keys:
-        return True
+        return
     runtime.gate.decline(keys)
     for key in keys:
         if count := _throttle.counted(key.pipeline):
@@ -135,7 +134,6 @@ def _declined(runtime: Runtime, keys: Sequence[RunKey]) -> bool:
                 "most recently for tenant %r: a worker that declares it will perform them",
                 *(key.pipeline, count, key.tenant),
             )
-    return True
 
 
 def _more(runtime: Runtime, left: float) -> list[RunKey] | None:
@@ -154,12 +152,14 @@ def _more(runtime: Runtime, left: float) -> list[RunKey] | None:
     if given := waiting[: max(0, _done_within(runtime, pipelines, left) - len(found))]:
         runtime.gate.publish_waiting(given)
         found += runtime.gate.take(0, len(given))[0]
-    declined = _declined(runtime, [message.run for message in found if message.run.pipeline not in declared])
+    unknown = [message.run for message in found if message.run.pipeline not in declared]
+    if unknown:
+        _decline(runtime, unknown)
     messages = [message for message in found if message.run.pipeline in declared]
     taken = _done_within(runtime, [message.run.pipeline for message in messages], left)
     if messages[taken:]:
         runtime.gate.put_back(messages[taken:])
-    return [message.run for message in messages[:taken]] if taken or declined else None
+    return [message.run for message in messages[:taken]] if taken or unknown else None
 
 
 def _done_within(runtime: Runtime, pipelines: Sequence[str], seconds: float) -> int:

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from taskbridge.gate import Keys
 from taskbridge.observe.metrics import METRICS
 from taskbridge.store import record_invoice
+from tests.cli.alerts import declare
 from tests.cli.held import open_circuit
 from tests.cli.passes import stood
 from tests.cli.program import Program
@@ -122,3 +123,23 @@ def test_a_key_of_another_type_takes_only_what_needs_it_away(
     assert "taskbridge_oldest_message_seconds" not in found
     assert (found["taskbridge_runners"], found["taskbridge_up redis"]) == (1, 1)
     assert "taskbridge_runs_total" in found
+
+
+@pytest.mark.parametrize("kind", ["runner", "circuit"])
+def test_a_key_of_another_type_takes_nothing_of_other_pipelines_away(
+    taskbridge: Program, gate_redis: redis.Redis, keys: Keys, kind: str
+) -> None:
+    declared = declare(taskbridge)
+    for pipeline in ("alerts", "invoices"):
+        assert taskbridge("notify", "acme", "--pipeline", pipeline, **declared).status == 0
+    key = keys.runner("alerts", "acme") if kind == "runner" else keys.circuit("alerts")
+    gate_redis.delete(key)
+    gate_redis.set(key, "somebody else's")
+    ended = taskbridge("metrics", **declared)
+    assert ended.status == 1
+    assert key in ended.stderr
+    found, of_others = samples(ended.stdout, "alerts"), samples(ended.stdout)
+    assert "taskbridge_oldest_message_seconds" not in found
+    assert of_others["taskbridge_oldest_message_seconds"] > 0
+    assert (of_others["taskbridge_runners"], of_others["taskbridge_up redis"]) == (1, 1)
+    assert "taskbridge_quarantined_records" in of_others
