@@ -125,10 +125,14 @@ class Runtime:
         return self._app
 
     @property
+    def takes_first_events(self) -> bool:
+        """Whether this worker serves the queue of first events."""
+        return self.keys.queues[0] in self.taken_from
+
+    @property
     def takes_first_events_only(self) -> bool:
         """Whether this worker serves the queue of first events and not that of continuations."""
-        first, continuations = self.keys.queues
-        return first in self.taken_from and continuations not in self.taken_from
+        return self.takes_first_events and self.keys.queues[1] not in self.taken_from
 
     @property
     def most_in_flight(self) -> int:

@@ -48,7 +48,8 @@ class RunResult(NamedTuple):
     """How a run ended. The gate, logs, traces and Celery's task read it.
 
     `outcome` None: another run has replaced this one, so there is nothing to settle. `error`: the error that the
-    handler or a server raised. The other fields are those of `Settlement`.
+    handler or a server raised. `made_way`: it ended because a first event waits for a slot. The other fields are those
+    of `Settlement`.
     """
 
     outcome: Outcome | None
@@ -57,6 +58,7 @@ class RunResult(NamedTuple):
     owner: str = ""
     error: Exception | None = None
     all_wait: bool = False
+    made_way: bool = False
 
 
 @dataclass(slots=True)

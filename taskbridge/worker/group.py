@@ -47,8 +47,8 @@ class _Done(NamedTuple):
     moves: Sequence[Move] = ()
 
 
-def do_group(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[Exception | None]:
-    """Perform one run of each of several tenants; return the error with which each ended, if any.
+def do_group(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[Run | None]:
+    """Perform one run of each of several tenants; return each, or None if it did not begin.
 
     Runs that have not started `seconds` after the claims return to the queue. Runs that have left the group may take
     long; those of them that have not started return after a further time budget of a run.
@@ -69,7 +69,7 @@ def do_group(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[E
         # If the process is shutting down, this finishes what handlers have done; other workers take the rest.
         group.relieve()
         group.return_the_others()
-    return [None if run is None else run.error for run in runs]
+    return runs
 
 
 class _Group:

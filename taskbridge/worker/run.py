@@ -48,11 +48,12 @@ log = logging.getLogger(__name__)
 LOST: Final = RunResult(None)
 DONE: Final = RunResult(Outcome.DONE)
 MORE: Final = RunResult(Outcome.MORE)
+MADE_WAY: Final = RunResult(Outcome.MORE, made_way=True)
 STOPPED: Final = RunResult(Outcome.STOPPED)
 
 
-def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> Exception | None:
-    """Perform one run of a tenant and return the error with which it ended, if any.
+def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> Run | None:
+    """Perform one run of a tenant and return it; None: it did not begin.
 
     If `run` is given, it has already begun, as part of a group that it has since left.
     """
@@ -68,7 +69,7 @@ def do_run(runtime: Runtime, key: RunKey, run: Run | None = None) -> Exception |
         except Exception as error:
             run.result = result_of(run, error)
         settle(runtime, [run])
-    return run.error
+    return run
 
 
 def result_of(run: Run, error: Exception) -> RunResult:
@@ -166,8 +167,10 @@ def result_after(run: Run, page: Page) -> RunResult | None:
         return DONE
     if not run.ownership.owned:
         raise CursorLost
-    if run.must_end or run.runtime.gate.has_waiting_first_event():
+    if run.must_end:
         return MORE
+    if run.runtime.takes_first_events and run.runtime.gate.has_waiting_first_event():
+        return MADE_WAY
     return STOPPED if is_stopping() else None
 
 

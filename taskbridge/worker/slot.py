@@ -21,11 +21,12 @@ from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.texts import error_text, log_error, short_traceback, storable
 from taskbridge.errors import RunFailed
+from taskbridge.gate import Message
 from taskbridge.gate.message import PROBE
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
 from taskbridge.store import is_without_session
-from taskbridge.worker.delivery import SLICE
+from taskbridge.worker.delivery import SLICE, Run
 from taskbridge.worker.group import do_group
 from taskbridge.worker.run import do_run
 
@@ -51,19 +52,22 @@ def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
         RunFailed: the message's run failed; raised after all runs. The failures of the others are logged.
     """
     until, message = time.monotonic() + SLICE, RunKey(pipeline, tenant, token)
-    error = None
+    run = None
     if pipeline in runtime.pipelines.names():
-        error = do_run(runtime, message)
+        run = do_run(runtime, message)
     else:
         _decline(runtime, [message])
+    error = None if run is None else run.error
     if error is not None and is_without_session(error):
         _rest(error)
         return
+    last = [run]
     try:
-        while (keys := _more(runtime, left := until - time.monotonic())) is not None:
-            for key, other in zip(keys, run_together(runtime, keys, left), strict=True):
-                if other is not None:
-                    log_error(log, other, "run of %s for tenant %r failed", *key[:2])
+        while (keys := _more(runtime, left := until - time.monotonic(), last)) is not None:
+            last = _do(runtime, keys, left)
+            for other in last:
+                if other is not None and other.error is not None:
+                    log_error(log, other.error, "run of %s for tenant %r failed", *other.key[:2])
     except Exception as lost:
         # It says nothing of the message's own run, which has ended.
         log.warning("more runs could not be taken; their deadlines publish them again: %s", error_text(lost))
@@ -88,7 +92,8 @@ def run_tenant(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None
     Raises:
         Exception: what the handler raised, after the failure was written down and the tenant waits for its back-off.
     """
-    if (error := do_run(runtime, RunKey(pipeline, tenant, token))) is not None:
+    (error,) = run_together(runtime, [RunKey(pipeline, tenant, token)])
+    if error is not None:
         raise error
 
 
@@ -97,6 +102,10 @@ def run_together(runtime: Runtime, keys: Sequence[RunKey], seconds: float = math
 
     Those that wait for more than `seconds` while others' handlers are called are returned to the queue.
     """
+    return [None if run is None else run.error for run in _do(runtime, keys, seconds)]
+
+
+def _do(runtime: Runtime, keys: Sequence[RunKey], seconds: float) -> list[Run | None]:
     return do_group(runtime, keys, seconds) if len(keys) > 1 else [do_run(runtime, key) for key in keys]
 
 
@@ -136,15 +145,21 @@ def _decline(runtime: Runtime, keys: Sequence[RunKey]) -> None:
             )
 
 
-def _more(runtime: Runtime, left: float) -> list[RunKey] | None:
+def _more(runtime: Runtime, left: float, last: Sequence[Run | None]) -> list[RunKey] | None:
     """Take as many runs from the queues as are done in `left` seconds, going by their handlers' last calls.
 
-    None: there are no more, or none that is done so soon.
+    If one of the `last` runs made way for a first event, that is taken instead, however long it takes: Celery's main
+    process might serve a continuation before it. None: there are no more, or none that is done so soon.
     """
-    most_first, most_next = (MOST_AT_ONCE if queue in runtime.taken_from else 0 for queue in runtime.keys.queues)
-    if left <= 0 or is_stopping() or not (most_first or most_next):
+    if is_stopping():
         return None
-    declared = set(runtime.pipelines.names())
+    if any(run is not None and run.result is not None and run.result.made_way for run in last):
+        found, _ = runtime.gate.take(1, 0)
+        if found:
+            return _declared(runtime, found, len(found))
+    most_first, most_next = (MOST_AT_ONCE if queue in runtime.taken_from else 0 for queue in runtime.keys.queues)
+    if left <= 0 or not (most_first or most_next):
+        return None
     found, waiting = runtime.gate.take(most_first, most_next)
     # Who waits for a turn has it now, if that is done soon too. None is left in the queue, where deadlines would wait
     # behind it.
@@ -152,14 +167,23 @@ def _more(runtime: Runtime, left: float) -> list[RunKey] | None:
     if given := waiting[: max(0, _done_within(runtime, pipelines, left) - len(found))]:
         runtime.gate.publish_waiting(given)
         found += runtime.gate.take(0, len(given))[0]
-    unknown = [message.run for message in found if message.run.pipeline not in declared]
-    if unknown:
+    names = set(runtime.pipelines.names())
+    declared = [message.run.pipeline for message in found if message.run.pipeline in names]
+    return _declared(runtime, found, _done_within(runtime, declared, left))
+
+
+def _declared(runtime: Runtime, found: Sequence[Message], most: int) -> list[RunKey] | None:
+    """Return the first `most` runs of these messages whose pipelines this worker declares; put the others back.
+
+    None: there is nothing more to take.
+    """
+    names = set(runtime.pipelines.names())
+    messages = [message for message in found if message.run.pipeline in names]
+    if unknown := [message.run for message in found if message.run.pipeline not in names]:
         _decline(runtime, unknown)
-    messages = [message for message in found if message.run.pipeline in declared]
-    taken = _done_within(runtime, [message.run.pipeline for message in messages], left)
-    if messages[taken:]:
-        runtime.gate.put_back(messages[taken:])
-    return [message.run for message in messages[:taken]] if taken or unknown else None
+    if messages[most:]:
+        runtime.gate.put_back(messages[most:])
+    return [message.run for message in messages[:most]] if most or unknown else None
 
 
 def _done_within(runtime: Runtime, pipelines: Sequence[str], seconds: float) -> int:

@@ -91,7 +91,7 @@ def do_no_run(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         together.append([key.tenant for key in keys])
         return [None] * len(keys)
 
-    monkeypatch.setattr(slot, "run_together", note)
+    monkeypatch.setattr(slot, "do_group", note)
     monkeypatch.setattr(slot, "do_run", lambda _, key: note(_, [key])[0])
     return together
 
