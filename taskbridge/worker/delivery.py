@@ -32,13 +32,15 @@ from taskbridge.worker.history import row_after
 from taskbridge.worker.middleware import Hook
 from taskbridge.worker.traces import RunTrace
 
-__all__ = ["SLICE", "Run", "RunResult", "charge", "deliver", "permitted", "try_alone"]
+__all__ = ["LOOKS_EVERY", "SLICE", "Run", "RunResult", "charge", "deliver", "permitted", "try_alone"]
 
 SLICE: Final = 0.05
 """How long a slot keeps taking further runs after its first, in seconds.
 
 A waiting tenant is delayed by at most this plus one handler call.
 """
+LOOKS_EVERY: Final = 0.02
+"""How long the runs that a slot begins together take together, in seconds: then it looks for first events again."""
 LONGEST_MS: Final = 2**31 - 1
 PAID_AHEAD_MS: Final = 200
 """If a run must wait for a rate limit, how many milliseconds' worth of records it is charged for in advance."""
@@ -126,7 +128,7 @@ class Run:
         """How many records fit into the pipeline's latency budget, according to the handler's last calls."""
         latency, runtime = self.pipeline.latency_budget, self.runtime
         if self.began_together > 1:
-            latency = min(latency, SLICE / self.began_together)
+            latency = min(latency, LOOKS_EVERY / self.began_together)
         pace = runtime.paces[self.pipeline.name]
         return min(self.pipeline.batch_size, pace.most_records(latency, runtime.settings.run_budget))
 

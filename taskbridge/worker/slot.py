@@ -26,7 +26,7 @@ from taskbridge.gate.message import PROBE
 from taskbridge.process.runtime import Runtime
 from taskbridge.process.shutdown import is_stopping
 from taskbridge.store import is_without_session
-from taskbridge.worker.delivery import SLICE, Run
+from taskbridge.worker.delivery import LOOKS_EVERY, SLICE, Run
 from taskbridge.worker.group import do_group
 from taskbridge.worker.run import do_run
 
@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 
 MOST_AT_ONCE: Final = 16
 """Runs that begin together."""
-LOOKS_EVERY: Final = 0.02
-"""Seconds after which a slot looks at the queue of first events again, between runs that are longer together."""
 REST: Final = 1.0
 """Seconds for which a slot without a session of Postgres takes no run, at the most."""
 LONGEST_FAILURE: Final = 1_000
