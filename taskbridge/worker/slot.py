@@ -4,7 +4,8 @@ Celery's main process needs longer for a message than a short run takes. So a ru
 by the next ones of the queues, several at a time (`group.py`). While the system is idle a message is one run.
 
 Nobody waits longer than a slice and one call behind other tenants' handlers: only runs whose handlers are known to be
-quick are taken, as many as are done within the slice, and the others are put back.
+quick are taken, as many as are done within the slice, and the others are put back. A first event for which a run made
+way is taken in any case.
 """
 
 from __future__ import annotations
