@@ -173,7 +173,7 @@ def test_what_the_examples_import_is_installed_by_the_project() -> None:
 
 
 @pytest.mark.parametrize("part", protocol_text.PARTS)
-def test_the_protocol_page_shows_the_tables_that_the_code_has(part: str) -> None:
+def test_the_page_of_the_gate_shows_the_tables_that_the_code_has(part: str) -> None:
     assert Printed(protocol_text.PAGE, part).shown() == protocol_text.PARTS[part](), "run `make docs`"
 
 
