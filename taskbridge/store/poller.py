@@ -214,7 +214,8 @@ class Changes:
                 return _found(previous, stored, rows, size, self._most_open)
             self._begin(of.pipeline, anew=stored is not None)
         raise Unavailable(
-            f"{of.pipeline}: Postgres is a standby, which knows no transactions in progress: connect to its primary"
+            f"{of.pipeline}: Postgres is a standby, which cannot list the transactions in progress: connect to its "
+            "primary"
         )
 
     def _next_size(self, previous: ChangesPage) -> int:
