@@ -191,3 +191,18 @@ def test_the_pages_show_the_stored_figures_of_the_benchmarks() -> None:
     pages = figures_page.pages_under([ROOT / "README.md", ROOT / "docs"])
     old = [one for one in pages if figures_page.refreshed(one, stored) != one.read_text(encoding="utf-8")]
     assert old == [], "run `make docs`"
+
+
+def test_an_example_is_short_and_is_on_the_page_of_examples() -> None:
+    """What plays a third party, or starts everything for a demonstration, is not an example to copy."""
+    around = {"warehouse.py", "downstream.py", "__main__.py"}
+    files = [path for kind in ("py", "go", "mjs", "sh", "sql") for path in (ROOT / "examples").rglob(f"*.{kind}")]
+    copied = [path for path in files if path.name not in around and not path.name.startswith("test")]
+    assert len(copied) > 15
+    assert {path.name: lines for path in copied if (lines := len(path.read_text().splitlines())) > 80} == {}
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert [
+        one.name
+        for one in (ROOT / "examples").iterdir()
+        if one.is_dir() and one.name[0] not in "._" and one.name not in page
+    ] == []
