@@ -193,6 +193,12 @@ def test_the_pages_show_the_stored_figures_of_the_benchmarks() -> None:
     assert old == [], "run `make docs`"
 
 
+def test_a_how_to_page_is_short_and_so_is_the_readme() -> None:
+    pages = {*(ROOT / "docs" / "how-to").glob("*.md"), ROOT / "README.md"}
+    lines = {page.name: len(page.read_text(encoding="utf-8").splitlines()) for page in pages}
+    assert {name: count for name, count in lines.items() if count > (130 if name == "README.md" else 120)} == {}
+
+
 def test_an_example_is_short_and_is_on_the_page_of_examples() -> None:
     """What plays a third party, or starts everything for a demonstration, is not an example to copy."""
     around = {"warehouse.py", "downstream.py", "__main__.py"}
