@@ -162,7 +162,7 @@ class Bridge:
         Returns:
             Whether anything changed. An existing invoice with an equal document is not touched.
 
-        Raises: as `record`.
+        The errors are those of `record`.
         """
         return self.record(tenant, number, document, source=INVOICES, connection=connection, notify=notify)
 

@@ -72,6 +72,8 @@ def test_the_site_has_every_page_and_no_other() -> None:
 def test_the_reference_names_what_exists_and_lists_every_public_name() -> None:
     text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     named = {name: resolve_name(name) for name in re.findall(r"^::: (taskbridge[\w.]*)", text, re.MULTILINE)}
+    shown = re.findall(r"^::: (taskbridge[\w.]*)\n(?:    .*\n)*?      members: \[(.*)\]", text, re.MULTILINE)
+    assert [(of, name) for of, names in shown for name in names.split(", ") if not hasattr(named[of], name)] == []
     methods = set(dir(named["taskbridge.producer.producer.Bridge"]))
     assert {name for name in taskbridge.__all__ if f"taskbridge.{name}" not in named} - methods == set()
 
