@@ -117,7 +117,7 @@ def _delay(prefix: str, subject: Subject) -> float:
 
 FIRST_EVENT: Final = Benchmark(
     "first-event",
-    "The first event of a burst is handled at once; no timer stands before it.",
+    "The first event of a burst is handled at once; no timer delays it.",
     "At 1, a lone event reaches its handler as fast as with a plain Celery task that only reads the record.",
     "Measure how long it takes from an event to the first line of the handler with the record, on an idle system. The "
     "baseline is a task of plain Celery that reads the same record, in turn with ours.",

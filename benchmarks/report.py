@@ -19,7 +19,7 @@ def shown(value: Cell) -> str:
         return "-"
     if isinstance(value, str):
         return value
-    if abs(value) >= 1_000 or value == int(value):
+    if abs(value) >= 999.5 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.3g}"
 

@@ -31,13 +31,13 @@ bridge = taskbridge.install(app)
 
 @app.task
 def mail(tenant: str, count: int) -> None:
-    """Stand for a task that the app had before; it goes through the app's own default queue."""
+    """Stand for a task that the app had already; it goes through the app's own default queue."""
     log.info("mail: %s has %d new invoices", tenant, count)
 
 
 @taskbridge.pipeline("invoices")
 def sync_invoices(batch: taskbridge.Batch) -> None:
-    """Take a tenant's invoices together, and let the app's own task tell of them."""
+    """Handle a tenant's invoices together, and let the app's own task report them."""
     journal(batch)
     mail.delay(batch.tenant, len(batch))
 

@@ -1,7 +1,7 @@
 """Alerts from a log: a service's first error at once, further ones at most every five minutes.
 
-After a service's last alert, a warning waits for up to fifteen minutes and an error for up to five; whichever is due
-first takes everything that waits along. Lines with other levels match no criterion and are stored as unmatched.
+After a service's last alert, a warning waits for up to fifteen minutes and an error for up to five. The first that is
+due takes along everything that waits. Lines with other levels match no criterion and are stored as unmatched.
 
 Run it from the root of the checkout, with delays divided by a hundred (3 s and 9 s):
 

@@ -1,4 +1,4 @@
-"""The alerts of log_alerts.py, tested as one tests a pipeline of one's own: `pytest examples`."""
+"""Tests of log_alerts.py, written as you would test a pipeline of your own: `pytest examples`."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class MissingExtra(ConfigurationError, ImportError):
     def __init__(self, library: str, extra: str) -> None:
         super().__init__(
             f"{library}, which the extra {extra!r} of celery-taskbridge provides, is not installed",
-            f"run `pip install '.[{extra}]'` in a checkout",
+            f"run `pip install 'celery-taskbridge[{extra}]'`, or in a checkout `pip install '.[{extra}]'`",
         )
 
 

@@ -47,7 +47,6 @@ func try(body []byte) (string, time.Duration, error) {
 		return "", 0, err
 	}
 	request.Header.Set("Authorization", "Bearer "+os.Getenv("EVENTS_TOKEN"))
-	request.Header.Set("Content-Type", "application/json")
 	answer, err := client.Do(request)
 	if err != nil {
 		// It may have been accepted, but sending a record again changes nothing.
@@ -61,30 +60,16 @@ func try(body []byte) (string, time.Duration, error) {
 	if answer.StatusCode == http.StatusOK {
 		return string(text), 0, nil
 	}
-	var wait time.Duration
-	if answer.StatusCode == http.StatusServiceUnavailable {
-		seconds, _ := strconv.Atoi(answer.Header.Get("Retry-After"))
-		wait = time.Duration(max(seconds, 1)) * time.Second
-	}
-	return "", wait, fmt.Errorf("%s: %s", answer.Status, text)
-}
-
-func max(one, other int) int {
-	if one > other {
-		return one
-	}
-	return other
+	// Without the header the seconds are 0, and the request is not sent again.
+	seconds, _ := strconv.Atoi(answer.Header.Get("Retry-After"))
+	return "", time.Duration(seconds) * time.Second, fmt.Errorf("%s: %s", answer.Status, text)
 }
 
 func main() {
-	amount := func(text string) map[string]string { return map[string]string{"amount": text} }
-	for _, entries := range [][]Entry{
-		{
-			{Source: "invoices", Tenant: "acme", Key: "go-1", Document: amount("12.50")},
-			{Source: "invoices", Tenant: "acme", Key: "go-2", Document: amount("7.00")},
-		},
-		{{Pipeline: "invoices", Tenant: "acme"}},
-	} {
+	one := Entry{Source: "invoices", Tenant: "acme", Key: "go-1", Document: map[string]string{"amount": "12.50"}}
+	two := Entry{Source: "invoices", Tenant: "acme", Key: "go-2", Document: map[string]string{"amount": "7.00"}}
+	event := Entry{Pipeline: "invoices", Tenant: "acme"}
+	for _, entries := range [][]Entry{{one, two}, {event}} {
 		text, err := post(entries...)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -1,4 +1,4 @@
-"""The shop, tested as one tests a shop of one's own: `pytest examples/fastapi_shop`."""
+"""Tests of the shop, written as you would test your own: `pytest examples/fastapi_shop`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_change_and_the_end_of_an_order(client: TestClient, stock: Warehouse) 
 def test_what_is_rolled_back_notifies_nobody(client: TestClient) -> None:
     number = place(client, "acme")
     sync("acme")
-    # The database has no room for the number, which it says when the session writes the order: after `anotify`.
+    # Too large for its column: the database says so when the session writes the order, after `anotify`.
     too_many = {**BIKE, "amount": 2**31}
     with pytest.raises(DBAPIError, match="out of range"):
         client.post("/customers/acme/orders", json=too_many)
@@ -106,7 +106,7 @@ def test_an_order_that_the_warehouse_rejects_does_not_stop_the_others(
 
 
 @pytest.mark.parametrize("customer", ["victim#", "acme?", "100%", "a b\u00e9"])
-def test_a_customer_s_name_stays_one_part_of_the_path(client: TestClient, stock: Warehouse, customer: str) -> None:
+def test_a_customers_name_stays_one_part_of_the_path(client: TestClient, stock: Warehouse, customer: str) -> None:
     number = place(client, customer)
     sync(customer)
     assert list(stock.orders) == [(customer, number)]

@@ -154,7 +154,7 @@ def compiled(name: str, path: object) -> tuple[jsonpath.JSONPathQuery, str]:
     # OverflowError: a number literal such as 1e999. RecursionError: hundreds of nested parentheses.
     except (jsonpath.JSONPathError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidPolicy(
-            f"the {name} {as_json(path)} is no JSONPath ({error}): write it as RFC 9535 has it, "
+            f"the {name} {as_json(path)} is no JSONPath ({error}): use the syntax of RFC 9535, "
             "such as $.level or $['log level']"
         ) from error
 

@@ -246,9 +246,9 @@ class Deployed:
     def run_all(self, *, through_failures: bool = False) -> int:
         """Find all saved records, with or without an event, perform all runs in this process, and return their number.
 
-        Args, Raises: as `taskbridge.testing.drain`. ConfigurationError is also raised in a transaction, such as that of
-            a TestCase, if nothing was found because a migration that adopts a table was not run in the test database,
-            and after the block of `deployed`.
+        Arguments and errors are those of `taskbridge.testing.drain`. ConfigurationError is also raised in a
+        transaction, such as that of a TestCase, if nothing was found because a migration that adopts a table was not
+        run in the test database, and after the block of `deployed`.
         """
         self._check_lasts()
         alias = alias_of_handlers()

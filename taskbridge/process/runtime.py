@@ -197,12 +197,12 @@ class Runtime:
 
     @cached_property
     def interactive_gate(self) -> Gate:
-        """The gate for a person who waits, in a process that does other work too."""
+        """The gate for interactive use, in a process that does other work too."""
         return self.gate if self.is_interactive else self.make_gate(taskbridge.gate.Gate, self.interactive_redis)
 
     @property
     def inspector(self) -> Inspector:
-        """The gate's queries, for a person who waits; without an app, it does not know the broker's queues."""
+        """The gate's queries, for interactive use; without an app, it does not know the broker's queues."""
         return Inspector(self.redis, self.keys) if self._app is None else self.interactive_gate
 
     def make_gate(self, kind: type[G], client: Redis | None = None, publish: Publish | None = None) -> G:

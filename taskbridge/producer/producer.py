@@ -124,8 +124,8 @@ class Bridge:
         Returns:
             How many records changed, by tenant; tenants without a change are left out.
 
-        Raises: as `record`. Without a connection each statement is its own transaction, so statements before an error
-            stay committed.
+        The errors are those of `record`. Without a connection each statement is its own transaction, so statements
+        before an error stay committed.
         """
         return recording.record_rows(self.app, rows, source, connection, notify=_wants_event(notify))
 
@@ -162,7 +162,7 @@ class Bridge:
         Returns:
             Whether anything changed. An existing invoice with an equal document is not touched.
 
-        Raises: as `record`.
+        The errors are those of `record`.
         """
         return self.record(tenant, number, document, source=INVOICES, connection=connection, notify=notify)
 

@@ -433,7 +433,7 @@ def _run(where: Engine | Connection, statements: Sequence[str], table: str, time
             if time.monotonic() > until:
                 raise Unavailable(
                     f"{table} has been in use by long transactions for {timeout:g} s (pg_stat_activity shows them), "
-                    "so nothing was changed: try again when they are over"
+                    "so nothing was changed: try again when they have ended"
                 ) from error
             time.sleep(PAUSE)
         else:

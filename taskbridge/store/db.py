@@ -407,7 +407,7 @@ def open_session(statement_timeout: float | None, parameters: Mapping[str, Any])
             connection.autocommit = False
             unless_ready.pop_all()
     except NoAnswer as error:
-        message = f"Postgres, or a pooler, accepted the connection, but gave it no session for {seconds:g} s"
+        message = f"Postgres, or a pooler, accepted the connection, but provided no session for {seconds:g} s"
         raise NoSession(message) from error
     except psycopg.OperationalError as error:
         if error.sqlstate == TooManyConnections.sqlstate or any(text in str(error) for text in _NONE_LEFT):

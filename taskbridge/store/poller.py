@@ -200,7 +200,7 @@ class Changes:
                 return _found(previous, stored, rows, size, self._most_open)
             self._begin(pipeline, anew=stored is not None)
         raise Unavailable(
-            f"{pipeline}: Postgres is a standby, which knows no transactions in progress: connect to its primary"
+            f"{pipeline}: Postgres is a standby, which cannot list the transactions in progress: connect to its primary"
         )
 
     def _next_size(self, previous: ChangesPage) -> int:

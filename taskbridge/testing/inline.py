@@ -86,7 +86,7 @@ def drain(
 def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app: Celery = package_app) -> int:
     """Drain all notified tenants of all pipelines, including those that runs notify; return the number of runs.
 
-    Args, Raises: as `drain`; `most_runs` applies to each tenant.
+    Arguments and errors are those of `drain`; `most_runs` applies to each tenant.
     """
     runtime, runs = _of_a_test(app), 0
     while waiting := [(name, tenant) for name in runtime.pipelines.names() for tenant in runtime.gate.active(name)]:

@@ -1,25 +1,27 @@
 """Fixtures for pytest: servers for the session, and a separate deployment for each test.
 
-Load it with `pytest_plugins = ["taskbridge.testing.plugin"]` or `pytest -p taskbridge.testing.plugin`. It is not an
-entry point, because that would import Celery and SQLAlchemy into every pytest run.
+Load it with `pytest_plugins = ["taskbridge.testing.plugin"]` or `pytest -p taskbridge.testing.plugin`. A fixture
+imports Celery, SQLAlchemy and the servers when a test first uses it. The plugin is not an entry point, because pytest
+would then rewrite the asserts of every module of this package, in every project that has it installed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from taskbridge.embedded import Servers
-from taskbridge.integration.app import app
-from taskbridge.settings import Settings
-from taskbridge.testing.deploying import own_deployment
-from taskbridge.testing.servers import fresh_database, migrated_template, servers_for_tests
+if TYPE_CHECKING:
+    from taskbridge.embedded import Servers
+    from taskbridge.settings import Settings
 
 
 @pytest.fixture(scope="session")
 def taskbridge_servers() -> Iterator[Servers]:
     """Postgres and Redis, from TASKBRIDGE_TEST_POSTGRES_URL and TASKBRIDGE_TEST_REDIS_URL, or else embedded."""
+    from taskbridge.testing.servers import servers_for_tests
+
     with servers_for_tests() as servers:
         yield servers
 
@@ -27,6 +29,9 @@ def taskbridge_servers() -> Iterator[Servers]:
 @pytest.fixture(scope="session")
 def taskbridge_template(taskbridge_servers: Servers) -> Iterator[str]:
     """The name of an empty database with the newest schema, called as in TASKBRIDGE_SCHEMA."""
+    from taskbridge.settings import Settings
+    from taskbridge.testing.servers import migrated_template
+
     with migrated_template(taskbridge_servers, Settings.read().schema) as name:
         yield name
 
@@ -34,6 +39,8 @@ def taskbridge_template(taskbridge_servers: Servers) -> Iterator[str]:
 @pytest.fixture
 def taskbridge_postgres_url(taskbridge_servers: Servers, taskbridge_template: str) -> Iterator[str]:
     """The URL of an empty database for the test, with the newest schema."""
+    from taskbridge.testing.servers import fresh_database
+
     with fresh_database(taskbridge_servers, taskbridge_template) as url:
         yield url
 
@@ -47,6 +54,9 @@ def taskbridge_settings(
     This sets TASKBRIDGE_POSTGRES_URL, TASKBRIDGE_REDIS_URL and TASKBRIDGE_KEY_PREFIX, but not TASKBRIDGE_PIPELINES. The
     gate's clock is frozen, and only `taskbridge.testing.drain` advances it.
     """
+    from taskbridge.integration.app import app
+    from taskbridge.testing.deploying import own_deployment
+
     servers = {
         "TASKBRIDGE_POSTGRES_URL": taskbridge_postgres_url,
         "TASKBRIDGE_REDIS_URL": taskbridge_servers.redis_url,

@@ -1,6 +1,6 @@
 """ASGI apps that receive webhooks and events, delivery over HTTP, and the dashboard.
 
-This package needs the extra `web`: `pip install '.[web]'` in a checkout.
+This package needs the extra `web`: `pip install 'celery-taskbridge[web]'`.
 """
 
 from taskbridge.common.libraries import explained_imports

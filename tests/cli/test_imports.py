@@ -56,6 +56,12 @@ def test_the_help_of_no_command_loads_what_a_command_works_with(bare: Program) -
     assert not found & (SERVERS | SLOW | {"rich", "jsonpath_rfc9535"})
 
 
+def test_the_plugin_of_pytest_loads_neither_celery_nor_drivers_before_a_fixture_is_used(bare: Program) -> None:
+    found = loaded(bare, "import taskbridge.testing.plugin")
+    assert "taskbridge.testing.plugin" in found
+    assert not found & (SERVERS | SLOW)
+
+
 DECLARING = """
 from taskbridge import Batch, DelaySinceLastRun, LatencyNeutral, RateLimit, Record, RetryAfter, pipeline
 

@@ -33,7 +33,7 @@ TOKEN = "t0ken-of-a-program-1"
 TOKENS = {"Authorization": f"Bearer {TOKEN}"}
 
 NOT_INSTALLED = ", which the extra 'web' of celery-taskbridge provides, is not installed"
-INSTALL = f"{NOT_INSTALLED}: run `pip install '.[web]'` in a checkout\n"
+INSTALL = f"{NOT_INSTALLED}: run `pip install 'celery-taskbridge[web]'`, or in a checkout `pip install '.[web]'`\n"
 
 
 @pytest.fixture

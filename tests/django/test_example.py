@@ -265,7 +265,7 @@ def test_a_worker_of_the_shop_sends_each_order(
     def told() -> tuple[int, int]:
         """How many orders the handler has written down, and how often one at the most."""
         with psycopg.connect(url) as session:
-            return session.execute("SELECT count(*), max(tellings) FROM orders_shipment").fetchone() or (0, 0)
+            return session.execute("SELECT count(*), max(times_sent) FROM orders_shipment").fetchone() or (0, 0)
 
     with fresh_database(taskbridge_servers, "template1") as url, warehouse() as stock:
         environment = variables(url, deployment.settings.redis_url) | {"WAREHOUSE_URL": stock.url}
@@ -303,15 +303,15 @@ def check_shipments(scene: Scene) -> None:
     has another amount by then: of rejected orders the last telling may be missing.
     """
     told = {
-        (customer, str(number)): (amount, tellings)
-        for customer, number, amount, tellings in scene.rows(
-            'SELECT customer, "order", amount, tellings FROM orders_shipment'
+        (customer, str(number)): (amount, times_sent)
+        for customer, number, amount, times_sent in scene.rows(
+            'SELECT customer, "order", amount, times_sent FROM orders_shipment'
         )
     }
     keys = defaultdict[tuple[str, str], set[str]](set)
     for one in scene.stock.accepted:
         keys[one.customer, one.number].add(one.key)
-    assert {place: tellings for place, (_, tellings) in told.items() if tellings > len(keys[place])} == {}
+    assert {place: times_sent for place, (_, times_sent) in told.items() if times_sent > len(keys[place])} == {}
     rejected = {
         (customer, str(number))
         for customer, number in scene.rows("SELECT customer, id FROM orders_order WHERE amount < 1")

@@ -1,4 +1,4 @@
-"""Prints the gate's tables and numbers into docs/explanation/protocol.md, from those in code; `make docs` runs it."""
+"""Prints the gate's tables and numbers into docs/reference/gate.md, from those in code; `make docs` runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.model import admission
 from tests.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE
 from tests.model.transitions import TRANSITIONS, Row
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "protocol.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "gate.md"
 
 
 class Transition(Protocol):

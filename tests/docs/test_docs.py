@@ -72,6 +72,8 @@ def test_the_site_has_every_page_and_no_other() -> None:
 def test_the_reference_names_what_exists_and_lists_every_public_name() -> None:
     text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     named = {name: resolve_name(name) for name in re.findall(r"^::: (taskbridge[\w.]*)", text, re.MULTILINE)}
+    shown = re.findall(r"^::: (taskbridge[\w.]*)\n(?:    .*\n)*?      members: \[(.*)\]", text, re.MULTILINE)
+    assert [(of, name) for of, names in shown for name in names.split(", ") if not hasattr(named[of], name)] == []
     methods = set(dir(named["taskbridge.producer.producer.Bridge"]))
     assert {name for name in taskbridge.__all__ if f"taskbridge.{name}" not in named} - methods == set()
 
@@ -173,7 +175,7 @@ def test_what_the_examples_import_is_installed_by_the_project() -> None:
 
 
 @pytest.mark.parametrize("part", protocol_text.PARTS)
-def test_the_protocol_page_shows_the_tables_that_the_code_has(part: str) -> None:
+def test_the_page_of_the_gate_shows_the_tables_that_the_code_has(part: str) -> None:
     assert Printed(protocol_text.PAGE, part).shown() == protocol_text.PARTS[part](), "run `make docs`"
 
 
@@ -186,6 +188,29 @@ def test_the_pages_show_the_stored_figures_of_the_benchmarks() -> None:
     assert list(stored) == [benchmark.name for benchmark in BENCHMARKS]
     shown = (ROOT / "docs" / "explanation" / PAGE).read_text(encoding="utf-8")
     assert shown == figures_page.rendered(BENCHMARKS, stored), "run `make docs`"
+    missed = {name for name, one in stored.items() if not all(target.met for target in one.report.targets)}
+    assert missed <= {benchmark.name for benchmark in BENCHMARKS if benchmark.unmet}, "say why the target is not met"
     pages = figures_page.pages_under([ROOT / "README.md", ROOT / "docs"])
     old = [one for one in pages if figures_page.refreshed(one, stored) != one.read_text(encoding="utf-8")]
     assert old == [], "run `make docs`"
+
+
+def test_a_how_to_page_is_short_and_so_is_the_readme() -> None:
+    pages = {*(ROOT / "docs" / "how-to").glob("*.md"), ROOT / "README.md"}
+    lines = {page.name: len(page.read_text(encoding="utf-8").splitlines()) for page in pages}
+    assert {name: count for name, count in lines.items() if count > (130 if name == "README.md" else 120)} == {}
+
+
+def test_an_example_is_short_and_is_on_the_page_of_examples() -> None:
+    """What plays a third party, or starts everything for a demonstration, is not an example to copy."""
+    around = {"warehouse.py", "downstream.py", "__main__.py"}
+    files = [path for kind in ("py", "go", "mjs", "sh", "sql") for path in (ROOT / "examples").rglob(f"*.{kind}")]
+    copied = [path for path in files if path.name not in around and not path.name.startswith("test")]
+    assert len(copied) > 15
+    assert {path.name: lines for path in copied if (lines := len(path.read_text().splitlines())) > 80} == {}
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert [
+        one.name
+        for one in (ROOT / "examples").iterdir()
+        if one.is_dir() and one.name[0] not in "._" and one.name not in page
+    ] == []

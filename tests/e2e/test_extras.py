@@ -88,7 +88,8 @@ def test_a_command_names_the_extra_that_it_needs(deployment: Deployment) -> None
     assert said.stdout == "1\n" * len(NEEDED)
     assert said.stderr.splitlines() == [
         f"taskbridge: {missing}, which the extra '{EXTRAS[missing]}' of celery-taskbridge provides, is not installed: "
-        f"run `pip install '.[{EXTRAS[missing]}]'` in a checkout"
+        f"run `pip install 'celery-taskbridge[{EXTRAS[missing]}]'`, or in a checkout "
+        f"`pip install '.[{EXTRAS[missing]}]'`"
         for missing in NEEDED
     ]
 

@@ -1,17 +1,17 @@
-"""Who of a pipeline may begin, as three tables: its circuit, its run slots, and whether a tenant is in its wait queue.
+"""Which runs of a pipeline may begin, as three tables: its circuit, its run slots, and its wait queue.
 
-A run begins if it has a run slot and the circuit lets it; else its tenant goes to the wait queue, and the gate's table
-says POSTPONED. The end of a run goes through the gate's table, then the circuit's, then the slots'. The scripts that do
-it are `begin.lua` and `settle.lua`, with `circuit.lua` and `wait_queue.lua`.
+A run begins if it has a run slot and the circuit allows it; otherwise its tenant goes to the wait queue, and the gate's
+table answers POSTPONED. When a run ends, the gate's table applies first, then the circuit's, then that of the slots.
+`begin.lua` and `settle.lua`, with `circuit.lua` and `wait_queue.lua`, implement them.
 
-Why nobody's deadline stands behind the wait queue
-    It may hold every tenant of the pipeline when the circuit closes. Only those for whom a slot is kept are due then.
-    Without a cap all wait for their turn, of which few are given at once.
+Why the wait queue delays no other tenant's deadline
+    When the circuit closes, the queue may hold every tenant of the pipeline. Only those for which a slot is reserved
+    become due then. Without a cap all wait for their turn, and only a few turns are given at a time.
 
-Who frees what, when its owner dies
-    A run slot has a deadline, which its run moves on while it works. So the slot of a run that died comes free by
-    itself, and so does one that is kept for a tenant that never comes. When the deadline of a probe is past, another
-    tenant may probe. A tenant in the wait queue has a deadline too, for the case that nobody calls it.
+What frees a resource whose owner dies
+    A run slot has a deadline, which its run extends while it works. So the slot of a dead run becomes free by itself,
+    and so does one that is reserved for a tenant that never comes. Once a probe's deadline has passed, another tenant
+    may probe. A tenant in the wait queue has a deadline too, in case nothing makes it due earlier.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class Circuit(StrEnum):
-    """How a pipeline's circuit stands."""
+    """The state of a pipeline's circuit."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -46,7 +46,7 @@ class Circuit(StrEnum):
 
 
 class Slots(StrEnum):
-    """How many runs of a pipeline may be on: as its cap says, none since all wait, or a number that doubles."""
+    """How many runs of a pipeline may be in progress: its cap, none while all wait, or a number that doubles."""
 
     STEADY = "steady"
     ALL_WAIT = "all wait"
@@ -54,7 +54,7 @@ class Slots(StrEnum):
 
 
 class Queueing(StrEnum):
-    """Whether a tenant stands in its pipeline's wait queue."""
+    """Whether a tenant is in its pipeline's wait queue."""
 
     OUTSIDE = "outside"
     INSIDE = "inside"
@@ -69,86 +69,90 @@ class Verb(StrEnum):
     FAILED = "settle: failed"
     ALL_WAIT = "settle: all wait"
     TIME = "time passes"
-    REFUSED = "begin, refused"
-    BEGUN = "begin, begun"
-    LAST = "settle, sent to the end"
-    KEPT = "a run slot is kept for it"
-    CALLED = "called for a time"
-    TURNS = "all tenants in it go to the fair queue"
-    DEADLINE_LOST = "first, and without a deadline"
+    REFUSED = "begin: refused"
+    BEGUN = "begin: begun"
+    LAST = "settle: sent to the end"
+    KEPT = "a run slot is reserved for it"
+    CALLED = "made due at a given time"
+    TURNS = "the whole queue moves to the fair queue"
+    DEADLINE_LOST = "it is first, and has no deadline"
 
 
 class Condition(Enum):
-    """What a row may ask before it applies; the value is the sentence that the docs print."""
+    """A condition of a row; the value is the text that the docs print."""
 
     GENERAL = (
-        "the failure is neither one tenant's nor one record's: a third tenant failed since something was handled, or "
-        f"two blame the downstream and {Constant.CIRCUIT_OPENS_AFTER} runs in a row failed"
+        "the failure is not limited to one tenant or one record: a third tenant has failed since something was "
+        f"handled, or two tenants blame the downstream and {Constant.CIRCUIT_OPENS_AFTER} runs in a row have failed"
     )
     WAIT_OVER = "the wait is over"
     SLOT = "it has a run slot"
-    FIRST = "nobody in the wait queue is before it"
+    FIRST = "no tenant in the wait queue is ahead of it"
     OWN_PROBE = "its tenant is the one that probes"
-    PROBE_DIED = "the probe's deadline is past"
-    LET = "a run slot is free, and the circuit lets it"
+    PROBE_DIED = "the probe's deadline has passed"
+    LET = "a run slot is free, and the circuit allows it"
     CLOSES = "the run closed the circuit"
     CIRCUIT_CLOSED = "the circuit is closed, and the run had a slot"
-    FULL = (
-        f"twice as many are the cap or more, or {Constant.SLOW_START_ENDS} or more where there is none, or the wait "
-        "queue is empty"
-    )
+    FULL = f"doubling reaches the cap ({Constant.SLOW_START_ENDS} runs without one), or the wait queue is empty"
 
 
 class Effect(Enum):
     """What is done; the value is the text that the docs print."""
 
     NONE = "none"
-    COUNT = "counted, also whom it blames"
-    FORGET = "the failures before it are forgotten"
+    COUNT = "the failure is counted, with what it blames"
+    FORGET = "earlier failures are forgotten"
     OPEN = (
-        f"open for {Constant.CIRCUIT_WAIT_MS:,} ms; its tenant goes to the end of the wait queue, and the first is "
-        "called for the end of the wait"
+        f"the circuit opens for {Constant.CIRCUIT_WAIT_MS:,} ms; the tenant goes to the end of the wait queue, and the "
+        "first in it is made due when that time ends"
     )
     REOPEN = (
-        f"open for twice as long as before, {Constant.LONGEST_CIRCUIT_WAIT_MS:,} ms at the most; its tenant goes to "
-        "the end of the wait queue, and the first is called for the end of the wait"
+        f"the circuit opens for twice as long as before, at most {Constant.LONGEST_CIRCUIT_WAIT_MS:,} ms; the tenant "
+        "goes to the end of the wait queue, and the first in it is made due when that time ends"
     )
-    CLOSE = "all that is known of failures and probes is forgotten; the next table says who of the wait queue may come"
-    JOIN = "its tenant goes to the end of the wait queue"
+    CLOSE = "failures and probes are forgotten; the next table says which waiting tenants may begin"
+    JOIN = "the tenant goes to the end of the wait queue"
     REFUSE = "refused"
-    REFUSE_AND_CALL = "refused; the first in the wait queue is called for when it may probe"
-    PROBE = "it begins as the probe"
-    GIVE_UP = "it probes no more; refused"
-    GIVE_UP_AND_CALL = "it probes no more; refused; the first in the wait queue is called now"
-    NEXT_PROBE = "it probes no more; the first in the wait queue is called now"
-    TAKE = "it has a slot until now + runner TTL, where there is a cap"
-    GIVE_BACK = "refused, and a slot that was kept for it is free"
+    REFUSE_AND_CALL = "refused; the first in the wait queue is made due when it may probe"
+    PROBE = "the run begins as the probe"
+    GIVE_UP = "refused; the tenant stops probing"
+    GIVE_UP_AND_CALL = "refused; the tenant stops probing, and the first in the wait queue is made due now"
+    NEXT_PROBE = "the tenant stops probing, and the first in the wait queue is made due now"
+    TAKE = "the run holds a slot until now + runner TTL, if there is a cap"
+    GIVE_BACK = "refused; a slot that was reserved for it becomes free"
     GIVE_BACK_AND_CALL = (
-        "refused, and a slot that was kept for it is free; the first in the wait queue is called for the end of the "
-        "wait"
+        "refused; a slot that was reserved for it becomes free, and the first in the wait queue is made due when the "
+        "wait ends"
     )
     WAIT = (
-        "all wait for as long as the handler asked, or longer if they do already, and then begin with one run at a "
-        "time; its tenant goes to the end of the wait queue, and the first is called for the end of the wait"
+        "every tenant waits for as long as the handler asked, or longer if it already does; then runs start one at a "
+        "time. The tenant goes to the end of the wait queue, and the first in it is made due when the wait ends"
     )
-    FREE = "its slot is free"
-    FREE_AND_CALL = "its slot is free; the first in the wait queue is called for the end of the wait"
-    FILL = "free slots are kept for the first in the wait queue; without a cap all tenants in it go to the fair queue"
-    KEEP = "its slot is kept for the first in the wait queue, for as long as a lost message takes to come back"
-    DOUBLE = "twice as many runs may be on; free slots are kept for the first in the queue, unless the circuit is open"
+    FREE = "its slot becomes free"
+    FREE_AND_CALL = "its slot becomes free; the first in the wait queue is made due when the wait ends"
+    FILL = (
+        "free slots are reserved for the first tenants in the wait queue; without a cap, the whole queue moves to the "
+        "fair queue"
+    )
+    KEEP = "its slot is reserved for the first in the wait queue, for as long as republishing a lost message takes"
+    DOUBLE = (
+        "twice as many runs are allowed; unless the circuit is open, free slots are reserved for the first tenants in "
+        "the wait queue"
+    )
     STEADY = (
-        "the cap alone counts; unless the circuit is open, free slots are kept for the first in the queue, and without "
-        "a cap all tenants in it go to the fair queue"
+        "from now on only the cap applies; unless the circuit is open, free slots are reserved for the first tenants "
+        "in the wait queue, or without a cap, the whole queue moves to the fair queue"
     )
     ENTER = (
-        "first events stand before continuations, each in the order in which they first asked; due after "
-        f"`republish_after`, or in as long as it has waited, {Constant.LONGEST_REPUBLISH_MS:,} ms at the most"
+        "first events come before continuations, each in the order in which they first asked; due after "
+        "`republish_after`, or after as long as it has waited already if that is longer, "
+        f"{Constant.LONGEST_REPUBLISH_MS:,} ms at most"
     )
     TO_THE_END = "behind all others; due after `republish_after`, or when its back-off ends"
     START = "due now"
     MOVE = "due at that time"
     WAIT_FOR_TURN = (
-        "in the fair queue behind other tenants of its pipeline; its deadline stays, and is extended when it has passed"
+        "in the fair queue, behind the other tenants of its pipeline; its deadline stays, and is extended if it passes"
     )
 
 
@@ -173,7 +177,7 @@ def _always(states: type[S], verb: Verb, after: S, effect: Effect) -> tuple[Row[
 _C, _O, _H, _P = Circuit.CLOSED, Circuit.OPEN, Circuit.HALF_OPEN, Circuit.PROBING
 _When = Condition
 
-# In each table the first row that fits applies, so a row without a condition is the "otherwise" of those above it.
+# In each table the first row that matches applies, so a row without a condition is the "otherwise" of those above it.
 CIRCUIT: tuple[Row[Circuit], ...] = (
     Row(_C, Verb.BEGIN, (), _C, Effect.NONE),
     Row(_C, Verb.HANDLED, (), _C, Effect.FORGET),

@@ -34,18 +34,15 @@ class Verb(StrEnum):
 class Condition(Enum):
     """A condition of a row; the value is the text that the docs print."""
 
-    SPACING_OVER = (
-        "last run + delay has passed, or there was no last run; and "
-        f"{Constant.EMPTY_RUN_MS} ms have passed since a run that took nothing"
-    )
-    HELD = "held by a failure, a rate limit, an open circuit or the cap on runs, or until its turn"
+    SPACING_OVER = "the delay is over"
+    HELD = "held by a failure, a rate limit, an open circuit or the cap on runs, or waiting for its turn"
     PAUSED = "held by a pause"
     FOUND = "it has been waiting for its turn since a reminder, without an event"
-    CURRENT = "the token is the current one"
-    REPEATED = "the same call has done this before; its reply was lost"
+    CURRENT = "the token is current"
+    REPEATED = "the same call did this before, and its reply was lost"
     NEW_EVENTS = "events > swept"
     LEASE_ALIVE = "the lease was alive when the run began"
-    MANY = "the reconciler found its records, or reminders have as many runs queued as they may"
+    MANY = "the reconciler found its records, or reminders already have as many runs queued as allowed"
     QUIET = (
         "it is held by a pause, or it lingers with events = swept and the lease that the run saw has ended; and no "
         "operator starts it"
@@ -54,7 +51,7 @@ class Condition(Enum):
     STILL_QUEUED = "its message is still in the queue of first events: an older message, or this one, is at the head"
     NO_SLOT = (
         "the circuit is open and this tenant may not probe it, the downstream asked the pipeline to wait, or the "
-        "pipeline has as many runs as it may have"
+        "pipeline has no run slot left"
     )
     IN_TURNS = "it is waiting for its turn, which has not come"
     OTHERS_IN_TURNS = "others wait for their turn, or enough runs started by turns are queued"
@@ -81,9 +78,9 @@ def _everywhere(verb: Verb, answer: Answer, effect: str) -> tuple[Row, ...]:
     return tuple(Row(state, verb, (), state, answer, effect) for state in State)
 
 
-REPLAYED = "none: the lost answer is repeated"
+REPLAYED = "none: the same answer again"
 
-# The first row that fits applies, so a row without a condition is the "otherwise" of those above it.
+# The first row that matches applies, so a row without a condition is the "otherwise" of those above it.
 TRANSITIONS: tuple[Row, ...] = (
     Row(
         _I,
@@ -114,15 +111,15 @@ TRANSITIONS: tuple[Row, ...] = (
     ),
     Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due at last run + delay if that is earlier"),
     Row(_Q, Verb.NOTIFY, (_When.REPEATED,), _Q, Answer.STARTED, REPLAYED),
-    Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller"),
-    Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller"),
+    Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller one"),
+    Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller one"),
     Row(
         _I,
         Verb.REMIND,
         (_When.SPACING_OVER, _When.MANY),
         _W,
         Answer.POSTPONED,
-        "one event until a run begins; held, in the fair queue behind other tenants of its pipeline",
+        "counts as one event until a run begins; held, in the fair queue behind other tenants of its pipeline",
     ),
     Row(
         _I,
@@ -141,8 +138,8 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.SPACING_OVER, _When.MANY),
         _W,
         Answer.DELAYED,
-        "no pause holds it; one event until a run begins, unless events > swept; due now at the latest, so that the "
-        "ticker starts it",
+        "a pause no longer holds it; counts as one event until a run begins, unless events > swept; due now at the "
+        "latest, so that the ticker starts it",
     ),
     Row(
         _W,
@@ -150,7 +147,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.SPACING_OVER,),
         _Q,
         Answer.STARTED,
-        "no pause holds it; new token; publish to the first-event queue, in this step",
+        "a pause no longer holds it; new token; publish to the first-event queue, in this step",
     ),
     Row(
         _W,
@@ -158,8 +155,8 @@ TRANSITIONS: tuple[Row, ...] = (
         (),
         _W,
         Answer.DELAYED,
-        "no pause holds it; one event until a run begins, unless events > swept; due at last run + delay if that is "
-        "earlier",
+        "a pause no longer holds it; counts as one event until a run begins, unless events > swept; due at last run + "
+        "delay if that is earlier",
     ),
     Row(_Q, Verb.REMIND, (_When.REPEATED,), _Q, Answer.STARTED, REPLAYED),
     Row(_Q, Verb.REMIND, (), _Q, Answer.ABSORBED, "none: its run will read what is committed now"),
@@ -169,8 +166,8 @@ TRANSITIONS: tuple[Row, ...] = (
         (),
         _R,
         Answer.ABSORBED,
-        "one event until a run begins, unless events > swept or the run may have read already; pending delay = the "
-        "smaller",
+        "counts as one event until a run begins, unless events > swept or the run may have read already; pending delay "
+        "= the smaller one",
     ),
     Row(
         _Q,

@@ -102,8 +102,8 @@ SILENCE = Bound(
 )
 # What `longer` of the fault adds for each tenant is in the words only.
 CURSORS = Bound(
-    "run budget + 1/60 s for each event; who was locked: + circuit's first wait; others: + 0.1 s for each that is "
-    "locked and two more, and where more than two are + lock + circuit's first wait",
+    "run budget + 1/60 s for each event; locked tenants: + circuit's first wait; others: + 0.1 s for each that is "
+    "locked and two more, and if more than two are locked, + lock + circuit's first wait",
     lambda settings, _: settings.run_budget,
 )
 TURN = Bound(
@@ -291,7 +291,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "cursors_locked": Fault(
         "postgres",
         "1 to 8 cursors are locked while their tenants and 60 others have events",
-        "the release, or the commit for who is not locked",
+        "the release, or the commit for those that are not locked",
         CURSORS,
         cursors.cursors_locked,
         opens_circuit=True,

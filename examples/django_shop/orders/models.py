@@ -20,7 +20,7 @@ class Shipment(models.Model):
     customer = models.TextField()
     order = models.BigIntegerField()
     amount = models.IntegerField()
-    tellings = models.IntegerField(default=0)
+    times_sent = models.IntegerField(default=0)
 
     class Meta:
         """One row per order of a customer."""

@@ -45,7 +45,7 @@ def send_orders(batch: Batch) -> RetryAfter | None:
         shipment, _ = Shipment.objects.get_or_create(
             customer=batch.tenant, order=order.external_id, defaults={"amount": amount}
         )
-        Shipment.objects.filter(pk=shipment.pk).update(amount=amount, tellings=F("tellings") + 1)
+        Shipment.objects.filter(pk=shipment.pk).update(amount=amount, times_sent=F("times_sent") + 1)
     return wait
 
 

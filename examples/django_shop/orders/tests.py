@@ -97,7 +97,7 @@ class InATransaction(WithWarehouse, TestCase):
         services.change(order.pk, 5)
         services.cancel(self.early.pk)
         deliver("orders")
-        self.assertEqual(Shipment.objects.get(customer="acme").tellings, 1)
+        self.assertEqual(Shipment.objects.get(customer="acme").times_sent, 1)
         self.assertEqual(Warehouse.told[f"/customers/globex/orders/{self.early.pk}"], {})
 
     def test_a_rejected_order_does_not_stop_the_others(self) -> None:
@@ -133,7 +133,7 @@ class InATransaction(WithWarehouse, TestCase):
             deliver("orders")
         Warehouse.unlucky = None
         deliver("orders")
-        self.assertEqual([one.tellings for one in Shipment.objects.filter(customer="acme")], [1, 1])
+        self.assertEqual([one.times_sent for one in Shipment.objects.filter(customer="acme")], [1, 1])
 
     def test_what_customers_call(self) -> None:
         number = self.client.post("/customers/acme/orders", {"item": "bicycle", "amount": 2}, BODY).json()
@@ -165,7 +165,7 @@ class WithRuns(WithWarehouse, TransactionTestCase):
             self.assertEqual(Shipment.objects.count(), 0)
             Warehouse.failing = False
             here.run_all()
-            self.assertEqual({one.customer: one.tellings for one in Shipment.objects.all()}, {"acme": 1, "globex": 1})
+            self.assertEqual({one.customer: one.times_sent for one in Shipment.objects.all()}, {"acme": 1, "globex": 1})
             services.change(order.pk, 7)
             self.assertEqual(here.run_all(), 1)
             self.assertEqual(Shipment.objects.get(customer="acme").amount, 7)

@@ -26,7 +26,7 @@ class Migration(migrations.Migration):
                 ("customer", models.TextField()),
                 ("order", models.BigIntegerField()),
                 ("amount", models.IntegerField()),
-                ("tellings", models.IntegerField(default=0)),
+                ("times_sent", models.IntegerField(default=0)),
             ],
             options={
                 "constraints": [models.UniqueConstraint(fields=("customer", "order"), name="one_shipment")],
