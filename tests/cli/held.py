@@ -1,4 +1,4 @@
-"""Tenants that a back-off holds, and a circuit that they open, made through the gate as runs that fail would."""
+"""Tenants that a back-off or a pause holds, made through the gate as runs would."""
 
 from __future__ import annotations
 
@@ -18,28 +18,19 @@ def hold_back(
     client: redis.Redis,
     keys: Keys,
     tenant: str,
-    pipeline: str = "invoices",
-    blame: Blame = Blame.NOBODY,
     *,
-    failed: bool = True,
+    blame: Blame = Blame.NOBODY,
     paused: bool = False,
 ) -> Gate:
-    """Let a run of the tenant fail, ask to wait five minutes, or find it `paused`; return the gate."""
+    """Let a run of the tenant fail, which blames the pipeline or nobody, or find it `paused`; return the gate."""
     gate = Gate(client, keys, message=lua_message(app))
-    gate.notify(pipeline, tenant, Spacing(delay=200))
-    (runner,) = gate.look(pipeline, [tenant])
+    gate.notify("invoices", tenant, Spacing(delay=200))
+    (runner,) = gate.look("invoices", [tenant])
     assert runner.token is not None
-    assert begin(gate, RunKey(pipeline, tenant, runner.token)) is not None
-    end = Settlement(Outcome.RETRY, failed=failed, retry_ms=RETRY_MS, blame=blame)
-    if paused:
-        end = Settlement(Outcome.PAUSED)
-    answer = settle(gate, RunKey(pipeline, tenant, runner.token), end, Spacing(delay=200))
+    key = RunKey("invoices", tenant, runner.token)
+    assert begin(gate, key) is not None
+    failed = Settlement(Outcome.RETRY, failed=True, retry_ms=RETRY_MS, blame=blame)
+    answer = settle(gate, key, Settlement(Outcome.PAUSED) if paused else failed, Spacing(delay=200))
     assert answer is Answer.HELD
     client.delete(*keys.queues)
     return gate
-
-
-def open_circuit(client: redis.Redis, keys: Keys, *tenants: str) -> None:
-    """Let a run of each tenant fail and blame the pipeline. One tenant alone opens no circuit."""
-    for tenant in tenants:
-        hold_back(client, keys, tenant, blame=Blame.PIPELINE)

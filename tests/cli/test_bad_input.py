@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import redis
 from sqlalchemy import Engine, make_url
 
@@ -24,7 +26,6 @@ def assert_one_clear_line(ended: Ended, *parts: str, status: int) -> None:
 
 BAD_FILES: dict[str, bytes | None] = {
     "cannot read": None,
-    "there is no column": b"",
     "there is no column Country, InvoiceNo": b"Number,Amount\n1,2\n",
     "has no invoices": f"{HEADER}\n".encode(),
     "invoices.csv:3: not UTF-8": f"{HEADER}\n{line('1')}\n{line('2', 'Österreich')}\n".encode("latin-1"),
@@ -44,6 +45,9 @@ def test_a_file_that_cannot_be_read_ends_up_before_any_server_is_started(bare: P
             (bare.directory / "invoices.csv").write_bytes(content)
         ended = bare("up", "--import", "invoices.csv", "--exit-when-idle", "--json")
         assert_one_clear_line(ended, "invoices.csv", expected, status=2)
+    for content, expected in ((b"", "is empty"), (gzip.compress(b"{}"), "is compressed")):
+        (bare.directory / "a.jsonl").write_bytes(content)
+        assert_one_clear_line(bare("record", "alerts", "a.jsonl"), "a.jsonl", expected, status=2)
     assert not (bare.directory / ".taskbridge").exists()
 
 
@@ -57,59 +61,39 @@ def test_servers_that_cannot_be_used_are_told_apart_without_their_passwords(
     for variable, change, expected in (
         ("TASKBRIDGE_POSTGRES_URL", {"password": SECRET}, "Postgres refuses the password"),
         ("TASKBRIDGE_POSTGRES_URL", {"port": CLOSED}, "Postgres cannot be reached"),
-        ("TASKBRIDGE_POSTGRES_URL", {"database": "nowhere"}, "Postgres has no such database"),
-        ("TASKBRIDGE_POSTGRES_URL", {"host": "nowhere.invalid"}, "correct it in TASKBRIDGE_POSTGRES_URL"),
-        ("TASKBRIDGE_POSTGRES_URL", {"query": {"sslmode": "require"}}, "do not agree on TLS"),
         ("TASKBRIDGE_REDIS_URL", {"password": SECRET}, "Redis refuses the password"),
-        ("TASKBRIDGE_REDIS_URL", {"port": CLOSED}, "Redis cannot be reached"),
         ("TASKBRIDGE_REDIS_URL", {"host": "nowhere.invalid"}, "Redis has an unknown host name"),
-        ("TASKBRIDGE_REDIS_URL", {"database": "9999"}, "Redis refuses the command"),
     ):
         url = make_url(configured[variable]).set(**change)
         ended = taskbridge("status", **{variable: url.render_as_string(hide_password=False)})
-        place = () if "refuses the command" in expected else (f"({url.host}:{url.port})",)
-        assert_one_clear_line(ended, expected, *place, status=1)
+        assert_one_clear_line(ended, expected, f"({url.host}:{url.port})", status=1)
         assert str(make_url(configured[variable]).password) not in ended.stderr
         assert SECRET not in ended.stderr
 
 
 def test_settings_that_cannot_work_are_named_without_their_passwords(taskbridge: Program) -> None:
+    (taskbridge.directory / "handlers.py").write_text("1 / 0\n", encoding="utf-8")
     for name, value, expected in (
-        ("POSTGRES_URL", "mysql://u:s3cr3t-Pa55@h/d", "TASKBRIDGE_POSTGRES_URL must begin with"),
         ("POSTGRES_URL", "postgresql://u:s3cr3t-Pa55@h:x/d", "TASKBRIDGE_POSTGRES_URL cannot be read"),
         ("POSTGRES_URL", "postgresql://h/d?password=a&s3cr3t-Pa55=b", "that libpq does not take: correct"),
-        ("POSTGRES_URL", "postgresql://h/d?connect_timeout=soon", "not take (connect_timeout): correct"),
         ("POSTGRES_URL", "postgresql://127.0.0.1/d?port=abc", "libpq rejects a value in its URL"),
-        ("REDIS_URL", "redis://:s3cr3t-Pa55@h:x/0", "TASKBRIDGE_REDIS_URL cannot be read"),
         ("REDIS_URL", "redis://:s3cr3t-Pa55@h/0?foo=1", "that redis-py does not accept (foo): correct it"),
-        ("REDIS_URL", "redis://:s3cr3t-Pa55@h/0?socket_timeout=abc", "does not accept (socket_timeout): correct it"),
         ("REDIS_URL", "redis://:s3cr3t-Pa55@h/0?retry=1", "that redis-py does not accept: correct it"),
         ("BROKER_URL", "redis://:s3cr3t-Pa55@h:x/0", "TASKBRIDGE_BROKER_URL cannot be read"),
         ("REDIS_URL", "", "TASKBRIDGE_POSTGRES_URL is set but TASKBRIDGE_REDIS_URL is not"),
-        ("RUN_BUDGET", "soon", "give a number of seconds"),
         ("KEY_PREFIX", "a:b", "the key prefix 'a:b' is not allowed"),
-        ("SCHEMA", "public", "the schema 'public' is not allowed"),
-        ("PIPELINES", "no_such_module", "the pipeline module 'no_such_module' does not import"),
+        ("PIPELINES", "handlers", "the pipeline module 'handlers' does not import"),
     ):
         ended = taskbridge("status", **{f"TASKBRIDGE_{name}": value})
         assert_one_clear_line(ended, expected, status=1)
         assert SECRET not in ended.stderr
 
 
-def test_a_handler_module_with_an_error_in_it_is_named_with_the_error(taskbridge: Program) -> None:
-    (taskbridge.directory / "handlers.py").write_text("1 / 0\n", encoding="utf-8")
-    ended = taskbridge("notify", "France", TASKBRIDGE_PIPELINES="handlers")
-    assert_one_clear_line(ended, "'handlers'", "ZeroDivisionError", status=1)
-
-
 def test_a_name_or_a_number_that_is_not_allowed_changes_nothing(taskbridge: Program, gate_redis: redis.Redis) -> None:
     for arguments, expected in (
         (("notify", ""), "the tenant is empty"),
-        (("inspect", "x" * 201), "201 characters"),
         (("notify", "a\x1b[2Jb"), "U+001B"),
-        (("notify", " a"), "space"),
         (("notify", "France", "--pipeline", "nix"), "no pipeline is called 'nix'; there are: invoices"),
-        (("status", "--sort", "runs", "--hours", "nan"), "'nan' is not a number"),
         (("drain", "--timeout", "nan"), "'nan' is not a number"),
     ):
         assert_one_clear_line(taskbridge(*arguments), expected, status=2)
@@ -158,20 +142,15 @@ WITHOUT_SERVERS: dict[str, tuple[str, ...]] = {
 
 def test_a_command_without_servers_makes_no_database_that_nobody_asked_for(bare: Program) -> None:
     (bare.directory / "a.jsonl").write_text('{"level": "ERROR"}\n', encoding="utf-8")
+    # what an earlier `up` has left is not taken for the database that was meant
+    (bare.directory / ".taskbridge").mkdir()
+    (bare.directory / ".taskbridge" / "lock").touch()
     # `up` makes servers.
     for command in sorted(COMMANDS.keys() - {"up"}):
         ended = bare(command, *WITHOUT_SERVERS.get(command, ()))
         assert_one_clear_line(
             ended, "TASKBRIDGE_POSTGRES_URL", "TASKBRIDGE_REDIS_URL", "set both", "`taskbridge up`", status=1
         )
-    assert not (bare.directory / ".taskbridge").exists()
-
-
-def test_what_an_earlier_up_has_left_is_not_taken_for_the_database_that_was_meant(bare: Program) -> None:
-    (bare.directory / ".taskbridge").mkdir()
-    (bare.directory / ".taskbridge" / "lock").touch()
-    for command in (("migrate",), ("status",), ("doctor",)):
-        assert_one_clear_line(bare(*command), "TASKBRIDGE_POSTGRES_URL", "`taskbridge up`", status=1)
     assert [one.name for one in (bare.directory / ".taskbridge").iterdir()] == ["lock"]
 
 

@@ -6,22 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import ROOT, Program
+from tests.cli.program import MAIN, ROOT, Program
 
-OLD = {"celery": "5.3.6", "kombu": "5.2.4", "redis": "4.6.0", "SQLAlchemy": "1.4.50", "psycopg": "3.1.20"}
 NEEDED = {
-    "celery": "celery[redis]>=5.4",
-    "kombu": "kombu[redis]>=5.3.4",
-    "redis": "redis[hiredis]>=5.0.1",
-    "SQLAlchemy": "sqlalchemy>=2.0.22",
-    "psycopg": "psycopg>=3.2.1",
+    "celery": ("5.3.6", "celery[redis]>=5.4"),
+    "SQLAlchemy": ("1.4.50", "sqlalchemy>=2.0.22"),
+    "redis": ("4.6.0", "redis[hiredis]>=5.0.1"),
 }
 
 
 def text(name: str) -> str:
-    lowest = NEEDED[name].partition(">=")[2]
-    wrong = f"{name.lower()} {OLD[name]} is too old (TaskBridge needs {lowest} or newer)"
-    return f"{wrong}: run `pip install --upgrade '{NEEDED[name]}'`"
+    old, needed = NEEDED[name]
+    wrong = f"{name.lower()} {old} is too old (TaskBridge needs {needed.partition('>=')[2]} or newer)"
+    return f"{wrong}: run `pip install --upgrade '{needed}'`"
 
 
 def install(directory: Path, name: str, version: str) -> None:
@@ -32,16 +29,15 @@ def install(directory: Path, name: str, version: str) -> None:
     (directory / f"{name.lower()}.py").write_text("raise ImportError('as with an old one')\n")
 
 
-@pytest.mark.parametrize(("name", "command"), [("celery", "doctor"), ("SQLAlchemy", "status"), ("psycopg", "status")])
+@pytest.mark.parametrize(("name", "command"), [("celery", "doctor"), ("SQLAlchemy", "status")])
 def test_a_command_names_the_library_that_is_too_old(name: str, command: str, bare: Program) -> None:
-    install(bare.directory, name, OLD[name])
-    with bare.started_afresh(command, PYTHONPATH=f"{bare.directory}:{ROOT}") as running:
-        ended = running.end()
-    assert (ended.status, ended.stdout, ended.stderr) == (1, "", f"taskbridge: {text(name)}\n")
+    install(bare.directory, name, NEEDED[name][0])
+    ended = bare.python("-c", MAIN, command, PYTHONPATH=f"{bare.directory}:{ROOT}")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", f"taskbridge: {text(name)}\n")
 
 
 def test_a_producer_gets_the_same_sentence_as_an_error(bare: Program) -> None:
-    install(bare.directory, "redis", "4.6.0")
+    install(bare.directory, "redis", NEEDED["redis"][0])
     ended = bare.python("-c", "import taskbridge; taskbridge.notify", PYTHONPATH=f"{bare.directory}:{ROOT}")
     assert ended.stderr.splitlines()[-1] == f"taskbridge.errors.ConfigurationError: {text('redis')}"
 

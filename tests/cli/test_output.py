@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 
 from taskbridge.store import record
 from tests.cli.program import MAIN, Program
+from tests.store.adopting import run
 
 MARKUP = "[red]shop[/red] :smile:"
 TURNED = "a\u202eb\u200bc"
@@ -101,3 +102,20 @@ def on_a_terminal(
     os.close(leader)
     assert process.returncode == status, sent
     return sent.decode()
+
+
+def test_a_shell_that_does_not_declare_the_pipelines_says_so_and_not_that_all_is_well(
+    taskbridge: Program, engine: Engine
+) -> None:
+    run(
+        engine,
+        "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders')",
+        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) VALUES ('orders', 'a'), ('orders', 'b')",
+    )
+    said = "pipelines that are not declared in TASKBRIDGE_PIPELINES are left out: orders (2 tenants)"
+    assert said in taskbridge("status").stdout
+    ended = taskbridge("quarantine", "list")
+    assert (ended.status, ended.stderr.count(said), ended.stdout.count(said)) == (0, 1, 0)
+    assert said not in taskbridge("quarantine", "list", "--pipeline", "invoices").stderr, "it was looked at"
+    assert said in taskbridge("inspect", "a").stderr
+    assert said in taskbridge("doctor").stdout

@@ -13,11 +13,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import pytest
 from sqlalchemy import Engine
 
 import taskbridge as api
 from taskbridge import errors
+from taskbridge.cli.main import cli
 from taskbridge.gate import Keys
 from taskbridge.settings import Settings
 from taskbridge.testing import plugin
@@ -52,6 +54,19 @@ def signatures(value: Any) -> Any:
     return {"()": str(inspect.signature(value)), **dict(sorted(members.items()))}
 
 
+def options(commands: Mapping[str, click.Command], path: str = "") -> dict[str, str]:
+    """Return the arguments and options of each command, and of those below it."""
+    found = {}
+    for name, command in commands.items():
+        below = getattr(command, "commands", {})
+        found |= (
+            options(below, f"{path}{name} ")
+            if below
+            else {path + name: " ".join(option for parameter in command.params for option in parameter.opts)}
+        )
+    return found
+
+
 def shape(value: Any) -> Any:
     """Return which keys JSON has. Below `tenants` and `pipelines` keys are names: one is shown."""
     if not isinstance(value, Mapping):
@@ -76,6 +91,7 @@ def test_nothing_that_others_rely_on_has_changed_unnoticed(taskbridge: Program, 
         "settings": {f"TASKBRIDGE_{one.name.upper()}": repr(one.default) for one in fields(Settings)},
         "tasks": sorted(name for name in api.app.tasks if name.startswith("taskbridge.")),
         "keys": {"lease": Keys().lease("invoices", "acme"), "queues": list(Keys().queues)},
+        "commands": options(cli.all_commands()),
         "sql": sql,
         "up --json": shape(report),
         "status --json": shape(status),

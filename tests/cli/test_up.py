@@ -81,8 +81,6 @@ def test_records_that_stay_pending_end_with_status_1(taskbridge: Program) -> Non
     assert ended.status == 1
     counts: dict[str, Any] = {"imported": 1, "pending": 1, "handled": 0, "deliveries": 0}
     assert ended.json | counts == ended.json
-    assert "not idle after 1 s" in ended.stderr
-    assert "Traceback" not in ended.stderr
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +183,3 @@ def test_a_second_ctrl_c_does_not_wait_for_a_run_that_hangs(taskbridge: Program,
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(timeout=8) == 0  # a warm shutdown alone takes 10 s
         wait_until(lambda: not any(alive(pid) for pid in family), "all have ended")
-
-
-def test_a_worker_that_cannot_start_is_shown_by_the_end_of_its_log(taskbridge: Program) -> None:
-    (taskbridge.directory / "oddconfig.py").write_text("worker_pool = 'nonsense'\n", encoding="utf-8")
-    with taskbridge.started_afresh("up", CELERY_CONFIG_MODULE="oddconfig") as running:
-        ended = running.end()
-    assert ended.status == 1
-    assert "worker1 ended with status 1; the end of its log" in ended.stderr
-    assert "nonsense" in ended.stderr
