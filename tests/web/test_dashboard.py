@@ -5,27 +5,21 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from sqlalchemy import Engine
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
-from taskbridge.settings import Settings
 from taskbridge.store import record_invoice
 from taskbridge.web import dashboard
 from taskbridge.web.pages import app as site
 from tests.deployment import Deployment
 from tests.quarantined import put_in_quarantine
 from tests.store.adopting import run
-from tests.transactions.black_hole import nobody_accepts
-from tests.waiting import wait_until
 from tests.web.serving import served
 from tests.web.visiting import SAME_SITE, Visitor, declare, visiting
 
@@ -48,22 +42,11 @@ def visitor(deployment: Deployment) -> Iterator[Visitor]:
         yield one
 
 
-def records_and_quarantine(engine: Engine, tenant: str, reason: str) -> None:
-    """A record of a tenant that is in quarantine."""
-    record_invoice(engine, tenant, "in-1", {"secret": "of a document"})
-    put_in_quarantine(engine, tenant, "in-1", reason=reason, cause="failed", attempts=3)
-
-
-def test_a_page_of_an_empty_deployment_is_no_error(visitor: Visitor) -> None:
+def test_a_page_of_an_empty_deployment_is_no_error_and_what_is_not_there_is_said(visitor: Visitor) -> None:
     for path in PAGES:
         answer = visitor.get(f"/{path}")
         assert answer.status_code == 200, answer.text
-        assert answer.text.count("<h1") == 1
-        assert "Traceback" not in answer.text
-        assert answer.text.count(' aria-current="page"') == 1, "which page it is"
-
-
-def test_what_is_not_there_is_said(visitor: Visitor) -> None:
+        assert (answer.text.count("<h1"), answer.text.count(' aria-current="page"')) == (1, 1)
     for path, status, said in (
         ("/nowhere", 404, "page not found"),
         ("/tenants?pipeline=none", 404, "none"),
@@ -75,11 +58,9 @@ def test_what_is_not_there_is_said(visitor: Visitor) -> None:
         ("/record?q=%00", 200, "Nothing found"),
         ("/tenants?sort=none&pipeline=", 200, "There are no such tenants"),
         ("/?hours=1e9", 200, "The last 24 hours"),
-        ("/audit", 404, "page not found"),
         ("/failing?hours=168", 200, "Failures of the last 7 days"),
         ("/static/../app.py", 404, "page not found"),
         ("/live?pipeline=none&tenant=acme", 404, "none"),
-        ("/live?pipeline=invoices&tenant=%0a", 400, "tenant"),
     ):
         answer = visitor.get(path)
         assert (answer.status_code, said in answer.text) == (status, True), (path, answer.text)
@@ -88,7 +69,8 @@ def test_what_is_not_there_is_said(visitor: Visitor) -> None:
 
 
 def test_names_and_errors_with_markup_are_text(visitor: Visitor, deployment: Deployment) -> None:
-    records_and_quarantine(deployment.engine, MARKUP, f"ValueError: {MARKUP}")
+    record_invoice(deployment.engine, MARKUP, "in-1", {})
+    put_in_quarantine(deployment.engine, MARKUP, "in-1", reason=f"ValueError: {MARKUP}", cause="failed", attempts=3)
     pages = [visitor.get(f"/{path}").text for path in (*PAGES, "tenants?sort=oldest", "tenants?failing=1")]
     pages += [
         visitor.get("/record", q=MARKUP).text,
@@ -112,33 +94,6 @@ def test_a_document_is_shown_only_where_that_is_allowed(visitor: Visitor, deploy
     assert "Documents are hidden" in hidden
     with visiting(deployment, show_documents=True) as other:
         assert "of a document" in other.get("/record", **where).text
-
-
-def test_a_record_and_its_tenant_are_found_in_two_clicks(visitor: Visitor, deployment: Deployment) -> None:
-    with deployment.worker():
-        saved = 0
-
-        def is_in_history() -> bool:
-            # A row of the history is dropped rather than waited for, so a busy machine may lack that of a run.
-            nonlocal saved
-            saved += 1
-            deployment.save("acme", f"in-{saved}")
-            deployment.wait_until_idle()
-            with suppress(TimeoutError, AssertionError):
-                wait_until(lambda: ">acme<" in visitor.get("/runs").text, "its run is in the history", 5)
-                return True
-            return False
-
-        wait_until(is_in_history, "a run is in the history")
-        found = visitor.get("/record", q=f"in-{saved}").text
-        (path,) = {one for one in re.findall(r'href="(/record[^"]+)"', found) if "pipeline=invoices" in one}
-        record = visitor.client.get(path.replace("&amp;", "&")).text
-        for what in ("recorded", "read", "handled"):
-            assert f'<span class="what">{what}</span>' in record, record
-        tenant = visitor.get("/tenant", pipeline="invoices", tenant="acme").text
-    assert "nothing to do" in tenant
-    assert f"<dt>handled</dt><dd>{saved}</dd>" in tenant, tenant
-    assert "worker-0@test" in visitor.get("/runs").text
 
 
 def in_starlette(board: Any) -> Any:
@@ -178,7 +133,7 @@ def test_every_link_of_a_mounted_dashboard_stays_under_its_prefix(
 
 
 def test_a_name_of_any_script_is_found(visitor: Visitor, deployment: Deployment) -> None:
-    for name in ("علی\u200cپور", "👩\u200d👩\u200d👧", "x\u202eevil", "a\u00a0b", "100% /../x"):
+    for name in ("علی\u200cپور", "x\u202eevil", "100% /../x"):
         record_invoice(deployment.engine, name, name, {})
         found = visitor.get("/record", q=name)
         assert found.status_code == 200
@@ -223,21 +178,9 @@ def test_a_server_that_is_away_is_said_on_the_page(deployment: Deployment, which
         assert "cannot be reached" in live["status"]
 
 
-def test_a_server_that_is_silent_holds_no_page_for_ever(deployment: Deployment) -> None:
-    with nobody_accepts() as silent:
-        settings = Settings(
-            postgres_url=f"postgresql://127.0.0.1:{urlsplit(silent).port}/x?connect_timeout=2",
-            redis_url=deployment.settings.redis_url,
-            statement_timeout=1,
-        )
-        with served(dashboard(make_app(settings).app)) as url, Visitor(url) as visitor:
-            assert visitor.get("/tenants").status_code == 503
-
-
 def test_an_open_page_gets_what_has_changed(visitor: Visitor, deployment: Deployment) -> None:
     acme = {"pipeline": "invoices", "tenant": "acme"}
-    before = visitor.get("/live", **acme)
-    assert before.headers["cache-control"] == "no-store"
+    assert "the price list" not in visitor.get("/live", **acme).json()["part"]
     runtime_of(deployment.app).pauses.pause("invoices", "acme", "the price list is wrong")
     assert "the price list is wrong" in visitor.get("/live", **acme).json()["part"]
 
