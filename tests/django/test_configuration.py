@@ -204,74 +204,50 @@ def test_checks_tell_what_is_wrong_with_the_settings() -> None:
         assert number == "taskbridge.E001"
         assert words in text
     for values, words in (
-        (
-            {"TASKBRIDGE_DATABASE": None, "TASKBRIDGE_REDIS_URL": "redis://localhost"},
-            "TASKBRIDGE_POSTGRES_URL is not set",
-        ),
+        ({**whole, "TASKBRIDGE_DATABASE": None}, "TASKBRIDGE_POSTGRES_URL is not set"),
         ({}, "TASKBRIDGE_REDIS_URL is not set"),
-        ({**whole, "TASKBRIDGE_RUN_BUDGET": "soon"}, "'soon' give a number of seconds"),
-        (
-            {**whole, "TASKBRIDGE_PIPELINES": ["nowhere.at_all"]},
-            "'nowhere.at_all' does not import: ModuleNotFoundError: No module named 'nowhere' correct it, or",
-        ),
+        ({**whole, "TASKBRIDGE_PIPELINES": ["nowhere.at_all"]}, "'nowhere.at_all' does not import: ModuleNotFoundErr"),
     ):
         ((number, text),) = ids(**values)
         assert number == "taskbridge.E002"
         assert words in text
 
 
-def test_checks_tell_whose_orm_is_not_in_the_transaction() -> None:
+def test_checks_tell_whose_orm_is_not_in_the_transaction_and_of_an_isolation_level_with_which_handlers_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     @pipeline("sent")
     async def send(_: Batch) -> None:
         pass
 
     with override_settings(TASKBRIDGE_REDIS_URL="redis://localhost"):
-        (found,) = run_checks()
-        assert found.id == "taskbridge.W002"
-        assert "sent is a coroutine function" in found.msg
+        for level, expected in ((2, []), (3, ["W006"]), (IsolationLevel.SERIALIZABLE, ["W006"])):
+            monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"isolation_level": level})
+            found = sorted(str(one.id) for one in run_checks())
+            assert found == [f"taskbridge.{name}" for name in ("W002", *expected)]
         with override_settings(TASKBRIDGE_DATABASE=None, TASKBRIDGE_POSTGRES_URL="postgresql:///a"):
             assert run_checks() == []
 
 
-@pytest.mark.parametrize(
-    ("level", "number"), [(2, []), (3, ["taskbridge.W006"]), (IsolationLevel.SERIALIZABLE, ["taskbridge.W006"])]
-)
-def test_checks_tell_of_an_isolation_level_with_which_handlers_fail(
-    level: int, number: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", {"isolation_level": level})
-    with override_settings(TASKBRIDGE_REDIS_URL="redis://localhost"):
-        assert [one.id for one in run_checks()] == number
-        with override_settings(TASKBRIDGE_DATABASE=None, TASKBRIDGE_POSTGRES_URL="postgresql:///a"):
-            assert run_checks() == []
-
-
-@pytest.mark.parametrize(
-    ("host", "said"), [("127.0.0.1", "start it, or correct {}"), ("nowhere.invalid", "correct it in {}")]
-)
 def test_remedies_name_where_the_database_is_set(
-    host: str,
-    said: str,
-    deployment: Deployment,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """In DATABASES, unless a variable or a setting has another."""
     monkeypatch.setattr(console, "TYPED", {})
     monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
     connections["default"].close()
-    for name, value in (("HOST", host), ("PORT", "1")):
+    for name, value in (("HOST", "127.0.0.1"), ("PORT", "1")):
         monkeypatch.setitem(connections["default"].settings_dict, name, value)
     (found,) = run_checks(databases=["default"])
     assert found.id == "taskbridge.E003"
-    assert said.format("DATABASES['default']") in str(found.hint)
+    assert "correct DATABASES['default']" in str(found.hint)
     with new_runtimes(), pytest.raises(CommandError):
         call_command("taskbridge", "prune", "--older-than", "1d")
-    assert said.format("DATABASES['default']") in capfd.readouterr().err
+    assert "correct DATABASES['default']" in capfd.readouterr().err
     url = url_of("default")
     with override_settings(TASKBRIDGE_POSTGRES_URL=url):
         (found,) = run_checks(databases=["default"])
-    assert said.format("TASKBRIDGE_POSTGRES_URL") in str(found.hint)
+    assert "correct TASKBRIDGE_POSTGRES_URL" in str(found.hint)
     monkeypatch.setenv("TASKBRIDGE_POSTGRES_URL", url)
     assert typed("correct TASKBRIDGE_POSTGRES_URL") == "correct DATABASES['default']"
     monkeypatch.setenv("TASKBRIDGE_POSTGRES_URL", f"{url}&connect_timeout=9")

@@ -60,11 +60,6 @@ def test_all_tables_are_emptied_but_those_that_say_what_the_database_is(here: De
     assert {"records", "pipelines", "received", "quarantine"} <= set(rows)
 
 
-def remaining(here: Deployment) -> list[str]:
-    """Return the keys in Redis that do not expire within a minute."""
-    return [key for key in here.redis.scan_iter() if not 0 <= here.redis.ttl(key) <= 60]
-
-
 def sessions(engine: Engine) -> set[int]:
     with engine.connect() as connection:
         statement = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -88,8 +83,8 @@ def test_nothing_is_left_of_a_test_whether_or_not_it_fails(fails: bool, here: De
         assert list(here.redis.scan_iter("*"))
         if fails:
             raise Broken
-    # then Redis has nothing that stays, and environment, runtime and routes are what they were
-    assert remaining(here) == []
+    # then Redis has nothing that does not expire within a minute, and the app is what it was
+    assert [key for key in here.redis.scan_iter() if not 0 <= here.redis.ttl(key) <= 60] == []
     assert dict(os.environ) == environment
     assert runtime_of(app) is before
     assert app.conf.task_routes == routes
@@ -110,22 +105,14 @@ def test_an_app_with_settings_of_its_own_keeps_no_session_where_a_test_s_databas
     assert runtime_of(here.app) is runtime
 
 
-def test_runs_wait_for_the_test_also_where_celery_runs_tasks_inline(here: Deployment) -> None:
+def test_runs_wait_for_the_test_also_inline_and_are_refused_in_a_transaction(here: Deployment) -> None:
     here.app.conf.task_always_eager = True
     with deployed(here.app) as one:
         record(runtime_of(here.app).engine, "orders", "acme", "1", {})
         here.notify_event.delay("acme", pipeline="orders")
         assert one.notified("orders") == {"acme": 1}
+        # In a transaction they would find nothing.
+        with transaction.atomic(), pytest.raises(ConfigurationError, match=r"cannot be used in a transaction"):
+            one.run_all()
         record(runtime_of(here.app).engine, "orders", "globex", "1", {})
         assert one.run_all() == 2
-
-
-def test_runs_in_a_transaction_would_find_nothing_and_are_refused(here: Deployment) -> None:
-    with deployed(here.app) as one:
-        with transaction.atomic():
-            with pytest.raises(
-                ConfigurationError, match=r"`run_all` cannot be used in a transaction.*: use `deliver` in"
-            ):
-                one.run_all()
-            assert one.notified("orders") == {}
-        assert one.run_all() == 0

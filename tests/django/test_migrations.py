@@ -51,9 +51,7 @@ def test_a_model_is_adopted_by_its_fields_and_given_up_backwards(deployment: Dep
     assert rows(deployment.engine, TRIGGERS) == [(4,)]
     migrate(operation, back=True)
     assert rows(deployment.engine, TRIGGERS) == [(0,)]
-
-
-def test_a_table_is_adopted_by_its_columns(deployment: Deployment) -> None:
+    # by its table and columns
     migrate(AdoptTable("orders", table="shop_order", tenant="number", key=["number", "id"]))
     order = Order.objects.create(number="acme")
     assert Reader(deployment.engine).seen() == {"acme": [f'["acme", "{order.pk}"]']}
