@@ -42,35 +42,16 @@ def bystander() -> Iterator[int]:
             process.kill()
 
 
-def postmaster_pid(data_dir: Path) -> int:
-    return int((data_dir / "postgres" / "postmaster.pid").read_text().splitlines()[0])
-
-
-def leave_stale_files(data_dir: Path, pid: int) -> None:
-    """Put the directory in the state that a killed process leaves, with `pid` as that of both servers."""
-    with serve(data_dir, durable=False):
-        lines = (data_dir / "postgres" / "postmaster.pid").read_text().splitlines(keepends=True)
-        published = (data_dir / "servers.json").read_text()
-    (data_dir / "postgres" / "postmaster.pid").write_text("".join([f"{pid}\n", *lines[1:]]))
-    (data_dir / "servers.json").write_text(published)
-
-
 def test_a_stale_pid_that_another_program_has_now_is_never_signalled(data_dir: Path) -> None:
     with bystander() as pid:
-        leave_stale_files(data_dir, pid)
+        # given what a killed process leaves, with the bystander's pid as that of Postgres
+        with serve(data_dir, durable=False):
+            lines = (data_dir / "postgres" / "postmaster.pid").read_text().splitlines(keepends=True)
+            published = (data_dir / "servers.json").read_text()
+        (data_dir / "postgres" / "postmaster.pid").write_text("".join([f"{pid}\n", *lines[1:]]))
+        (data_dir / "servers.json").write_text(published)
         with serve(data_dir, durable=False) as servers, psycopg.connect(servers.postgres_url) as connection:
             connection.execute("SELECT 1")
-
-
-@pytest.mark.slow
-def test_a_stale_pid_of_another_directorys_server_is_never_signalled(open_directory: Path) -> None:
-    with serve(open_directory / "other", durable=False) as other:
-        pid = postmaster_pid(open_directory / "other")
-        leave_stale_files(open_directory / "data", pid)
-        with serve(open_directory / "data", durable=False):
-            with psycopg.connect(other.postgres_url) as connection:
-                connection.execute("SELECT 1")
-            assert postmaster_pid(open_directory / "other") == pid
 
 
 def test_servers_that_still_run_on_this_directory_are_stopped_first(data_dir: Path) -> None:
@@ -114,7 +95,7 @@ def test_a_crash_of_postgres_under_a_long_query_does_not_stop_the_next_start(dat
             busy.start()
             active = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'SELECT count%' AND state = 'active'"
             wait_until(lambda: connection.execute(active).fetchone(), "the statement is active")
-            os.kill(postmaster_pid(data_dir), signal.SIGKILL)
+            os.kill(int((data_dir / "postgres" / "postmaster.pid").read_text().splitlines()[0]), signal.SIGKILL)
     with serve(data_dir, durable=False) as servers, psycopg.connect(servers.postgres_url) as connection:
         assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
     busy.join()

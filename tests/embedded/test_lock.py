@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,17 +31,13 @@ def test_those_who_only_look_never_keep_a_server_from_starting(tmp_path: Path) -
         while not stop.is_set():
             holder(path)
 
-    lookers = [threading.Thread(target=look) for _ in range(4)]
-    for looker in lookers:
-        looker.start()
-    try:
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            threads.submit(look)
         for _ in range(100):
             with hold(path, tmp_path):
                 pass
-    finally:
         stop.set()
-        for looker in lookers:
-            looker.join()
 
 
 def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:

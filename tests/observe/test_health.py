@@ -30,13 +30,15 @@ FAILING = (
 )
 
 
+QUARANTINED = (
+    "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
+    "SELECT 'orders', tenant, key, revision, 'ValueError: 1' FROM taskbridge.records WHERE tenant = 'q'"
+)
+
+
 def quarantined(engine: Engine) -> None:
     record(engine, "orders", "q", "7", {})
-    run(
-        engine,
-        "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
-        "SELECT 'orders', tenant, key, revision, 'ValueError: 1' FROM taskbridge.records WHERE tenant = 'q'",
-    )
+    run(engine, QUARANTINED)
 
 
 def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, context: Context) -> None:
@@ -145,12 +147,9 @@ def a_run_is_on(deployment: Deployment, pipeline: str, tenant: str, seconds: int
     deployment.redis.hincrby(keys.runner(pipeline, tenant), "began", -1000 * seconds)
 
 
-@pytest.mark.parametrize("others", [0, 150])
-def test_a_run_whose_call_does_not_come_back_is_named_with_its_worker(
-    deployment: Deployment, context: Context, others: int
-) -> None:
+def test_a_run_whose_call_does_not_come_back_is_named_with_its_worker(deployment: Deployment, context: Context) -> None:
     run(deployment.engine, LOOKED)
-    for number in range(others):
+    for number in range(150):
         deployment.gate.notify("orders", f"new {number}", LatencyNeutral().spacing)
         deployment.redis.zincrby(runtime_of(deployment.app).keys.due("orders"), -600, f"new {number}")
     a_run_is_on(deployment, "orders", "acme", 290)
@@ -167,12 +166,7 @@ def test_a_run_whose_call_does_not_come_back_is_named_with_its_worker(
 
 @pytest.mark.parametrize(
     ("limit", "seconds", "colour", "is_long"),
-    [
-        (None, 400, "red", True),
-        (1800, 400, "yellow", False),
-        (1800, 3_550, "yellow", False),
-        (1800, 3_700, "red", True),
-    ],
+    [(None, 400, "red", True), (1800, 3_550, "yellow", False), (1800, 3_700, "red", True)],
 )
 def test_a_queue_behind_runs_that_may_take_long_is_long_and_behind_those_that_may_not_it_stands_still(
     deployment: Deployment, limit: float | None, seconds: int, colour: str, is_long: bool
@@ -241,24 +235,22 @@ DISCARDED = (
     "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, discarded_at) "
     "SELECT 'orders', 'a', n::text, 1, 'ValueError: given up', now() FROM generate_series(1, 2500) n"
 )
-SEVERAL = (
-    "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
-    "SELECT 'orders', tenant, key, revision, 'ValueError: 1' FROM taskbridge.records WHERE tenant = 'many'"
-)
 
 
-def test_what_is_in_quarantine_is_seen_behind_much_that_was_discarded(deployment: Deployment, context: Context) -> None:
+def test_what_is_in_quarantine_is_seen_behind_much_that_was_discarded_and_counts_that_were_cut_say_so(
+    deployment: Deployment, context: Context
+) -> None:
     run(deployment.engine, DISCARDED)
     quarantined(deployment.engine)
     assert health.health(context).quarantined == 1
     assert [(one.error, one.quarantined) for one in status.failing(context, "orders")] == [("ValueError: 1", 1)]
     assert status.tenants(context, "orders", sort="failures")[0].tenant == "q"
-
-
-def test_counts_that_were_cut_say_so(deployment: Deployment, context: Context) -> None:
-    for number in range(1_001):
-        record(deployment.engine, "orders", "many", str(number), {})
-    run(deployment.engine, SEVERAL)
+    run(
+        deployment.engine,
+        "INSERT INTO taskbridge.records (source, tenant, key, document) "
+        "SELECT 'orders', 'q', 'm' || n, '{}' FROM generate_series(1, 1000) n",
+        f"{QUARANTINED} AND key <> '7'",
+    )
     (group,) = status.failing(context, "orders")
     assert (group.quarantined, group.cut) == (1_000, True)
 
