@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 
 import redis
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine
 
 from taskbridge.cli.main import COMMANDS
+from taskbridge.gate import Keys
 from tests.cli.files import HEADER, line
 from tests.cli.program import Ended, Program
-from tests.scraping import free_ports
 from tests.store.adopting import run
 
 
@@ -52,23 +52,6 @@ def test_a_file_that_cannot_be_read_ends_up_before_any_server_is_started(bare: P
 
 
 SECRET = "s3cr3t-Pa55"
-CLOSED = free_ports()
-
-
-def test_servers_that_cannot_be_used_are_told_apart_without_their_passwords(
-    taskbridge: Program, configured: dict[str, str]
-) -> None:
-    for variable, change, expected in (
-        ("TASKBRIDGE_POSTGRES_URL", {"password": SECRET}, "Postgres refuses the password"),
-        ("TASKBRIDGE_POSTGRES_URL", {"port": CLOSED}, "Postgres cannot be reached"),
-        ("TASKBRIDGE_REDIS_URL", {"password": SECRET}, "Redis refuses the password"),
-        ("TASKBRIDGE_REDIS_URL", {"host": "nowhere.invalid"}, "Redis has an unknown host name"),
-    ):
-        url = make_url(configured[variable]).set(**change)
-        ended = taskbridge("status", **{variable: url.render_as_string(hide_password=False)})
-        assert_one_clear_line(ended, expected, f"({url.host}:{url.port})", status=1)
-        assert str(make_url(configured[variable]).password) not in ended.stderr
-        assert SECRET not in ended.stderr
 
 
 def test_settings_that_cannot_work_are_named_without_their_passwords(taskbridge: Program) -> None:
@@ -95,6 +78,7 @@ def test_a_name_or_a_number_that_is_not_allowed_changes_nothing(taskbridge: Prog
         (("notify", "a\x1b[2Jb"), "U+001B"),
         (("notify", "France", "--pipeline", "nix"), "no pipeline is called 'nix'; there are: invoices"),
         (("drain", "--timeout", "nan"), "'nan' is not a number"),
+        *((("prune", f"--older-than={age}"), "is not a duration") for age in ("", "0d", "1.5d", "30D", "٣d", "36501d")),
     ):
         assert_one_clear_line(taskbridge(*arguments), expected, status=2)
     assert gate_redis.dbsize() == 0
@@ -160,3 +144,20 @@ def test_an_error_that_nobody_foresaw_is_one_line_and_its_traceback_is_there_on_
     assert_one_clear_line(taskbridge("notify", "France", **odd), "LookupError", "odd", status=70)
     shown = taskbridge("notify", "France", TASKBRIDGE_TRACEBACK="1", **odd)
     assert "Traceback" in shown.stderr
+
+
+def test_a_run_that_the_broker_does_not_take_is_not_called_published(
+    taskbridge: Program, gate_redis: redis.Redis, keys: Keys
+) -> None:
+    for url, wrong in (
+        ("redis://:s3cr3t-Pa55@127.0.0.1:1/0", "the broker cannot be reached (127.0.0.1:1): "),
+        ("rabbit://u:s3cr3t-Pa55@h//", "kombu knows no broker whose URL begins with rabbit://: "),
+    ):
+        ended = taskbridge("notify", "acme", TASKBRIDGE_BROKER_URL=url)
+        assert (ended.status, ended.stdout) == (1, "")
+        last = ended.stderr.splitlines()[-1]
+        assert last.startswith(f"taskbridge: {wrong}")
+        assert last.endswith("The event has been counted: workers will publish the run when the broker is back")
+        assert "s3cr3t-Pa55" not in ended.stderr
+        assert gate_redis.zscore(keys.due("invoices"), "acme") is not None, "its deadline publishes it again"
+        gate_redis.flushdb()

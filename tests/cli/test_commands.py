@@ -65,8 +65,7 @@ SCENE: Final = (
 STEPS: Final = (
     ("status", ()),
     ("status", ("--json",)),
-    ("status", ("--pipeline", "invoices", "--sort", "age", "--limit", "1")),
-    ("status", ("--failing", "--pipeline", "invoices")),
+    ("status", ("--failing", "--pipeline", "invoices", "--limit", "1")),
     ("status", ("--sort", "runs")),
     ("status", ("--recent-failures",)),
     ("status", ("--recent-failures", "--json")),

@@ -11,7 +11,7 @@ import redis
 from sqlalchemy import Engine, make_url
 
 from taskbridge.embedded import Servers
-from tests.cli.passes import stood
+from tests.cli.counts import stood
 from tests.cli.program import Ended, Program
 
 

@@ -11,8 +11,8 @@ from sqlalchemy import Engine
 from taskbridge.gate import Blame, Keys
 from taskbridge.observe.metrics import METRICS
 from taskbridge.store import record_invoice
+from tests.cli.counts import stood
 from tests.cli.held import hold_back
-from tests.cli.passes import stood
 from tests.cli.program import Program
 from tests.quarantined import put_in_quarantine
 from tests.scraping import SAMPLES, samples

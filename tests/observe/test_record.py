@@ -189,6 +189,10 @@ def test_a_search_without_redis_finds_what_postgres_has(deployment: Deployment) 
     run(deployment.engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders')")
     assert [(one.kind, one.tenant) for one in record_answers.find(context, "1")[0]] == [("record", "acme")]
     assert [one.kind for one in record_answers.find(context, "acme")[0]] == ["tenant"]
+    # a key is found however it is spelled, also where nobody reads its source
+    record(deployment.engine, "nobodys", "acme", '["eu", "211"]', {})
+    (found,) = record_answers.records_everywhere(context, '[ "eu","211"]')
+    assert (found.source, found.pipeline) == ("nobodys", None)
 
 
 def test_a_search_finds_tenants_keys_messages_and_deliveries(deployment: Deployment, context: Context) -> None:

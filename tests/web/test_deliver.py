@@ -105,8 +105,8 @@ def sender(endpoint: Endpoint) -> Iterator[Callable[..., Callable[[Batch], None]
     made: list[Any] = []
 
     def make(**options: Any) -> Any:
-        options = {"url": endpoint.url, "secret": SECRET, "allow_private": True} | options
-        made.append(deliver(options.pop("url"), options.pop("secret"), **options))
+        given: dict[str, Any] = {"url": endpoint.url, "secret": SECRET, "allow_private": True} | options
+        made.append(deliver(**given))
         return made[-1]
 
     yield make
