@@ -56,17 +56,6 @@ class Worker(CeleryWorkerContainer):
         name: str = self.attrs["Config"]["Hostname"]
         return name
 
-    def pause(self) -> None:
-        """Freeze all of its processes."""
-        self._container.pause()
-
-    def unpause(self) -> None:
-        self._container.unpause()
-
     def replace(self) -> None:
         """Tell it to stop (SIGTERM), wait until it has, and start it again."""
         self._container.restart(timeout=30)
-
-    def runs(self) -> int:
-        """How many runs it has ended."""
-        return sum("Task taskbridge.run" in line and "succeeded" in line for line in self.logs().splitlines())
