@@ -38,6 +38,8 @@ def test_a_tenant_is_paused_resumed_and_notified(ada: Visitor, deployment: Deplo
     deployment.save("acme", "in-1", notify=False)
     page = ada.do(tenant_page(ada), "pause", reason="<b>the price list</b>")
     assert "&lt;b&gt;the price list&lt;/b&gt;" in page.text
+    live = ada.get("/live", pipeline="invoices", tenant="acme").json()["part"]
+    assert "&lt;b&gt;the price list&lt;/b&gt;" in live, "an open page gets what has changed"
     assert "Paused. Events are accepted" in page.text
     assert "Paused. Events are accepted" not in tenant_page(ada).text, "it is said once"
     assert "Resumed." in ada.do(tenant_page(ada), "resume").text

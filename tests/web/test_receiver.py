@@ -27,7 +27,8 @@ from taskbridge.store import receiving
 from taskbridge.web import Request, StandardWebhooks, Webhook, endpoint, receiver, storing
 from taskbridge.web.webhook import finder
 from tests.deployment import Deployment
-from tests.store.adopting import Reader, adopted
+from tests.store.adopting import ORDERS as ORDERS_TABLE
+from tests.store.adopting import Reader, adopted, run
 from tests.transactions.black_hole import nobody_accepts
 from tests.transactions.conftest import producer
 from tests.waiting import taking_at_most, wait_until
@@ -114,8 +115,7 @@ def send(url: str) -> Iterator[Send]:
 
 
 def orders(deployment: Deployment) -> dict[str, Any]:
-    found = deployment.rows("SELECT key, document FROM taskbridge.records WHERE source = 'orders' AND tenant <> ''")
-    return {row.key: row.document for row in found}
+    return {row.key: row.document for row in deployment.rows("SELECT * FROM taskbridge.records WHERE tenant = 'acme'")}
 
 
 def unmatched(deployment: Deployment) -> list[tuple[str, Any]]:
@@ -231,8 +231,7 @@ def test_what_is_genuine_and_brings_no_record_is_kept_as_unmatched_and_not_sent_
 
 
 def test_a_fault_that_is_not_the_sender_s_lets_it_come_again(send: Send, deployment: Deployment) -> None:
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE orders (id bigint PRIMARY KEY, customer text)")
+    run(deployment.engine, ORDERS_TABLE)
     adopted(deployment.engine)
     for request in (a_note(away=True), an_order()):
         answer = send(request)
@@ -451,15 +450,14 @@ def test_errors_do_not_reduce_what_the_receiver_takes(deployment: Deployment, mo
 
 
 def test_one_record_that_postgres_refuses_costs_no_other(send: Send, deployment: Deployment) -> None:
-    refuse = (
+    run(
+        deployment.engine,
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         "IF NEW.key = '12' THEN RAISE EXCEPTION USING ERRCODE = '22P05', MESSAGE = 'its ä'; END IF; "
         "IF NEW.key = '13' THEN RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'no thirteen'; END IF; "
-        "RETURN NEW; END $$; "
-        "CREATE TRIGGER refuse BEFORE INSERT ON taskbridge.records FOR EACH ROW EXECUTE FUNCTION refuse()"
+        "RETURN NEW; END $$",
+        "CREATE TRIGGER refuse BEFORE INSERT ON taskbridge.records FOR EACH ROW EXECUTE FUNCTION refuse()",
     )
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql(refuse)
     with ThreadPoolExecutor(20) as threads:
         answers = dict(enumerate(threads.map(send, [an_order(number) for number in range(20)])))
     refused = {number: answer for number, answer in answers.items() if answer.status_code != 200}
@@ -507,20 +505,18 @@ def test_ids_of_deliveries_are_kept_for_thirty_days(
     send: Send, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storing, "FORGETS_EVERY", 0.0)
-    for number in (1, 2):
-        send(an_order(number, delivery=f"d{number}"))
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "UPDATE taskbridge.received SET received_at = now() - interval '31 days' WHERE delivery = 'd1'"
-        )
-        connection.exec_driver_sql(
-            "UPDATE taskbridge.received SET received_at = now() - interval '29 days' WHERE delivery = 'd2'"
+    for days in (31, 29):
+        send(an_order(days, delivery=f"d{days}"))
+        run(
+            deployment.engine,
+            f"UPDATE taskbridge.received SET received_at = now() - interval '{days} days' "  # noqa: S608
+            f"WHERE delivery = 'd{days}'",
         )
     send(an_order(3, delivery="d3"))
     left = "SELECT delivery FROM taskbridge.received ORDER BY 1"
-    wait_until(lambda: deployment.rows(left) == [("d2",), ("d3",)], "the oldest is gone")
-    assert send(an_order(2, delivery="d2", amount=2)).json() == {"new": False}
-    assert send(an_order(1, delivery="d1", amount=2)).json() == {"new": True}
+    wait_until(lambda: deployment.rows(left) == [("d29",), ("d3",)], "the oldest is gone")
+    assert send(an_order(29, delivery="d29", amount=2)).json() == {"new": False}
+    assert send(an_order(31, delivery="d31", amount=2)).json() == {"new": True}
 
 
 def test_a_request_whose_trace_ends_at_the_receiver(send: Send, deployment: Deployment) -> None:
