@@ -25,6 +25,7 @@ from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.store.db import Bounded, driver_of
 from tests.django.shop.models import Customer, Order
 from tests.failures.drill import Drill
+from tests.store.adopting import run
 
 OBJECTS: Any = Order.objects
 
@@ -186,16 +187,12 @@ def test_django_neither_ends_the_transaction_nor_closes_its_connection(drill: Dr
 
 @pytest.fixture
 def _role(drill: Drill) -> Iterator[None]:
-    with drill.deployment.engine.begin() as own:
-        own.exec_driver_sql("CREATE ROLE django_shop")
-        own.exec_driver_sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO django_shop")
-        own.exec_driver_sql("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO django_shop")
+    grants = (f"GRANT ALL ON ALL {what} IN SCHEMA public TO django_shop" for what in ("TABLES", "SEQUENCES"))
+    run(drill.deployment.engine, "CREATE ROLE django_shop", *grants)
     yield
     connections.close_all()
     drill.runtime.engine.dispose()
-    with drill.deployment.engine.begin() as own:
-        own.exec_driver_sql("DROP OWNED BY django_shop")
-        own.exec_driver_sql("DROP ROLE django_shop")
+    run(drill.deployment.engine, "DROP OWNED BY django_shop", "DROP ROLE django_shop")
 
 
 @pytest.mark.usefixtures("_role")
@@ -230,32 +227,6 @@ def test_nothing_that_django_sets_stays_with_the_session(drill: Drill, monkeypat
         assert driver_of(later).pgconn is sessions[0]
         assert later.exec_driver_sql(look).one() == before
         assert not type(driver_of(later).cursor()).__module__.startswith("django")
-
-
-@pytest.mark.parametrize("django_s", [None, "public,pg_catalog"])
-def test_the_search_path_of_one_call_decides_nothing_for_another(
-    drill: Drill, monkeypatch: pytest.MonkeyPatch, django_s: str | None
-) -> None:
-    """Whether a call comes first in its process does not matter. What its handler has set holds for the ORM too."""
-    if django_s is not None:
-        monkeypatch.setitem(connections.settings["default"], "OPTIONS", {"options": f"-c search_path={django_s}"})
-    ((usual,),) = drill.deployment.rows("SHOW search_path")
-    seen: list[tuple[str, str]] = []
-
-    def handler(batch: Batch) -> None:
-        if batch.tenant == "acme":
-            batch.connection.exec_driver_sql("SET LOCAL search_path TO acme")
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW search_path")
-            seen.append((batch.tenant, cursor.fetchone()[0]))
-
-    drill.handle(handler)
-    for number in ("1", "2"):
-        for tenant in ("acme", "bolt"):
-            drill.save(tenant, number)
-            drill.go_on()
-    assert drill.errors == []
-    assert seen == [("acme", "acme"), ("bolt", django_s or usual)] * 2
 
 
 class Point:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.test.utils import override_settings
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+import taskbridge
 from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.django.testing import deliver, deployed
@@ -202,3 +205,39 @@ def test_who_tests_without_the_migration_that_adopts_is_told(
             ConfigurationError, match=r"adopted as lines .*shop\.first_lines.*: run migrations in tests"
         ):
             here.batches()
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Total(Base):
+    __tablename__ = "totals"
+    number: Mapped[str] = mapped_column(primary_key=True)
+
+
+@pytest.mark.usefixtures("project")
+def test_deliver_writes_what_a_handler_holds_in_its_session_or_nothing(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def caught(_: Batch) -> None:
+        with suppress(ValueError), transaction.atomic(savepoint=False):
+            raise ValueError
+
+    Base.metadata.create_all(deployment.engine)
+    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", deployment.settings.redis_url or "")
+    shop = Shop(monkeypatch, lambda: deliver("orders"))
+    with transaction.atomic():
+        taskbridge.record("acme", "1", {}, source="orders", connection=connection)
+        for handler, error in (
+            (lambda batch: batch.session.add_all([Total(number="1"), Total(number="1")]), IntegrityError),
+            (caught, HandlerMistake),
+        ):
+            shop.handle(handler)
+            with pytest.raises(error):
+                shop.batches()
+        shop.handle(lambda batch: batch.session.add(Total(number="2")))
+        assert len(deliver("orders")) == 1
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT number FROM totals")
+            assert cursor.fetchall() == [("2",)]

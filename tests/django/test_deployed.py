@@ -93,18 +93,6 @@ def test_nothing_is_left_of_a_test_whether_or_not_it_fails(fails: bool, here: De
     wait_until(lambda: sessions(here.engine) <= open_before, "no session is left")
 
 
-def test_an_app_with_settings_of_its_own_keeps_no_session_where_a_test_s_database_is_dropped(here: Deployment) -> None:
-    runtime, open_before = runtime_of(here.app), sessions(here.engine)
-    runtime.changes.listen()
-    record(runtime.engine, "orders", "acme", "1", {})
-    assert len(sessions(here.engine) - open_before) == 2
-    with connections["default"]._nodb_cursor():
-        # So Django makes and drops databases.
-        pass
-    wait_until(lambda: sessions(here.engine) <= open_before, "no session is left")
-    assert runtime_of(here.app) is runtime
-
-
 def test_runs_wait_for_the_test_also_inline_and_are_refused_in_a_transaction(here: Deployment) -> None:
     here.app.conf.task_always_eager = True
     with deployed(here.app) as one:
