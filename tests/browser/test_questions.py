@@ -11,7 +11,6 @@ import pytest
 from taskbridge.process.runtime import runtime_of
 from tests.browser.board import MODULE, NARROW, Board
 from tests.deployment import Deployment
-from tests.store.adopting import run
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -97,32 +96,6 @@ def test_each_question_is_answered(board: Board) -> None:
 
         click(board, "Runs")
         assert "worker-0@test" in board.text()
-
-
-A_NIGHT = """
-INSERT INTO taskbridge.run_minutes (pipeline, minute, runs, failed, events, bursts, records, rejected, run_ms,
-                                    first_event_ms_sum, first_event_counts)
-SELECT 'orders', m, events / 6, CASE WHEN at BETWEEN 0.55 AND 0.6 THEN events / 9 ELSE 0 END, events, events / 20,
-       events, 0, events * 4, events, ARRAY[0, 0, 10, 40, 9, CASE WHEN at BETWEEN 0.55 AND 0.6 THEN 30 ELSE 0 END,
-                                          0, 0, 0, 0, 0, 0]
-FROM (
-    SELECT m, at, (60 * (1.2 + sin(6.28 * at)) + 20 * random())::integer AS events
-    FROM (
-        SELECT m, extract(epoch FROM now() - m) / 86400 AS at
-        FROM generate_series(date_trunc('minute', now()) - interval '1 day', now(), interval '1 minute') m
-    ) t
-) d
-"""
-
-
-def test_what_happened_last_night_is_seen(board: Board) -> None:
-    run(board.deployment.engine, A_NIGHT)
-    board.open()
-    said = str(board.page.locator("svg").first.get_attribute("aria-label"))
-    assert {what for _, what in re.findall(r"([\d,]+) (events|runs)", said)} == {"events", "runs"}, said
-    assert board.page.locator("svg path.bars").count() == 3
-    board.page.get_by_text("Show as a table").click()
-    assert board.page.get_by_role("region", name="Totals").locator("tbody tr").count() > 90
 
 
 def test_a_burst_is_seen_while_it_goes_on(board: Board) -> None:

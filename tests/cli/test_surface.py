@@ -68,14 +68,13 @@ def options(commands: Mapping[str, click.Command], path: str = "") -> dict[str, 
     return found
 
 
-def shape(value: Any) -> Any:
-    """Return which keys JSON has. Below `tenants` and `pipelines` keys are names: one is shown."""
-    if not isinstance(value, Mapping):
-        return "value"
-    return {
-        key: {"*": shape(next(iter(inner.values())))} if key in ("tenants", "pipelines") else shape(inner)
-        for key, inner in value.items()
-    }
+def shape(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which keys a JSON object has. Below `tenants` and `pipelines` keys are names: one is shown."""
+    inner = {key: one for key, one in value.items() if isinstance(one, Mapping)}
+    found: dict[str, Any] = {"values": " ".join(key for key in value if key not in inner)}
+    for key, one in inner.items():
+        found[key] = {"*": shape(next(iter(one.values())))} if key in ("tenants", "pipelines") else shape(one)
+    return found
 
 
 @pytest.mark.e2e

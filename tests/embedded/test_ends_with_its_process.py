@@ -32,29 +32,24 @@ def data_dir(data_dir_with_cluster: Path) -> Path:
     return data_dir_with_cluster
 
 
-def test_sigkill_of_the_serving_process_leaves_no_process_behind(data_dir: Path) -> None:
-    with serving(data_dir) as other, psycopg.connect(other.postgres_url):
-        family = descendants(other.process.pid)
+@pytest.mark.parametrize("watchers_too", [False, True])
+def test_sigkill_leaves_no_process_behind_and_nothing_in_the_way(data_dir: Path, *, watchers_too: bool) -> None:
+    with serving(data_dir) as other:
+        family, watchers = descendants(other.process.pid), watchers_of(other.process.pid)
         assert len(family) >= 5  # two watchers, two servers, processes of PostgreSQL
+        assert len(watchers) == 2
         assert os.getsid(other.process.pid) not in {os.getsid(pid) for pid in family}
-        other.process.kill()
+        for pid in (*(watchers if watchers_too else ()), other.process.pid):
+            os.kill(pid, signal.SIGKILL)
         other.process.wait()
         assert (data_dir / "servers.json").exists()
         assert running(data_dir) is None
-        wait_until(lambda: not any(alive(pid) for pid in family), "the family ended")
-    assert not (data_dir / "postgres" / "postmaster.pid").exists()  # an orderly shutdown, not a crash
-
-
-def test_sigkill_of_the_watchers_too_leaves_no_process_behind_and_nothing_in_the_way(data_dir: Path) -> None:
-    with serving(data_dir) as other:
-        family = descendants(other.process.pid)
-        watchers = watchers_of(other.process.pid)
-        assert len(watchers) == 2
-        for pid in (*watchers, other.process.pid):
-            os.kill(pid, signal.SIGKILL)
-        other.process.wait()
-        with serve(data_dir, durable=False) as servers, psycopg.connect(servers.postgres_url):
-            assert not any(alive(pid) for pid in family)
+        if watchers_too:
+            with serve(data_dir, durable=False) as servers, psycopg.connect(servers.postgres_url):
+                assert not any(alive(pid) for pid in family)
+        else:
+            wait_until(lambda: not any(alive(pid) for pid in family), "the family ended")
+            assert not (data_dir / "postgres" / "postmaster.pid").exists(), "an orderly shutdown, not a crash"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from taskbridge import LatencyNeutral
 from taskbridge.common.run_key import RunKey
-from taskbridge.gate import Answer, Gate
+from taskbridge.gate import Answer
 from taskbridge.observe import health, status
 from taskbridge.observe.context import Context
 from taskbridge.process.runtime import runtime_of
@@ -46,9 +46,10 @@ def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, c
     assert never.colour == "red"
     assert never.sentence == "no worker is running: none has polled any of the 5 pipelines"
     assert len(never.findings) == 1, "one cause, one finding"
+    assert never.unseen, "records that nobody may have found are not denied"
     run(deployment.engine, LOOKED)
     well = health.health(context)
-    assert (well.colour, well.findings) == ("green", [])
+    assert (well.colour, well.findings, well.unseen) == ("green", [], False)
     assert well.sentence == "all is well: no tenant is active, nothing is failing, and nothing is stuck"
 
     run(deployment.engine, FAILING)
@@ -61,18 +62,23 @@ def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, c
         "orders: 1 record is in quarantine",
         "orders: 1 tenant is paused, such as 'acme'",
     ]
-    assert {one.pipeline for one in troubled.findings} == {"orders"}
+    assert [(one.pipeline, one.fails, one.tenant) for one in troubled.findings] == [
+        ("orders", True, None),
+        ("orders", True, None),
+        ("orders", False, "acme"),
+    ]
+    # errors are grouped by their text
+    assert [(one.error, one.tenants, one.quarantined, one.sample) for one in status.failing(context, "orders")] == [
+        ("ValueError: 1", 2, 1, ["q", "t1", "t4"]),
+        ("ValueError: 2", 2, 0, ["t2", "t5"]),
+    ]
+    assert status.failing(context, "calls") == []
     run(
         deployment.engine,
         "INSERT INTO taskbridge.records (source, key, reason, document) VALUES ('x', 'm', 'why', '{}')",
     )
     (unmatched,) = (one for one in health.health(context).findings if one.pipeline is None)
     assert (unmatched.sentence, unmatched.fails) == ("x: 1 message matches no criterion", False)
-    assert [(one.fails, one.tenant) for one in troubled.findings] == [
-        (True, None),
-        (True, None),
-        (False, "acme"),
-    ]
     run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 min' WHERE pipeline = 'calls'")
     assert health.health(context).sentence.startswith("calls: no worker has polled for records for ")
     assert health.health(context).colour == "red"
@@ -199,19 +205,6 @@ def test_a_run_that_was_replaced_is_told_of_with_its_worker_for_an_hour(
     assert health.health(context).colour == "green"
 
 
-def test_errors_are_grouped_by_their_text(deployment: Deployment, context: Context) -> None:
-    assert status.failing(context) == []
-    run(deployment.engine, FAILING)
-    quarantined(deployment.engine)
-    found = status.failing(context, "orders")
-    assert [(one.error, one.tenants, one.quarantined, one.sample) for one in found] == [
-        ("ValueError: 1", 2, 1, ["q", "t1", "t4"]),
-        ("ValueError: 2", 2, 0, ["t2", "t5"]),
-    ]
-    assert found[0].last is not None
-    assert status.failing(context, "calls") == []
-
-
 def test_errors_that_differ_in_addresses_and_ids_alone_are_of_one_kind(
     deployment: Deployment, context: Context
 ) -> None:
@@ -253,25 +246,3 @@ def test_what_is_in_quarantine_is_seen_behind_much_that_was_discarded_and_counts
     )
     (group,) = status.failing(context, "orders")
     assert (group.quarantined, group.cut) == (1_000, True)
-
-
-def test_records_that_nobody_may_have_found_are_not_denied(deployment: Deployment, context: Context) -> None:
-    assert health.health(context).unseen, "no worker has ever polled"
-    run(deployment.engine, LOOKED)
-    assert not health.health(context).unseen
-    runtime_of(deployment.app).pauses.pause("orders", "acme")
-    assert health.health(context).unseen, "a tenant that is paused has no runner"
-
-
-def test_queued_messages_are_counted_if_the_app_s_broker_is_the_same_redis(deployment: Deployment) -> None:
-    runtime, conf = runtime_of(deployment.app), deployment.app.conf
-
-    def queued() -> int | None:
-        gate = runtime.make_gate(Gate)
-        gate.notify("orders", "acme", LatencyNeutral().spacing)
-        return health.health(Context(deployment.engine, gate, PIPELINES, deployment.settings)).queued
-
-    conf.broker_transport_options = {"global_keyprefix": "shared-"}
-    assert queued() == 1
-    conf.update(broker_url="amqp://elsewhere//")
-    assert queued() is None

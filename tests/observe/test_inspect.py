@@ -49,7 +49,6 @@ def test_what_holds_a_tenant_is_named(deployment: Deployment, context: Context) 
         record(deployment.engine, "orders", name, "1", {})
     record(deployment.engine, "orders", "failing", "1", {"do": "fail"})
     record(deployment.engine, "orders", "asked", "1", {"do": "wait"})
-    record(deployment.engine, "orders", "both", "1", {"do": "down"})
     for number in range(3):
         record(deployment.engine, "calls", "limited", str(number), {})
     for tenant in ("one", "two", "three"):
@@ -78,9 +77,6 @@ def test_what_holds_a_tenant_is_named(deployment: Deployment, context: Context) 
         said(paused, r"^paused by alice, \d+s ago \(the price list is wrong\)$")
         assert paused.pause is not None
         assert (paused.pause.by, paused.state, paused.pending) == ("alice", "paused", 1)
-        until(context, "orders", "both", Cause.BACK_OFF)
-        record(deployment.engine, "orders", "both", "1", {"do": "wait"})
-        said(until(context, "orders", "both", Cause.ASKED_TO_WAIT), r"asked to wait \(RetryAfter\); next try in ")
         said(until(context, "orders", "asked", Cause.ASKED_TO_WAIT), r"asked to wait \(RetryAfter\); next try in ")
         said(until(context, "calls", "limited", Cause.RATE), r"^the rate limit of calls, 1 record/m, is used up; it re")
         for tenant in ("one", "two", "three"):

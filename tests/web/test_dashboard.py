@@ -203,3 +203,27 @@ def test_a_page_names_the_pipelines_that_it_did_not_look_at_and_denies_nothing_o
             assert "are left out" not in visitor.get(path).text.partition("<main")[2], path
         assert "ValueError: bad" in visitor.get("/failing").text
         assert all_well in visitor.get("/failing?pipeline=sms").text
+
+
+A_NIGHT = """
+INSERT INTO taskbridge.run_minutes (pipeline, minute, runs, failed, events, bursts, records, rejected, run_ms,
+                                    first_event_ms_sum, first_event_counts)
+SELECT 'orders', m, events / 6, CASE WHEN at BETWEEN 0.55 AND 0.6 THEN events / 9 ELSE 0 END, events, events / 20,
+       events, 0, events * 4, events, ARRAY[0, 0, 10, 40, 9, CASE WHEN at BETWEEN 0.55 AND 0.6 THEN 30 ELSE 0 END,
+                                          0, 0, 0, 0, 0, 0]
+FROM (
+    SELECT m, at, (60 * (1.2 + sin(6.28 * at)) + 20 * random())::integer AS events
+    FROM (
+        SELECT m, extract(epoch FROM now() - m) / 86400 AS at
+        FROM generate_series(date_trunc('minute', now()) - interval '1 day', now(), interval '1 minute') m
+    ) t
+) d
+"""
+
+
+def test_what_happened_last_night_is_seen(visitor: Visitor, deployment: Deployment) -> None:
+    run(deployment.engine, A_NIGHT)
+    page = visitor.get("/").text
+    assert re.search(r'<svg[^>]* aria-label="[^"]*[1-9][\d,]* events[^"]*[1-9][\d,]* runs', page), page
+    assert page.count('class="bars') == 3
+    assert page.partition("Show as a table")[2].count("<tr>") > 90
