@@ -9,8 +9,8 @@ from sqlalchemy import Engine
 
 from taskbridge.cli.main import COMMANDS
 from taskbridge.gate import Keys
-from tests.cli.files import HEADER, line
 from tests.cli.program import Ended, Program
+from tests.cli.scenes import HEADER, line
 from tests.store.adopting import run
 
 

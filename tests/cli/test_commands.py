@@ -19,9 +19,8 @@ from sqlalchemy import Engine
 from taskbridge.cli.main import COMMANDS
 from taskbridge.gate import Keys
 from taskbridge.store import sum_runs
-from tests.cli.alerts import alert, declare, write
-from tests.cli.held import hold_back
 from tests.cli.program import Program
+from tests.cli.scenes import alert, declare, hold_back, write
 from tests.quarantined import put_in_quarantine
 from tests.store.adopting import run
 
@@ -87,6 +86,7 @@ STEPS: Final = (
     ("quarantine", ("discard", "--tenant", "Malta")),
     ("quarantine", ("discard", "--tenant", "Malta", "--yes", "--json")),
     ("quarantine", ("list", "--all")),
+    ("quarantine", ("retry", "--all")),
     ("record", ("alerts", "alerts.jsonl")),
     ("record", ("invoices", "alerts.jsonl")),
     ("quarantine", ("list", "--unmatched")),

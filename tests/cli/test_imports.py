@@ -13,8 +13,8 @@ import taskbridge.gate
 import taskbridge.store
 from taskbridge.cli.main import COMMANDS
 from taskbridge.store import record
-from tests.cli.counts import count
 from tests.cli.program import MAIN, ROOT, Program
+from tests.cli.scenes import count
 from tests.cli.test_bad_input import assert_one_clear_line
 
 SERVERS = {"celery", "kombu", "redis", "sqlalchemy", "psycopg"}

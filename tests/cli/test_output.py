@@ -6,7 +6,6 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -74,13 +73,9 @@ def on_a_terminal(
     *arguments: str,
     status: int = 0,
     typed: str = "",
-    kill_when: Callable[[str], bool] = lambda _: False,
     **variables: str,
 ) -> str:
-    """Run a command on a terminal of 120 columns, type `typed`, and return what it sent there.
-
-    It is killed, by SIGKILL, once `kill_when` is true of what it has sent so far.
-    """
+    """Run a command on a terminal of 120 columns, type `typed`, and return what it sent there."""
     leader, follower = pty.openpty()
     os.write(leader, typed.encode())
     with subprocess.Popen(
@@ -95,12 +90,9 @@ def on_a_terminal(
         sent = b""
         while True:
             try:
-                part = os.read(leader, 65536)
+                sent += os.read(leader, 65536)
             except OSError:  # the last process on the terminal ended
                 break
-            sent += part
-            if kill_when(sent.decode(errors="replace")):
-                process.kill()
     os.close(leader)
     assert process.returncode == status, sent
     return sent.decode()

@@ -11,8 +11,8 @@ from sqlalchemy import Engine
 
 from taskbridge.gate import Keys, Queue, State
 from taskbridge.store import Pauses, record_invoice
-from tests.cli.held import hold_back
 from tests.cli.program import Program
+from tests.cli.scenes import hold_back
 from tests.cli.test_bad_input import assert_one_clear_line
 from tests.quarantined import put_in_quarantine
 from tests.store.adopting import Reader

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 from sqlalchemy import Engine
 
-from tests.cli.counts import count
 from tests.cli.program import Program
+from tests.cli.scenes import count
 from tests.waiting import wait_until
 
 NOTHING = {"records": 0, "quarantine": 0, "deliveries": 0, "kept": 0, "held_by": []}

@@ -12,13 +12,11 @@ from sqlalchemy import Engine
 
 from taskbridge.gate import Keys, Queue
 from taskbridge.store import record_invoice
-from tests.cli.alerts import alert, declare, write
-from tests.cli.counts import events
 from tests.cli.program import Program
+from tests.cli.scenes import alert, declare, events, write
 from tests.cli.test_bad_input import assert_one_clear_line
 from tests.cli.test_output import on_a_terminal
 from tests.quarantined import put_in_quarantine, states
-from tests.store.adopting import run
 
 
 @pytest.fixture
@@ -52,19 +50,6 @@ def test_another_try_makes_them_pending_and_notifies_their_tenants(
     assert events(gate_redis, keys.prefix) == 2
     assert gate_redis.llen(keys.queue(Queue.FIRST)) == 2
     assert [one["state"] for one in bad("quarantine", "list", "1", "--json").json["records"]] == ["retrying"] * 2
-
-
-def test_both_ways_out_take_what_was_chosen(bad: Program, engine: Engine) -> None:
-    for options, left in (
-        (["--all"], []),
-        (["--tenant", "France"], ["Malta 1"]),
-        (["--reason", "no price"], ["France 1"]),
-        (["1", "--tenant", "Malta"], ["France 1", "France 2"]),
-    ):
-        for way in (["discard", "--yes"], ["retry"]):
-            assert bad("quarantine", *way, *options).status == 0
-            assert quarantined(engine) == left
-            run(engine, "UPDATE taskbridge.quarantine SET discarded_at = NULL, retry_at = NULL")
 
 
 def test_on_a_terminal_it_asks_before_it_gives_up(bad: Program, engine: Engine) -> None:

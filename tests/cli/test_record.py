@@ -11,9 +11,8 @@ import redis
 from sqlalchemy import Engine
 
 from taskbridge.gate import Keys
-from tests.cli.alerts import alert, declare, write
-from tests.cli.counts import count, events
 from tests.cli.program import Program
+from tests.cli.scenes import alert, count, declare, events, write
 from tests.waiting import wait_until
 
 RECORDS = "SELECT count(*) FROM taskbridge.records"

@@ -23,8 +23,8 @@ from taskbridge.cli.main import cli
 from taskbridge.gate import Keys
 from taskbridge.store import record
 from taskbridge.testing import plugin
-from tests.cli.files import line, write
 from tests.cli.program import ROOT, Program
+from tests.cli.scenes import HEADER, line, write
 
 RECORDED: Final = Path(__file__).with_name("surface.json")
 SQL: Final = {
@@ -79,7 +79,7 @@ def shape(value: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.e2e
 def test_nothing_that_others_rely_on_has_changed_unnoticed(taskbridge: Program, engine: Engine) -> None:
-    file = write(taskbridge.directory / "invoices.csv", [line("1")])
+    file = write(taskbridge.directory / "invoices.csv", [HEADER, line("1")])
     report = taskbridge("up", "--import", file, "--exit-when-idle", "--json").json
     status = taskbridge("status", "--json").json
     with engine.begin() as connection:

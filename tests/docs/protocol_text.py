@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from taskbridge.gate import State
 from taskbridge.gate.constants import Constant
@@ -97,7 +97,7 @@ def diagram() -> str:
     )
 
 
-PARTS = {
+PARTS: Final[dict[str, Callable[[], str]]] = {
     "transitions": table,
     "diagram": diagram,
     "circuit": partial(_admission, CIRCUIT),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ from benchmarks.everything import BENCHMARKS, PAGE
 from taskbridge.cli.main import cli
 from taskbridge.observe.metrics import METRICS
 from taskbridge.settings import Settings
-from tests.docs import limits_text, metrics_text, protocol_text
+from tests.docs import protocol_text, reference_text
 from tests.docs.printed import Printed
 from tests.scraping import SAMPLES
 
@@ -166,17 +167,12 @@ def test_every_python_example_compiles_and_what_it_imports_is_there() -> None:
             assert name in own or find_spec(name) is not None, page
 
 
-PRINTED = {
-    **{name: (Printed(protocol_text.PAGE, name), text_of) for name, text_of in protocol_text.PARTS.items()},
-    "limits": (limits_text.PART, limits_text.table),
-    "metrics": (metrics_text.PART, metrics_text.table),
-}
+PRINTED = {Printed(protocol_text.PAGE, name): text_of for name, text_of in protocol_text.PARTS.items()}
 
 
-@pytest.mark.parametrize("part", PRINTED)
-def test_the_pages_show_the_tables_that_the_code_has(part: str) -> None:
-    printed, text_of = PRINTED[part]
-    assert printed.shown() == text_of(), "run `make docs`"
+@pytest.mark.parametrize(("part", "text_of"), (PRINTED | reference_text.PARTS).items())
+def test_the_pages_show_the_tables_that_the_code_has(part: Printed, text_of: Callable[[], str]) -> None:
+    assert part.shown() == text_of(), "run `make docs`"
 
 
 def test_the_pages_show_the_stored_figures_of_the_benchmarks() -> None:

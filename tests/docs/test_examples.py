@@ -42,7 +42,7 @@ def own_tables(taskbridge_settings: Settings) -> Iterator[Engine]:
     DECLARED._declared.update(before)
 
 
-def executed(page: str, **names: Any) -> dict[str, Any]:
+def executed(page: str, /, **names: Any) -> dict[str, Any]:
     """Run the blocks of a page that say so; return its names."""
     names["__name__"] = "page"
     for block in blocks(HOW_TO / page):

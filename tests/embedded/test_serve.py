@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import pytest
 import redis
 
 from taskbridge.embedded import Servers, launch, running, serve
+from taskbridge.embedded.lock import hold, holder
 from taskbridge.embedded.postgres import Postgres
 from taskbridge.errors import AlreadyRunning, ConfigurationError, Unavailable
 
@@ -176,3 +180,39 @@ def test_a_cluster_of_another_major_version_is_refused_with_the_way_out(data_dir
     (data_dir_with_cluster / "postgres" / "PG_VERSION").write_text("17\n")
     with pytest.raises(Unavailable, match=r"created by PostgreSQL 17.*move it away.*pg_dumpall"):
         serve(data_dir_with_cluster).__enter__()
+
+
+def test_the_holder_is_told_and_the_lock_ends_with_the_block(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert holder(path) is None
+    with hold(path, tmp_path):
+        assert holder(path) == os.getpid()
+        with pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}"):
+            hold(path, tmp_path).__enter__()
+    assert holder(path) is None
+
+
+def test_those_who_only_look_never_keep_a_server_from_starting(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            holder(path)
+
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            threads.submit(look)
+        for _ in range(100):
+            with hold(path, tmp_path):
+                pass
+        stop.set()
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (tmp_path / "lock").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link"):
+        hold(tmp_path / "lock", tmp_path).__enter__()
+    assert victim.read_text() == "kept"

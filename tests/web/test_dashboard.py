@@ -226,4 +226,4 @@ def test_what_happened_last_night_is_seen(visitor: Visitor, deployment: Deployme
     page = visitor.get("/").text
     assert re.search(r'<svg[^>]* aria-label="[^"]*[1-9][\d,]* events[^"]*[1-9][\d,]* runs', page), page
     assert page.count('class="bars') == 3
-    assert page.partition("Show as a table")[2].count("<tr>") > 90
+    assert page.partition("Show as a table")[2].count("<tr") > 90
