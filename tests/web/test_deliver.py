@@ -439,9 +439,8 @@ def certificate(name: str, path: Path) -> ssl.SSLContext:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
-    usage = dict.fromkeys(
-        ["content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign"], False
-    )
+    # digital_signature and key_cert_sign
+    usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)
     made = (
         x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
@@ -449,12 +448,7 @@ def certificate(name: str, path: Path) -> ssl.SSLContext:
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=True, key_cert_sign=True, encipher_only=False, decipher_only=False, **usage
-            ),
-            critical=True,
-        )
+        .add_extension(usage, critical=True)
         .sign(key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
