@@ -5,13 +5,11 @@ from __future__ import annotations
 import gzip
 
 import redis
-from sqlalchemy import Engine
 
 from taskbridge.cli.main import COMMANDS
 from taskbridge.gate import Keys
 from tests.cli.program import Ended, Program
 from tests.cli.scenes import HEADER, line
-from tests.store.adopting import run
 
 
 def assert_one_clear_line(ended: Ended, *parts: str, status: int) -> None:
@@ -82,29 +80,6 @@ def test_a_name_or_a_number_that_is_not_allowed_changes_nothing(taskbridge: Prog
     ):
         assert_one_clear_line(taskbridge(*arguments), expected, status=2)
     assert gate_redis.dbsize() == 0
-
-
-def test_a_schema_that_this_version_does_not_know_is_left_alone(taskbridge: Program, engine: Engine) -> None:
-    run(engine, "UPDATE taskbridge.taskbridge_schema SET version_num = '9999'")
-    for command in (("pause", "acme"), ("status",), ("migrate",)):
-        assert_one_clear_line(taskbridge(*command), "9999", "does not know", status=1)
-
-
-def test_a_schema_of_somebody_else_is_told_by_all_with_one_way_out(taskbridge: Program, engine: Engine) -> None:
-    taskbridge("migrate", "--to", "base", "--yes")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE SCHEMA taskbridge; CREATE TABLE taskbridge.bridges (id int)")
-    said = (
-        "the database has a schema taskbridge that is not TaskBridge's (it contains 'bridges')",
-        "set TASKBRIDGE_SCHEMA to another name in all processes, and run `taskbridge migrate`",
-    )
-    for command in ("migrate", "status"):
-        assert_one_clear_line(taskbridge(command), ": ".join(said), status=1)
-    (schema,) = [one for one in taskbridge("doctor", "--json").json["findings"] if one["check"] == "schema"]
-    assert (schema["level"], schema["text"], schema["remedy"]) == ("problem", *said)
-    # and the way out is one
-    assert taskbridge("migrate", TASKBRIDGE_SCHEMA="bridge").status == 0
-    assert taskbridge("status", TASKBRIDGE_SCHEMA="bridge").status == 0
 
 
 WITHOUT_SERVERS: dict[str, tuple[str, ...]] = {

@@ -27,17 +27,6 @@ from tests.cli.program import ROOT, Program
 from tests.cli.scenes import HEADER, line, write
 
 RECORDED: Final = Path(__file__).with_name("surface.json")
-SQL: Final = {
-    "functions": """
-        SELECT p.proname, pg_get_function_arguments(p.oid) || ' -> ' || pg_get_function_result(p.oid)
-        FROM pg_proc p
-        WHERE p.pronamespace = 'taskbridge'::regnamespace AND p.proname IN ('record', 'announce') ORDER BY 1""",
-    "relations": """
-        SELECT c.relname, string_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod), ', ' ORDER BY a.attnum)
-        FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-        WHERE c.relnamespace = 'taskbridge'::regnamespace AND c.relname IN ('deliveries', 'record_states')
-        GROUP BY 1 ORDER BY 1""",
-}
 
 
 def signatures(value: Any) -> Any:
@@ -78,12 +67,10 @@ def shape(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.e2e
-def test_nothing_that_others_rely_on_has_changed_unnoticed(taskbridge: Program, engine: Engine) -> None:
+def test_nothing_that_others_rely_on_has_changed_unnoticed(taskbridge: Program) -> None:
     file = write(taskbridge.directory / "invoices.csv", [HEADER, line("1")])
     report = taskbridge("up", "--import", file, "--exit-when-idle", "--json").json
     status = taskbridge("status", "--json").json
-    with engine.begin() as connection:
-        sql = {name: [list(row) for row in connection.exec_driver_sql(text)] for name, text in SQL.items()}
     found = {
         "python": {name: signatures(getattr(api, name)) for name in api.__all__ if name != "app"},
         "errors": {name: getattr(errors, name).exit_status for name in errors.__all__},
@@ -91,7 +78,6 @@ def test_nothing_that_others_rely_on_has_changed_unnoticed(taskbridge: Program, 
         "tasks": sorted(name for name in api.app.tasks if name.startswith("taskbridge.")),
         "keys": {"lease": Keys().lease("invoices", "acme"), "queues": list(Keys().queues)},
         "commands": options(cli.all_commands()),
-        "sql": sql,
         "up --json": shape(report),
         "status --json": shape(status),
     }
