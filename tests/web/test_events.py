@@ -339,7 +339,7 @@ def without_redis(deployment: Deployment, request: pytest.FixtureRequest) -> Ite
 
 
 def test_without_redis_a_record_is_taken_at_once_and_an_event_is_not_said_to_be(
-    without_redis: str, deployment: Deployment
+    without_redis: str, deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     post(without_redis, an_order(0))
     taken = []
@@ -356,6 +356,8 @@ def test_without_redis_a_record_is_taken_at_once_and_an_event_is_not_said_to_be(
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
         assert answer.json() == {"error": f"{stored}the events were not sent: try again"}
     assert len(records(deployment)) == 7
+    told = [one for one in caplog.records if one.getMessage().startswith("no event for")]
+    assert len(told) <= 1, "once a minute"
 
 
 def test_a_webhook_at_the_same_path_is_refused() -> None:

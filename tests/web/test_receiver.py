@@ -22,16 +22,14 @@ from starlette.routing import Mount
 
 from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.process.runtime import runtime_of
-from taskbridge.settings import Settings
 from taskbridge.store import receiving
 from taskbridge.web import Request, StandardWebhooks, Webhook, endpoint, receiver, storing
 from taskbridge.web.webhook import finder
 from tests.deployment import Deployment
 from tests.store.adopting import ORDERS as ORDERS_TABLE
 from tests.store.adopting import Reader, adopted, run
-from tests.transactions.black_hole import nobody_accepts
 from tests.transactions.conftest import producer
-from tests.waiting import taking_at_most, wait_until
+from tests.waiting import wait_until
 from tests.web.serving import declared, served
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
@@ -476,22 +474,6 @@ def test_pipelines_that_do_not_import_keep_nobody_from_an_answer(
         assert send(an_order()).status_code == 200
     assert "workers will find the records anyway" in caplog.text
     runtime_of(made.app).close()
-
-
-@pytest.mark.parametrize("swallows", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_redis_that_is_away_or_swallows_packets_delays_no_answer_and_is_told_of_once(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture, *, swallows: bool
-) -> None:
-    with nobody_accepts() as hung:
-        redis_url = hung if swallows else "redis://127.0.0.1:1/0"
-        made = producer(Settings(deployment.settings.postgres_url, redis_url, notify_timeout=8.0))
-        runtime_of(made.app).pipelines = declared("orders")
-        with sending(receiver(ORDERS, app=made.app)) as send, taking_at_most(8.0):
-            for number in range(5):
-                assert send(an_order(number)).status_code == 200
-        runtime_of(made.app).close()
-    assert len(orders(deployment)) == 5
-    assert len([one for one in caplog.records if one.getMessage().startswith("no event for")]) == 1
 
 
 def test_it_can_be_mounted(deployment: Deployment) -> None:
