@@ -110,8 +110,7 @@ docs: $(READY) ## Print the schema, the transition table, the costs, the metrics
 	$(BIN)/python -m tests.store.schema_text
 	$(BIN)/python -m tests.docs.protocol_text
 	$(BIN)/python -m tests.costs.table
-	$(BIN)/python -m tests.docs.metrics_text
-	$(BIN)/python -m tests.docs.limits_text
+	$(BIN)/python -m tests.docs.reference_text
 	$(BIN)/python -m benchmarks all docs/explanation --pages README.md --pages docs --render
 
 site: $(DOCUMENTED) ## Build the documentation site into .site, strictly; then `python -m http.server -d .site` shows it

@@ -87,22 +87,18 @@ class Board:
         self.page.goto(f"{self.url}/{path}{'?' if parameters else ''}{urlencode(parameters)}")
         return self.page
 
-    def wait_for(self, pattern: str, page: Any = None) -> str:
-        """Wait until the page says something, without loading it again; return what it said."""
-        page = page or self.page
-        found = page.wait_for_function(
-            "pattern => (document.body.innerText.match(new RegExp(pattern)) || [''])[0]", arg=pattern
-        )
-        return str(found.json_value())
+    def wait_for(self, pattern: str) -> None:
+        """Wait until the page says something, without loading it again."""
+        self.page.wait_for_function("pattern => document.body.innerText.match(new RegExp(pattern))", arg=pattern)
 
     def text(self) -> str:
         return re.sub(r"\s+", " ", self.page.locator("body").inner_text())
 
-    def picture(self, name: str, page: Any = None, *, whole: bool = False) -> None:
+    def picture(self, name: str) -> None:
         """Write what the page shows, as docs have it."""
         path = self._pictures / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        (page or self.page).screenshot(path=path, full_page=whole)
+        self.page.screenshot(path=path)
         assert path.stat().st_size < LARGEST_PICTURE, name
 
     def save(self, pipeline: str, tenant: str, *keys: str, **document: Any) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import IO, Any
 
 from tests.forked import PROGRAM, Forked
-from tests.waiting import TIME_FACTOR
+from tests.waiting import TIME_FACTOR, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = "from taskbridge.cli.main import main; main()"
@@ -106,6 +109,20 @@ class Program:
             finally:
                 process.kill()
 
+    @contextmanager
+    def listening(self, *arguments: str, host: str = "127.0.0.1") -> Iterator[tuple[HTTPConnection, Running]]:
+        """Serve on a free port, and connect to it; at the end of the block it is told to end, and ends in order."""
+        with self.started(*arguments, "--port", "0") as running:
+            pattern = rf"running on http://{re.escape(host)}:([0-9]+)"
+            (port,) = wait_until(lambda: re.findall(pattern, running.stderr), "it listens")
+            client = HTTPConnection("127.0.0.1", int(port), timeout=30)
+            yield client, running
+            running.process.send_signal(signal.SIGTERM)
+            ended = running.end()
+            client.close()
+        assert ended.status == 0
+        assert "Traceback" not in ended.stderr
+
     def _files(self) -> tuple[Path, Path]:
         """Return empty files for what a command that is started says."""
         made = self.directory / "started.stdout", self.directory / "started.stderr"
@@ -127,6 +144,10 @@ class Running:
     def stderr(self) -> str:
         """What it has said so far."""
         return self._stderr.read_text(errors="surrogateescape")
+
+    def said(self) -> str:
+        """All that it has said so far."""
+        return self._stdout.read_text() + self.stderr
 
     def end(self) -> Ended:
         """Wait for its own end."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+
 import redis
-from sqlalchemy import Engine, make_url
 
 from taskbridge.cli.main import COMMANDS
-from tests.cli.files import HEADER, line
+from taskbridge.gate import Keys
 from tests.cli.program import Ended, Program
-from tests.scraping import free_ports
-from tests.store.adopting import run
+from tests.cli.scenes import HEADER, line
 
 
 def assert_one_clear_line(ended: Ended, *parts: str, status: int) -> None:
@@ -24,7 +24,6 @@ def assert_one_clear_line(ended: Ended, *parts: str, status: int) -> None:
 
 BAD_FILES: dict[str, bytes | None] = {
     "cannot read": None,
-    "there is no column": b"",
     "there is no column Country, InvoiceNo": b"Number,Amount\n1,2\n",
     "has no invoices": f"{HEADER}\n".encode(),
     "invoices.csv:3: not UTF-8": f"{HEADER}\n{line('1')}\n{line('2', 'Österreich')}\n".encode("latin-1"),
@@ -44,99 +43,43 @@ def test_a_file_that_cannot_be_read_ends_up_before_any_server_is_started(bare: P
             (bare.directory / "invoices.csv").write_bytes(content)
         ended = bare("up", "--import", "invoices.csv", "--exit-when-idle", "--json")
         assert_one_clear_line(ended, "invoices.csv", expected, status=2)
+    for content, expected in ((b"", "is empty"), (gzip.compress(b"{}"), "is compressed")):
+        (bare.directory / "a.jsonl").write_bytes(content)
+        assert_one_clear_line(bare("record", "alerts", "a.jsonl"), "a.jsonl", expected, status=2)
     assert not (bare.directory / ".taskbridge").exists()
 
 
 SECRET = "s3cr3t-Pa55"
-CLOSED = free_ports()
-
-
-def test_servers_that_cannot_be_used_are_told_apart_without_their_passwords(
-    taskbridge: Program, configured: dict[str, str]
-) -> None:
-    for variable, change, expected in (
-        ("TASKBRIDGE_POSTGRES_URL", {"password": SECRET}, "Postgres refuses the password"),
-        ("TASKBRIDGE_POSTGRES_URL", {"port": CLOSED}, "Postgres cannot be reached"),
-        ("TASKBRIDGE_POSTGRES_URL", {"database": "nowhere"}, "Postgres has no such database"),
-        ("TASKBRIDGE_POSTGRES_URL", {"host": "nowhere.invalid"}, "correct it in TASKBRIDGE_POSTGRES_URL"),
-        ("TASKBRIDGE_POSTGRES_URL", {"query": {"sslmode": "require"}}, "do not agree on TLS"),
-        ("TASKBRIDGE_REDIS_URL", {"password": SECRET}, "Redis refuses the password"),
-        ("TASKBRIDGE_REDIS_URL", {"port": CLOSED}, "Redis cannot be reached"),
-        ("TASKBRIDGE_REDIS_URL", {"host": "nowhere.invalid"}, "Redis has an unknown host name"),
-        ("TASKBRIDGE_REDIS_URL", {"database": "9999"}, "Redis refuses the command"),
-    ):
-        url = make_url(configured[variable]).set(**change)
-        ended = taskbridge("status", **{variable: url.render_as_string(hide_password=False)})
-        place = () if "refuses the command" in expected else (f"({url.host}:{url.port})",)
-        assert_one_clear_line(ended, expected, *place, status=1)
-        assert str(make_url(configured[variable]).password) not in ended.stderr
-        assert SECRET not in ended.stderr
 
 
 def test_settings_that_cannot_work_are_named_without_their_passwords(taskbridge: Program) -> None:
+    (taskbridge.directory / "handlers.py").write_text("1 / 0\n", encoding="utf-8")
     for name, value, expected in (
-        ("POSTGRES_URL", "mysql://u:s3cr3t-Pa55@h/d", "TASKBRIDGE_POSTGRES_URL must begin with"),
         ("POSTGRES_URL", "postgresql://u:s3cr3t-Pa55@h:x/d", "TASKBRIDGE_POSTGRES_URL cannot be read"),
         ("POSTGRES_URL", "postgresql://h/d?password=a&s3cr3t-Pa55=b", "that libpq does not take: correct"),
-        ("POSTGRES_URL", "postgresql://h/d?connect_timeout=soon", "not take (connect_timeout): correct"),
         ("POSTGRES_URL", "postgresql://127.0.0.1/d?port=abc", "libpq rejects a value in its URL"),
-        ("REDIS_URL", "redis://:s3cr3t-Pa55@h:x/0", "TASKBRIDGE_REDIS_URL cannot be read"),
         ("REDIS_URL", "redis://:s3cr3t-Pa55@h/0?foo=1", "that redis-py does not accept (foo): correct it"),
-        ("REDIS_URL", "redis://:s3cr3t-Pa55@h/0?socket_timeout=abc", "does not accept (socket_timeout): correct it"),
         ("REDIS_URL", "redis://:s3cr3t-Pa55@h/0?retry=1", "that redis-py does not accept: correct it"),
         ("BROKER_URL", "redis://:s3cr3t-Pa55@h:x/0", "TASKBRIDGE_BROKER_URL cannot be read"),
         ("REDIS_URL", "", "TASKBRIDGE_POSTGRES_URL is set but TASKBRIDGE_REDIS_URL is not"),
-        ("RUN_BUDGET", "soon", "give a number of seconds"),
         ("KEY_PREFIX", "a:b", "the key prefix 'a:b' is not allowed"),
-        ("SCHEMA", "public", "the schema 'public' is not allowed"),
-        ("PIPELINES", "no_such_module", "the pipeline module 'no_such_module' does not import"),
+        ("PIPELINES", "handlers", "the pipeline module 'handlers' does not import"),
     ):
         ended = taskbridge("status", **{f"TASKBRIDGE_{name}": value})
         assert_one_clear_line(ended, expected, status=1)
         assert SECRET not in ended.stderr
 
 
-def test_a_handler_module_with_an_error_in_it_is_named_with_the_error(taskbridge: Program) -> None:
-    (taskbridge.directory / "handlers.py").write_text("1 / 0\n", encoding="utf-8")
-    ended = taskbridge("notify", "France", TASKBRIDGE_PIPELINES="handlers")
-    assert_one_clear_line(ended, "'handlers'", "ZeroDivisionError", status=1)
-
-
 def test_a_name_or_a_number_that_is_not_allowed_changes_nothing(taskbridge: Program, gate_redis: redis.Redis) -> None:
     for arguments, expected in (
         (("notify", ""), "the tenant is empty"),
-        (("inspect", "x" * 201), "201 characters"),
         (("notify", "a\x1b[2Jb"), "U+001B"),
-        (("notify", " a"), "space"),
         (("notify", "France", "--pipeline", "nix"), "no pipeline is called 'nix'; there are: invoices"),
-        (("status", "--sort", "runs", "--hours", "nan"), "'nan' is not a number"),
         (("drain", "--timeout", "nan"), "'nan' is not a number"),
+        *((("prune", f"--older-than={age}"), "is not a duration") for age in ("", "0d", "1.5d", "30D", "٣d", "36501d")),
     ):
         assert_one_clear_line(taskbridge(*arguments), expected, status=2)
     assert gate_redis.dbsize() == 0
-
-
-def test_a_schema_that_this_version_does_not_know_is_left_alone(taskbridge: Program, engine: Engine) -> None:
-    run(engine, "UPDATE taskbridge.taskbridge_schema SET version_num = '9999'")
-    for command in (("pause", "acme"), ("status",), ("migrate",)):
-        assert_one_clear_line(taskbridge(*command), "9999", "does not know", status=1)
-
-
-def test_a_schema_of_somebody_else_is_told_by_all_with_one_way_out(taskbridge: Program, engine: Engine) -> None:
-    taskbridge("migrate", "--to", "base", "--yes")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE SCHEMA taskbridge; CREATE TABLE taskbridge.bridges (id int)")
-    said = (
-        "the database has a schema taskbridge that is not TaskBridge's (it contains 'bridges')",
-        "set TASKBRIDGE_SCHEMA to another name in all processes, and run `taskbridge migrate`",
-    )
-    for command in ("migrate", "status"):
-        assert_one_clear_line(taskbridge(command), ": ".join(said), status=1)
-    (schema,) = [one for one in taskbridge("doctor", "--json").json["findings"] if one["check"] == "schema"]
-    assert (schema["level"], schema["text"], schema["remedy"]) == ("problem", *said)
-    # and the way out is one
-    assert taskbridge("migrate", TASKBRIDGE_SCHEMA="bridge").status == 0
-    assert taskbridge("status", TASKBRIDGE_SCHEMA="bridge").status == 0
 
 
 WITHOUT_SERVERS: dict[str, tuple[str, ...]] = {
@@ -158,20 +101,15 @@ WITHOUT_SERVERS: dict[str, tuple[str, ...]] = {
 
 def test_a_command_without_servers_makes_no_database_that_nobody_asked_for(bare: Program) -> None:
     (bare.directory / "a.jsonl").write_text('{"level": "ERROR"}\n', encoding="utf-8")
+    # what an earlier `up` has left is not taken for the database that was meant
+    (bare.directory / ".taskbridge").mkdir()
+    (bare.directory / ".taskbridge" / "lock").touch()
     # `up` makes servers.
     for command in sorted(COMMANDS.keys() - {"up"}):
         ended = bare(command, *WITHOUT_SERVERS.get(command, ()))
         assert_one_clear_line(
             ended, "TASKBRIDGE_POSTGRES_URL", "TASKBRIDGE_REDIS_URL", "set both", "`taskbridge up`", status=1
         )
-    assert not (bare.directory / ".taskbridge").exists()
-
-
-def test_what_an_earlier_up_has_left_is_not_taken_for_the_database_that_was_meant(bare: Program) -> None:
-    (bare.directory / ".taskbridge").mkdir()
-    (bare.directory / ".taskbridge" / "lock").touch()
-    for command in (("migrate",), ("status",), ("doctor",)):
-        assert_one_clear_line(bare(*command), "TASKBRIDGE_POSTGRES_URL", "`taskbridge up`", status=1)
     assert [one.name for one in (bare.directory / ".taskbridge").iterdir()] == ["lock"]
 
 
@@ -181,3 +119,20 @@ def test_an_error_that_nobody_foresaw_is_one_line_and_its_traceback_is_there_on_
     assert_one_clear_line(taskbridge("notify", "France", **odd), "LookupError", "odd", status=70)
     shown = taskbridge("notify", "France", TASKBRIDGE_TRACEBACK="1", **odd)
     assert "Traceback" in shown.stderr
+
+
+def test_a_run_that_the_broker_does_not_take_is_not_called_published(
+    taskbridge: Program, gate_redis: redis.Redis, keys: Keys
+) -> None:
+    for url, wrong in (
+        ("redis://:s3cr3t-Pa55@127.0.0.1:1/0", "the broker cannot be reached (127.0.0.1:1): "),
+        ("rabbit://u:s3cr3t-Pa55@h//", "kombu knows no broker whose URL begins with rabbit://: "),
+    ):
+        ended = taskbridge("notify", "acme", TASKBRIDGE_BROKER_URL=url)
+        assert (ended.status, ended.stdout) == (1, "")
+        last = ended.stderr.splitlines()[-1]
+        assert last.startswith(f"taskbridge: {wrong}")
+        assert last.endswith("The event has been counted: workers will publish the run when the broker is back")
+        assert "s3cr3t-Pa55" not in ended.stderr
+        assert gate_redis.zscore(keys.due("invoices"), "acme") is not None, "its deadline publishes it again"
+        gate_redis.flushdb()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pkgutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +11,10 @@ from sqlalchemy import Engine
 import taskbridge
 import taskbridge.gate
 import taskbridge.store
-from taskbridge.cli.main import COMMANDS, cli
+from taskbridge.cli.main import COMMANDS
 from taskbridge.store import record
-from tests.cli.counts import count
-from tests.cli.program import Program
+from tests.cli.program import MAIN, ROOT, Program
+from tests.cli.scenes import count
 from tests.cli.test_bad_input import assert_one_clear_line
 
 SERVERS = {"celery", "kombu", "redis", "sqlalchemy", "psycopg"}
@@ -99,22 +97,6 @@ def test_a_name_is_found_and_is_no_modules_name() -> None:
         assert all(getattr(package, name) is not None for name in package.__all__)
 
 
-def test_public_names_are_themselves_whatever_was_imported_before(bare: Program) -> None:
-    code = (
-        "import taskbridge.integration.app, taskbridge.declaring.pipeline; "
-        "from taskbridge import *; import taskbridge as t; "
-        "assert t.pipeline is pipeline and t.app is app and set(t.__all__) <= set(dir(t)); print('fine')"
-    )
-    ended = bare.python("-c", code)
-    assert ended.stdout == "fine\n", ended.stderr
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        getattr(taskbridge, "nothing")  # noqa: B009 - mypy would refuse the plain form
-
-
-def test_each_command_of_the_list_is_the_one_of_its_name() -> None:
-    assert {name: command.name for name, command in cli.all_commands().items()} == {name: name for name in COMMANDS}
-
-
 def test_a_celeryconfig_that_lies_about_is_not_run(bare: Program, configured: dict[str, str]) -> None:
     mark = bare.directory / "mark"
     (bare.directory / "celeryconfig.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
@@ -145,12 +127,9 @@ def test_a_command_serves_what_the_modules_declare_and_asks_where_there_are_seve
 
     only = declared("orders")
     assert set(taskbridge("status", "--json", **only).json["pipelines"]) == {"orders"}
-    for command in (["pause", "acme"], ["resume"], ["drain"], ["quarantine", "list"]):
-        assert taskbridge(*command, **only).status == 0
     assert taskbridge("notify", "acme", "--json", **only).json["pipeline"] == "orders"
-    for command in (["notify", "France", "--pipeline", "invoices"], ["up", "--exit-when-idle", "--import", str(a_day)]):
-        missing = "no pipeline is called 'invoices'; there are: orders. Name the module that declares it"
-        assert_one_clear_line(taskbridge(*command, **only), missing, status=2)
+    missing = "no pipeline is called 'invoices'; there are: orders. Name the module that declares it"
+    assert_one_clear_line(taskbridge("up", "--exit-when-idle", "--import", a_day, **only), missing, status=2)
     assert count(engine) == 0
     several = taskbridge("notify", "acme", **declared("orders", "returns"))
     assert_one_clear_line(several, "--pipeline: orders, returns", status=2)
@@ -165,27 +144,43 @@ def test_an_unknown_variable_is_told_with_the_closest_name(bare: Program) -> Non
     assert "TASKBRIDGE_DATA_DIR is" not in ended.stderr
 
 
-def test_env_sets_and_exports_and_prints_nothing_where_it_fails(taskbridge: Program) -> None:
-    form = 'eval "$(taskbridge env)"'
-    shell = f'taskbridge() {{ "{sys.executable}" -c "from taskbridge.cli.main import main; main()" "$@"; }}\n{form}\n'
-    keep = {"PATH": "/usr/bin:/bin", "PYTHONPATH": taskbridge.environment["PYTHONPATH"]}
-    urls = {name: value for name, value in taskbridge.environment.items() if name.endswith("_URL")}
-    found = subprocess.run(
-        ["/bin/sh", "-c", shell + "env"],
-        cwd=taskbridge.directory,
-        env=keep | urls,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert f"TASKBRIDGE_BROKER_URL={urls['TASKBRIDGE_REDIS_URL']}" in found.stdout.splitlines()
-    failed = subprocess.run(
-        ["/bin/sh", "-c", shell],
-        cwd=taskbridge.directory,
-        env=keep,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert failed.stdout == ""
-    assert "are not set" in failed.stderr
+NEEDED = {
+    "celery": ("5.3.6", "celery[redis]>=5.4"),
+    "SQLAlchemy": ("1.4.50", "sqlalchemy>=2.0.22"),
+    "redis": ("4.6.0", "redis[hiredis]>=5.0.1"),
+}
+
+
+def text(name: str) -> str:
+    old, needed = NEEDED[name]
+    wrong = f"{name.lower()} {old} is too old (TaskBridge needs {needed.partition('>=')[2]} or newer)"
+    return f"{wrong}: run `pip install --upgrade '{needed}'`"
+
+
+def install(directory: Path, name: str, version: str) -> None:
+    """Install a library of this version as pip notes it, whose import fails as that of an old one does."""
+    noted = directory / f"{name}-{version}.dist-info"
+    noted.mkdir()
+    (noted / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (directory / f"{name.lower()}.py").write_text("raise ImportError('as with an old one')\n")
+
+
+@pytest.mark.parametrize(("name", "command"), [("celery", "doctor"), ("SQLAlchemy", "status")])
+def test_a_command_names_the_library_that_is_too_old(name: str, command: str, bare: Program) -> None:
+    install(bare.directory, name, NEEDED[name][0])
+    ended = bare.python("-c", MAIN, command, PYTHONPATH=f"{bare.directory}:{ROOT}")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", f"taskbridge: {text(name)}\n")
+
+
+def test_a_producer_gets_the_same_sentence_as_an_error(bare: Program) -> None:
+    install(bare.directory, "redis", NEEDED["redis"][0])
+    ended = bare.python("-c", "import taskbridge; taskbridge.notify", PYTHONPATH=f"{bare.directory}:{ROOT}")
+    assert ended.stderr.splitlines()[-1] == f"taskbridge.errors.ConfigurationError: {text('redis')}"
+
+
+def test_the_lowest_versions_and_unusual_numbers_are_taken(bare: Program) -> None:
+    for name, version in {"celery": "5.4", "kombu": "5.10.0rc1", "redis": "5.0.1.0", "psycopg": "10.0"}.items():
+        install(bare.directory, name, version)
+    script = "from taskbridge.common.libraries import check_libraries; check_libraries()"
+    ended = bare.python("-c", script, PYTHONPATH=f"{bare.directory}:{ROOT}")
+    assert ended.returncode == 0, ended.stderr

@@ -1,20 +1,22 @@
-"""`taskbridge metrics` prints what there is in Prometheus's format, and says which server it did not reach."""
+"""`taskbridge metrics` and `taskbridge doctor`: what there is, what is wrong, and no password."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import Engine
+from sqlalchemy import Engine, make_url
 
-from taskbridge.gate import Keys
+from taskbridge.embedded import Servers
+from taskbridge.gate import Blame, Keys
 from taskbridge.observe.metrics import METRICS
 from taskbridge.store import record_invoice
-from tests.cli.alerts import declare
-from tests.cli.held import open_circuit
-from tests.cli.passes import stood
-from tests.cli.program import Program
+from tests.cli.program import Ended, Program
+from tests.cli.scenes import declare, hold_back, stood
 from tests.quarantined import put_in_quarantine
 from tests.scraping import SAMPLES, samples
 
@@ -40,37 +42,10 @@ def test_everything_is_there_from_the_beginning(taskbridge: Program) -> None:
     assert sum(value for name, value in found.items() if name not in never) == 2
 
 
-def test_nothing_waits_where_a_worker_looks_and_nobody_is_there_to_tell_how_long_ago_that_was(
-    taskbridge: Program, engine: Engine
+def test_what_waits_is_counted_and_no_tenant_is_named(
+    taskbridge: Program, engine: Engine, gate_redis: redis.Redis, keys: Keys
 ) -> None:
-    stood(engine, "tail", 0)
-    found = samples(taskbridge("metrics").stdout)
-    assert [found[name] for name in sorted(NOT_KNOWN)] == [0, 0]
-    assert found["taskbridge_oldest_message_seconds"] == 0
-    for kind, seconds in (("tail", 100), ("base", 200)):
-        stood(engine, kind, seconds)
-    # nor is Redis
-    found = samples(taskbridge("metrics", TASKBRIDGE_REDIS_URL="redis://127.0.0.1:1/0").stdout)
-    assert found["taskbridge_tail_age_seconds"] == pytest.approx(100, abs=30)
-    assert found["taskbridge_base_age_seconds"] == pytest.approx(200, abs=30)
-
-
-def test_what_waits_is_counted_and_no_tenant_is_named(taskbridge: Program, engine: Engine) -> None:
-    # given three records of two tenants with runners, one of them changed, and one that nobody was told of
-    for tenant, number in (("France", "1"), ("France", "2"), ("Malta", "3")):
-        record_invoice(engine, tenant, number, {})
-        assert taskbridge("notify", tenant).status == 0
-    record_invoice(engine, "Malta", "3", {"changed": True})
-    record_invoice(engine, "Peru", "4", {})
-    ended = taskbridge("metrics")
-    found = samples(ended.stdout)
-    assert 0 < found["taskbridge_oldest_message_seconds"] < 60
-    assert (found["taskbridge_runners"], found["taskbridge_pending_records"]) == (2, 3)
-    assert 0 < found["taskbridge_oldest_pending_seconds"] < 60
-    assert not any(tenant in ended.stdout for tenant in ("France", "Malta", "Peru"))
-
-
-def test_quarantine_and_the_circuit(taskbridge: Program, engine: Engine, gate_redis: redis.Redis, keys: Keys) -> None:
+    stood(engine, "tail", 100)
     # given four records in quarantine: one as it was, one discarded, one to be tried again, one that changed since
     for number in ("1", "2", "3", "4"):
         record_invoice(engine, "France", number, {})
@@ -79,9 +54,15 @@ def test_quarantine_and_the_circuit(taskbridge: Program, engine: Engine, gate_re
         connection.exec_driver_sql("UPDATE taskbridge.quarantine SET discarded_at = now() WHERE external_id = '2'")
         connection.exec_driver_sql("UPDATE taskbridge.quarantine SET retry_at = now() WHERE external_id = '3'")
     record_invoice(engine, "France", "4", {"changed": True})
-    open_circuit(gate_redis, keys, "Malta", "Spain")
-    found = samples(taskbridge("metrics").stdout)
-    assert (found["taskbridge_quarantined_records"], found["taskbridge_pending_records"]) == (1, 1)
+    # and a circuit that two tenants have opened
+    for tenant in ("Malta", "Spain"):
+        hold_back(gate_redis, keys, tenant, blame=Blame.PIPELINE)
+    record_invoice(engine, "Malta", "5", {})
+    ended = taskbridge("metrics")
+    found = samples(ended.stdout)
+    assert found["taskbridge_quarantined_records"] == 1
+    assert found["taskbridge_tail_age_seconds"] == pytest.approx(100, abs=30)
+    assert not any(tenant in ended.stdout for tenant in ("France", "Malta", "Spain"))
     assert (found["taskbridge_circuit_open"], found["taskbridge_circuit_opened_total"]) == (1, 1)
     assert found["taskbridge_tenants_in_line"] == 1
 
@@ -110,19 +91,79 @@ def test_a_server_that_is_away_costs_its_metrics_and_the_status(
     assert f"taskbridge_{kept}" in found
 
 
-def test_a_key_of_another_type_takes_only_what_needs_it_away(
-    taskbridge: Program, gate_redis: redis.Redis, keys: Keys
+def findings(ended: Ended) -> dict[str, list[str]]:
+    """Level and text of what was found, by check."""
+    found: dict[str, list[str]] = {}
+    for one in ended.json["findings"]:
+        found.setdefault(one["check"], []).append(f"{one['level']}: {one['text']}")
+    return found
+
+
+@pytest.fixture
+def evicting(gate_redis: redis.Redis) -> Iterator[None]:
+    before: Any = gate_redis.config_get("maxmemory*")
+    gate_redis.config_set("maxmemory", 100_000_000)
+    gate_redis.config_set("maxmemory-policy", "allkeys-lru")
+    yield
+    gate_redis.config_set("maxmemory", before["maxmemory"])
+    gate_redis.config_set("maxmemory-policy", before["maxmemory-policy"])
+
+
+@pytest.mark.usefixtures("evicting")
+def test_a_redis_that_drops_keys_is_warned_of(taskbridge: Program) -> None:
+    shown = taskbridge("doctor")
+    assert "warning  eviction: allkeys-lru with 100,000,000 bytes" in shown.stdout
+    assert "-> set maxmemory-policy noeviction" in shown.stdout
+
+
+def test_a_pipeline_that_no_round_looks_at_is_named(taskbridge: Program, engine: Engine) -> None:
+    stood(engine, "tail", 10)
+    for seconds, expected in (
+        (200, "ok: workers poll for records"),
+        (4000, "warning: invoices: the reconciler is not"),
+    ):
+        stood(engine, "base", seconds)
+        (text,) = findings(taskbridge("doctor", "--json"))["work"]
+        assert text.startswith(expected)
+
+
+def test_each_server_that_cannot_be_used_is_named_without_its_password(
+    taskbridge: Program, servers: Servers, engine: Engine
 ) -> None:
-    assert taskbridge("notify", "acme").status == 0
-    gate_redis.delete(keys.runner("invoices", "acme"))
-    gate_redis.set(keys.runner("invoices", "acme"), "somebody else's")
-    ended = taskbridge("metrics")
+    closed = {
+        "TASKBRIDGE_POSTGRES_URL": "postgresql://u:s3cr3t-Pa55@127.0.0.1:1/d",
+        "TASKBRIDGE_REDIS_URL": "redis://:s3cr3t-Pa55@127.0.0.1:1/0",
+        "TASKBRIDGE_BROKER_URL": make_url(servers.redis_url)
+        .set(password="s3cr3t-Pa55")
+        .render_as_string(hide_password=False),
+    }
+    ended = taskbridge("doctor", "--json", **closed)
     assert ended.status == 1
-    assert keys.runner("invoices", "acme") in ended.stderr
-    found = samples(ended.stdout)
-    assert "taskbridge_oldest_message_seconds" not in found
-    assert (found["taskbridge_runners"], found["taskbridge_up redis"]) == (1, 1)
-    assert "taskbridge_runs_total" in found
+    problems = {name: texts for name, texts in findings(ended).items() if texts[0].startswith("problem")}
+    assert problems == {
+        "Postgres": ["problem: Postgres cannot be reached (127.0.0.1:1)"],
+        "Redis": ["problem: Redis cannot be reached (127.0.0.1:1)"],
+        "broker": ["problem: the broker refuses the password"],
+    }
+    assert "s3cr3t-Pa55" not in ended.stdout + ended.stderr
+    assert str(engine.url.password) not in json.dumps(ended.json)
+
+
+def test_a_broker_that_cannot_be_used_is_told_by_its_place_or_kind_and_costs_no_other_finding(
+    taskbridge: Program,
+) -> None:
+    parameter = "the broker's URL has a query parameter that kombu does not accept "
+    for url, text in (
+        ("amqp://u:s3cr3t-Pa55@127.0.0.1:1//;amqp://[::1]:2//", "the broker cannot be reached (127.0.0.1:1, [::1]:2)"),
+        ("rabbit://u:s3cr3t-Pa55@h//", "kombu knows no broker whose URL begins with rabbit://"),
+        ("redis://:s3cr3t-Pa55@h/0?max_connections=5", f"{parameter}(max_connections)"),
+        ("sqs://u:s3cr3t-Pa55@", "kombu needs the library botocore for a broker at sqs://"),
+    ):
+        ended = taskbridge("doctor", "--json", TASKBRIDGE_BROKER_URL=url)
+        found = findings(ended)
+        assert found["broker"] == [f"problem: {text}"]
+        assert [name for name, texts in found.items() if texts[0].startswith("problem")] == ["broker", "work"]
+        assert "s3cr3t-Pa55" not in ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("kind", ["runner", "circuit"])

@@ -6,13 +6,15 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
 from taskbridge.store import record
 from tests.cli.program import MAIN, Program
+from tests.quarantined import put_in_quarantine
+from tests.store.adopting import run
 
 MARKUP = "[red]shop[/red] :smile:"
 TURNED = "a\u202eb\u200bc"
@@ -71,13 +73,9 @@ def on_a_terminal(
     *arguments: str,
     status: int = 0,
     typed: str = "",
-    kill_when: Callable[[str], bool] = lambda _: False,
     **variables: str,
 ) -> str:
-    """Run a command on a terminal of 120 columns, type `typed`, and return what it sent there.
-
-    It is killed, by SIGKILL, once `kill_when` is true of what it has sent so far.
-    """
+    """Run a command on a terminal of 120 columns, type `typed`, and return what it sent there."""
     leader, follower = pty.openpty()
     os.write(leader, typed.encode())
     with subprocess.Popen(
@@ -92,12 +90,62 @@ def on_a_terminal(
         sent = b""
         while True:
             try:
-                part = os.read(leader, 65536)
+                sent += os.read(leader, 65536)
             except OSError:  # the last process on the terminal ended
                 break
-            sent += part
-            if kill_when(sent.decode(errors="replace")):
-                process.kill()
     os.close(leader)
     assert process.returncode == status, sent
     return sent.decode()
+
+
+def test_a_shell_that_does_not_declare_the_pipelines_says_so_and_not_that_all_is_well(
+    taskbridge: Program, engine: Engine
+) -> None:
+    run(
+        engine,
+        "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('orders', 'orders')",
+        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) VALUES ('orders', 'a'), ('orders', 'b')",
+    )
+    said = "pipelines that are not declared in TASKBRIDGE_PIPELINES are left out: orders (2 tenants)"
+    assert said in taskbridge("status").stdout
+    ended = taskbridge("quarantine", "list")
+    assert (ended.status, ended.stderr.count(said), ended.stdout.count(said)) == (0, 1, 0)
+    assert said not in taskbridge("quarantine", "list", "--pipeline", "invoices").stderr, "it was looked at"
+    assert said in taskbridge("inspect", "a").stderr
+    assert said in taskbridge("doctor").stdout
+
+
+def test_the_worst_come_first_if_asked_for_also_behind_many_others(taskbridge: Program, engine: Engine) -> None:
+    # given tenants of which each but the first by name has the most of something
+    run(
+        engine,
+        "INSERT INTO taskbridge.records (source, tenant, key, document, changed_at) "
+        "SELECT 'invoices', tenant, n, '{}', now() - hours * interval '1 hour' FROM (VALUES ('calm', 1, 1), "
+        "('failing', 2, 2), ('late', 1, 5), ('much', 4, 3), ('spoilt', 3, 4)) v (tenant, many, hours) "
+        "CROSS JOIN generate_series(1, many) n",
+        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, failures) VALUES ('invoices', 'failing', 3), "
+        "('invoices', 'late', 1)",
+    )
+    put_in_quarantine(engine, "spoilt", "1", "2", "3")
+
+    def found(*arguments: str) -> dict[str, Any]:
+        answer: dict[str, Any] = taskbridge("status", "--json", *arguments).json["pipelines"]["invoices"]
+        return answer
+
+    for order, expected in (
+        ("name", ["calm", "failing", "late", "much", "spoilt"]),
+        ("age", ["late", "much", "failing", "calm", "spoilt"]),
+        ("pending", ["much", "failing", "calm", "late", "spoilt"]),
+        ("failures", ["failing", "late", "calm", "much", "spoilt"]),
+        ("quarantine", ["spoilt", "calm", "failing", "late", "much"]),
+    ):
+        first = found("--sort", order, "--limit", "3")
+        assert (list(first["tenants"]), first["next"]) == (expected[:3], "late" if order == "name" else None)
+    assert list(found("--after", "failing", "--limit", "2")["tenants"]) == ["late", "much"]
+    run(
+        engine,
+        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) "
+        "SELECT 'invoices', 'a' || n FROM generate_series(1, 600) n",
+    )
+    for order, worst in (("failures", "failing"), ("quarantine", "spoilt")):
+        assert list(found("--sort", order, "--limit", "1")["tenants"]) == [worst]

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import Engine
 
-from tests.cli.counts import count
 from tests.cli.program import Program
-from tests.cli.test_bad_input import assert_one_clear_line
-from tests.quarantined import put_in_quarantine
-from tests.store.adopting import run
+from tests.cli.scenes import count
 from tests.waiting import wait_until
 
 NOTHING = {"records": 0, "quarantine": 0, "deliveries": 0, "kept": 0, "held_by": []}
@@ -41,62 +37,14 @@ def write(engine: Engine, rows: int = 3, days: int = 31) -> None:
 def test_what_is_old_goes_and_is_counted(taskbridge: Program, engine: Engine) -> None:
     write(engine, 3, days=31)
     write(engine, 2, days=29)
-    dry = taskbridge("prune", "--older-than", "30d", "--deliveries", "--dry-run", "--json")
-    assert dry.status == 0, dry.stderr
-    expected = NOTHING | {"records": 3, "deliveries": 3, "complete": True}
-    assert dry.json == expected | {"dry_run": True}
-    assert (count(engine), count(engine, "SELECT count(*) FROM taskbridge.deliveries")) == (5, 5)
-    without = taskbridge("prune", "--older-than", "30d", "--json").json
-    assert without == NOTHING | {"records": 3, "complete": True, "dry_run": False}
-    assert (count(engine), count(engine, "SELECT count(*) FROM taskbridge.deliveries")) == (2, 5)
-    again = taskbridge("prune", "--older-than", "30d", "--deliveries", "--json").json
-    assert again == NOTHING | {"deliveries": 3, "complete": True, "dry_run": False}
-    assert taskbridge("prune", "--older-than", "4w", "--json").json["records"] == 2
-
-
-def write_pending(engine: Engine, tenant: str, rows: int, source: str = "invoices") -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO taskbridge.records (source, tenant, key, document, changed_at) "
-            "SELECT %s, %s, n, '{}', now() - interval '31 days' FROM generate_series(1, %s) n",
-            (source, tenant, rows),
-        )
-
-
-def test_who_holds_records_back_is_named(taskbridge: Program, engine: Engine) -> None:
-    # given records that are done in one pipeline and in every other state there, and two more readers
-    assert taskbridge("status").status == 0
-    write(engine, 3)
-    put_in_quarantine(engine, "acme", "31-1")
-    put_in_quarantine(engine, "acme", "31-2", retry_at=datetime.now(UTC))
-    put_in_quarantine(engine, "acme", "31-3", discarded_at=datetime.now(UTC))
-    write_pending(engine, "a\u202eb", 1_100)
-    write_pending(engine, "bolt", 3, "nobodys")
-    write_pending(engine, "bolt", 2, "typo")
-    # when some of them are pruned, or would be
-    for dry in (["--dry-run"], []):
-        found = taskbridge("prune", "--older-than", "30d", "--json", *dry).json
-        assert (found["records"], found["kept"]) == (1, 1_107)
-        assert [tuple(one.values()) for one in found["held_by"]] == [
-            ("invoices", "invoices", "pending", 1_100, "a\u202eb"),
-            ("nobodys", None, "unread", 3, "bolt"),
-            ("typo", None, "unread", 2, "bolt"),
-            ("invoices", "invoices", "quarantined", 1, "acme"),
-            ("invoices", "invoices", "retrying", 1, "acme"),
-        ]
-    # then people read it too, and which pipeline may be no more
-    run(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('gone', 'typo')")
-    shown = taskbridge("prune", "--older-than", "30d").stdout.splitlines()
-    assert "  invoices: 1,100 records, for example of 'a\\u202eb': pending" in shown
-    assert "  nobodys: 3 records, for example of 'bolt': no pipeline reads this source" in shown
-    assert shown[-1].startswith("gone is not declared here: ")
-
-
-def test_an_age_that_could_be_misread_is_refused_before_anything_is_looked_at(bare: Program) -> None:
-    expected = "is not a duration: use a number with s, m, h, d or w, such as 30d"
-    for age in ("", "30", "d", "0d", "-1d", "1.5d", "30 d", "30D", "1y", "٣d", "36501d", "9" * 11 + "s"):
-        assert_one_clear_line(bare("prune", f"--older-than={age}"), expected, status=2)
-    assert not (bare.directory / ".taskbridge").exists()
+    old = ("prune", "--older-than", "30d", "--json")
+    for options, found, left in (
+        (("--deliveries", "--dry-run"), {"records": 3, "deliveries": 3, "dry_run": True}, (5, 5)),
+        ((), {"records": 3, "dry_run": False}, (2, 5)),
+        (("--deliveries",), {"deliveries": 3, "dry_run": False}, (2, 2)),
+    ):
+        assert taskbridge(*old, *options).json == NOTHING | {"complete": True} | found
+        assert (count(engine), count(engine, "SELECT count(*) FROM taskbridge.deliveries")) == left
 
 
 HELD = """

@@ -1,13 +1,11 @@
-"""`taskbridge serve` serves a receiver, also while Postgres is away, and says what is wrong with its argument."""
+"""`taskbridge serve` and `dashboard`: what they serve and whom, also while Postgres is away, and how they end."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import re
-import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import socket
+from collections.abc import Mapping
 from http.client import HTTPConnection
 
 import pytest
@@ -15,14 +13,14 @@ from sqlalchemy import Engine
 
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
-from tests.waiting import wait_until
+from tests.store.adopting import rows
+from tests.waiting import taking_at_most
 
 HOOKS = """
 from taskbridge.web import Hmac, Webhook, receiver
 
 app = receiver(Webhook("orders", Hmac("secret", header="x-signature"), tenant="$.t", key="$.k"))
 nothing = None
-taken = receiver(Webhook("events", Hmac("secret", header="x-signature"), tenant="$.t", key="$.k"))
 
 
 async def without_lifespan(scope, receive, send):
@@ -32,34 +30,12 @@ async def without_lifespan(scope, receive, send):
 TOKEN = "t0ken-of-a-program-1"
 TOKENS = {"Authorization": f"Bearer {TOKEN}"}
 
-NOT_INSTALLED = ", which the extra 'web' of celery-taskbridge provides, is not installed"
-INSTALL = f"{NOT_INSTALLED}: run `pip install 'celery-taskbridge[web]'`, or in a checkout `pip install '.[web]'`\n"
-
 
 @pytest.fixture
 def hooks(taskbridge: Program) -> Program:
     """A directory with a receiver in its module `hooks`."""
     (taskbridge.directory / "hooks.py").write_text(HOOKS, encoding="utf-8")
     return taskbridge
-
-
-@contextmanager
-def serving(program: Program, *arguments: str) -> Iterator[tuple[HTTPConnection, list[str]]]:
-    """Serve on a free port until the end of the block; then the list has the lines of the log."""
-    log: list[str] = []
-    with program.started("serve", *arguments, "--port", "0") as running:
-        (place,) = wait_until(
-            lambda: re.findall(r"running on http://(127\.0\.0\.1:[0-9]+)", running.stderr), "it listens"
-        )
-        client = HTTPConnection(place, timeout=30)
-        yield client, log
-        client.close()
-        running.process.send_signal(signal.SIGTERM)
-        ended = running.end()
-    assert ended.status == 0
-    assert "Traceback" not in ended.stderr
-    assert TOKEN not in ended.stderr + ended.stdout
-    log += (ended.stdout + ended.stderr).splitlines()
 
 
 def post(client: HTTPConnection, path: str, body: bytes, headers: Mapping[str, str]) -> int:
@@ -76,47 +52,45 @@ SIGNED = {"x-signature": hmac.new(b"secret", ORDER, hashlib.sha256).hexdigest()}
 EVENT = b'{"source": "invoices", "tenant": "acme", "key": "1", "document": {}}'
 
 
-@pytest.mark.parametrize("option", [(), ("--access-log",)])
 def test_a_receiver_is_served_and_requests_are_in_the_log_only_where_that_was_asked_for(
-    hooks: Program, engine: Engine, option: tuple[str, ...]
+    hooks: Program, engine: Engine
 ) -> None:
-    with serving(hooks, "hooks:app", *option) as (client, log):
-        assert post(client, "/orders", ORDER, SIGNED) == 200
-        assert [post(client, "/orders", b"{}", {}) for _ in range(3)] == [401] * 3
-        assert post(client, "/events", b"[]", TOKENS) == 404, "without a token of its own"
-    assert len([line for line in log if "POST /orders HTTP" in line]) == (4 if option else 0)
-    assert len([line for line in log if "1 request to /orders answered with 401" in line]) == 1
-    with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT tenant FROM taskbridge.records").scalars().all() == ["acme"]
+    for options, lines in (((), 0), (("--access-log",), 4)):
+        with hooks.listening("serve", "hooks:app", *options) as (client, running):
+            assert post(client, "/orders", ORDER, SIGNED) == 200
+            assert [post(client, "/orders", b"{}", {}) for _ in range(3)] == [401] * 3
+            assert post(client, "/events", b"[]", TOKENS) == 404, "without a token of its own"
+        assert running.said().count("POST /orders HTTP") == lines
+        assert running.said().count("1 request to /orders answered with 401") == 1
+    assert rows(engine, "SELECT tenant FROM taskbridge.records") == [("acme",)]
 
 
 def test_a_receiver_is_served_while_postgres_is_away(hooks: Program) -> None:
     hooks.environment["TASKBRIDGE_POSTGRES_URL"] = "postgresql://127.0.0.1:1/nowhere"
-    with serving(hooks, "hooks:app") as (client, _):
+    with hooks.listening("serve", "hooks:app") as (client, _):
         assert post(client, "/orders", ORDER, SIGNED) == 503
 
 
-@pytest.mark.parametrize("target", ["hooks:without_lifespan", None])
+@pytest.mark.parametrize("target", [["hooks:without_lifespan"], []])
 def test_events_are_served_beside_a_receiver_or_alone_where_there_is_a_token(
-    hooks: Program, engine: Engine, target: str | None
+    hooks: Program, engine: Engine, target: list[str]
 ) -> None:
     hooks.environment["TASKBRIDGE_EVENTS_TOKENS"] = TOKEN
-    with serving(hooks, *([target] if target else [])) as (client, _):
+    with hooks.listening("serve", *target) as (client, running):
         assert post(client, "/events", EVENT, {}) == 401
         assert post(client, "/events", EVENT, TOKENS) == 200
         assert post(client, "/orders", ORDER, SIGNED) == (200 if target else 404)
-    with engine.connect() as connection:
-        sources = connection.exec_driver_sql("SELECT source FROM taskbridge.records ORDER BY 1").scalars().all()
-    assert sources == ["invoices", "orders"][: 2 if target else 1]
+    assert TOKEN not in running.said()
+    assert rows(engine, "SELECT source FROM taskbridge.records WHERE tenant = 'acme'") == [("invoices",)] + [
+        ("orders",) for _ in target
+    ]
 
 
 def test_what_cannot_be_served_is_said_in_one_line(hooks: Program) -> None:
     for target, why, status in (
-        ("hooks", "'hooks' is not MODULE:ATTRIBUTE", 2),
         (":app", "is not MODULE:ATTRIBUTE", 2),
         ("no_such:app", "the module 'no_such' cannot be imported (ModuleNotFoundError", 1),
         ("..:app", "cannot be imported", 1),
-        ("hooks:missing", "hooks:missing is not an ASGI app", 1),
         ("hooks:nothing", "hooks:nothing is not an ASGI app", 1),
     ):
         assert_one_clear_line(hooks("serve", target), why, status=status)
@@ -126,9 +100,8 @@ def test_what_cannot_be_served_is_said_in_one_line(hooks: Program) -> None:
     ("missing", "arguments"),
     [
         ("starlette", ("serve", "hooks:app")),
-        # a module of pipelines, as of `taskbridge.web.deliver`, or of a receiver
+        # a module of pipelines, as of `taskbridge.web.deliver`
         ("httpcore2", ("status",)),
-        ("httpcore2", ("serve", "sends:app")),
     ],
 )
 def test_without_the_extra_all_that_needs_it_says_what_to_install(
@@ -138,4 +111,39 @@ def test_without_the_extra_all_that_needs_it_says_what_to_install(
     code = f"import sys; sys.modules[{missing!r}] = None; from taskbridge.cli.main import main; main()"
     ended = hooks.python("-c", code, *arguments, TASKBRIDGE_PIPELINES="sends")
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == f"taskbridge: {missing}{INSTALL}"
+    assert ended.stderr.startswith(f"taskbridge: {missing}, which the extra 'web' of celery-taskbridge provides")
+
+
+def test_the_dashboard_is_served_until_it_is_told_to_end_also_while_a_page_is_open(taskbridge: Program) -> None:
+    # The connection stays open.
+    with taking_at_most(30), taskbridge.listening("dashboard") as (client, running):
+        client.request("GET", "/tenants")
+        answer = client.getresponse()
+        page = answer.read().decode()
+    assert (answer.status, answer.getheader("server")) == (200, None)
+    assert "Tenants of invoices" in page
+    assert "read-only" in page
+    assert "/tenants" not in running.stderr, "the log names no tenant"
+
+
+def test_the_dashboard_listens_for_others_only_with_a_good_password_which_is_not_shown(taskbridge: Program) -> None:
+    for host in ("0.0.0.0", "::", "board.internal"):  # noqa: S104 - refused here
+        ended = taskbridge("dashboard", "--host", host, "--port", "0")
+        assert_one_clear_line(ended, "set TASKBRIDGE_DASHBOARD_PASSWORD", status=1)
+    ended = taskbridge("dashboard", TASKBRIDGE_DASHBOARD_PASSWORD="short one")
+    assert_one_clear_line(ended, "use 12 to 200 characters", status=1)
+    assert "short one" not in ended.stderr
+    taskbridge.environment["TASKBRIDGE_DASHBOARD_PASSWORD"] = "correct horse battery"
+    anywhere = "0.0.0.0"  # noqa: S104 - with a password
+    with taskbridge.listening("dashboard", "--host", anywhere, host=anywhere) as (client, _):
+        client.request("GET", "/")
+        assert client.getresponse().status == 401
+
+
+@pytest.mark.parametrize("command", [("dashboard",), ("serve", "shop:app")])
+def test_a_port_that_another_program_has_is_named(taskbridge: Program, command: tuple[str, ...]) -> None:
+    (taskbridge.directory / "shop.py").write_text("async def app(scope, receive, send): ...")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        ended = taskbridge(*command, "--port", port)
+    assert_one_clear_line(ended, f"port {port} of 127.0.0.1: Address already in use", "--port", status=1)

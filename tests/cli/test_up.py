@@ -10,11 +10,10 @@ from typing import Any
 
 import psycopg
 import pytest
-import redis
 
 from taskbridge.testing.servers import open_directory
-from tests.cli.files import line, write
 from tests.cli.program import Program, Running
+from tests.cli.scenes import HEADER, line, write
 from tests.embedded.processes import alive, command_line, descendants, watchers_of
 from tests.scraping import free_ports, scrape
 from tests.waiting import wait_until
@@ -74,15 +73,13 @@ def test_records_that_stay_pending_end_with_status_1(taskbridge: Program) -> Non
         "from taskbridge import pipeline\n@pipeline('invoices')\ndef handle(batch): raise ValueError('no')\n",
         encoding="utf-8",
     )
-    file = write(taskbridge.directory / "invoices.csv", [line("1")])
+    file = write(taskbridge.directory / "invoices.csv", [HEADER, line("1")])
     command = ("up", "--import", file, "--exit-when-idle", "--timeout", "1", "--json")
     with taskbridge.started_afresh(*command, TASKBRIDGE_PIPELINES="handlers") as running:
         ended = running.end()
     assert ended.status == 1
     counts: dict[str, Any] = {"imported": 1, "pending": 1, "handled": 0, "deliveries": 0}
     assert ended.json | counts == ended.json
-    assert "not idle after 1 s" in ended.stderr
-    assert "Traceback" not in ended.stderr
 
 
 @pytest.fixture(scope="module")
@@ -105,18 +102,11 @@ def test_a_second_up_on_the_same_directory_refuses_and_says_who_serves_it(living
 
 
 @together
-def test_doctor_finds_nothing_wrong_while_up_runs(living: tuple[Program, Running]) -> None:
-    program, _ = living
-    ended = program("doctor", "--json")
-    assert ended.status == 0
-    assert ended.json["level"] == "ok", ended.json
-
-
-@together
 def test_other_commands_find_the_servers_and_a_worker_that_was_killed_is_started_again(
     living: tuple[Program, Running],
 ) -> None:
     program, running = living
+    assert program("doctor", "--json").json["level"] == "ok"
     assert "@127.0.0.1:" in program("env").stdout
     (worker,) = workers(running)
     os.kill(worker, signal.SIGKILL)
@@ -166,31 +156,3 @@ def test_ctrl_c_ends_servers_and_workers_in_order(bare: Program) -> None:
         log = (bare.directory / ".taskbridge" / name).read_text(encoding="utf-8")
         assert "Warm shutdown" in log
         assert "Cold shutdown" not in log
-
-
-@pytest.mark.slow
-def test_a_second_ctrl_c_does_not_wait_for_a_run_that_hangs(taskbridge: Program, gate_redis: redis.Redis) -> None:
-    (taskbridge.directory / "handlers.py").write_text(
-        "import time\nfrom taskbridge import pipeline\n@pipeline('invoices')\ndef handle(batch): time.sleep(600)\n",
-        encoding="utf-8",
-    )
-    file = write(taskbridge.directory / "invoices.csv", [line("1")])
-    runner = f"{taskbridge.environment['TASKBRIDGE_KEY_PREFIX']}:runner:invoices:France"
-    with taskbridge.started_afresh("up", "--import", file, TASKBRIDGE_PIPELINES="handlers") as running:
-        wait_for(running, READY)
-        wait_until(lambda: gate_redis.hget(runner, "state") == "running", "the run began")
-        family = descendants(running.process.pid)
-        running.process.send_signal(signal.SIGINT)
-        wait_for(running, "stopping")
-        running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(timeout=8) == 0  # a warm shutdown alone takes 10 s
-        wait_until(lambda: not any(alive(pid) for pid in family), "all have ended")
-
-
-def test_a_worker_that_cannot_start_is_shown_by_the_end_of_its_log(taskbridge: Program) -> None:
-    (taskbridge.directory / "oddconfig.py").write_text("worker_pool = 'nonsense'\n", encoding="utf-8")
-    with taskbridge.started_afresh("up", CELERY_CONFIG_MODULE="oddconfig") as running:
-        ended = running.end()
-    assert ended.status == 1
-    assert "worker1 ended with status 1; the end of its log" in ended.stderr
-    assert "nonsense" in ended.stderr

@@ -1,15 +1,20 @@
-"""Workers of `taskbridge up` that die are started again, and are given up when that is of no use."""
+"""Parts of `taskbridge up`: workers that die, what it takes for idle, and signals."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from taskbridge.cli import interrupts, workers
+from taskbridge.cli.monitor import has_pending, is_idle
 from taskbridge.cli.workers import Workers
 from taskbridge.errors import Unavailable
+from tests.deployment import Deployment
+from tests.second.world import PIPELINE, World
 from tests.waiting import wait_until
 
 
@@ -47,3 +52,50 @@ def test_a_worker_that_never_gets_ready_is_an_error_at_once(directory: Path) -> 
         pytest.raises(Unavailable, match=r"worker1 ended with status 1; the end of its log, .*worker-1\.log"),
     ):
         running.wait_until_ready()
+
+
+DROPPED = """
+import os, signal, weakref
+from taskbridge.cli import interrupts
+
+class Thing:
+    pass
+
+interrupts.install()
+thing = Thing()
+# Python reports what is raised in a weakref's callback and goes on.
+mark = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT) or [None for _ in range(1000)])
+del thing
+print("goes on", flush=True)
+try:
+    interrupts.check()
+except interrupts.Interrupted as caught:
+    print(caught.exit_status)
+"""
+
+
+def test_a_signal_in_a_weakref_callback_is_not_forgotten() -> None:
+    ended = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, check=False, timeout=60)
+    assert "Interrupted" in ended.stderr, "the signal came inside the callback, and was dropped"
+    assert ended.stdout.split("\n")[:2] == ["goes on", "130"]
+
+
+def test_a_tenant_that_waits_for_its_delay_is_not_idle_even_when_redis_lost_it(deployment: Deployment) -> None:
+    world = World(deployment)
+    assert is_idle(world.runtime)
+    world.record("ERROR", "billing")
+    assert not is_idle(world.runtime)
+    world.run_all()
+    assert is_idle(world.runtime)
+
+    world.go_to(60_000)
+    world.record("WARNING", "billing")
+    assert not is_idle(world.runtime)
+    deployment.redis.flushdb()
+    assert not world.runtime.gate.active(PIPELINE)
+    assert has_pending(world.runtime)
+    assert not is_idle(world.runtime)
+
+    world.runtime.gate.notify(PIPELINE, "billing", world.runtime.pipelines[PIPELINE].policy.spacing)
+    world.run_all()
+    assert is_idle(world.runtime)

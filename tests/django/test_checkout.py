@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.store.db import Bounded, driver_of
 from tests.django.shop.models import Customer, Order
 from tests.failures.drill import Drill
+from tests.store.adopting import run
 
 OBJECTS: Any = Order.objects
 
@@ -46,10 +47,12 @@ def numbers() -> list[str]:
 
 
 def test_what_a_handler_creates_commits_with_the_cursor_in_one_session(drill: Drill) -> None:
-    sessions = []
+    sessions: list[int] = []
+    kept: list[Any] = []
 
     def handler(batch: Batch) -> None:
         create(batch)
+        kept.append(connections["default"])
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_backend_pid()")
             sessions.append(cursor.fetchone()[0])
@@ -65,12 +68,10 @@ def test_what_a_handler_creates_commits_with_the_cursor_in_one_session(drill: Dr
         made.append(isinstance(connection.connection, Bounded))
 
     made: list[bool] = []
-    drill.handle(handler)
-    drill.save("acme", "1", "2")
     connection_created.connect(note)
     try:
         with CaptureQueriesContext(connections["default"]) as queries:
-            drill.go_on()
+            handled(drill, handler, "1", "2")
     finally:
         connection_created.disconnect(note)
     assert sessions[0] == sessions[1]
@@ -79,51 +80,8 @@ def test_what_a_handler_creates_commits_with_the_cursor_in_one_session(drill: Dr
     assert drill.states() == {"handled": 2}
     assert True in made, "who waits for new connections sees it"
     assert any("INSERT" in query["sql"] for query in queries), "and so does who looks at queries"
-
-
-def test_a_batch_that_fails_leaves_nothing_and_the_next_try_finds_nothing_in_its_way(drill: Drill) -> None:
-    def handler(batch: Batch) -> None:
-        create(batch)
-        if len(drill.calls) == 1:
-            raise ValueError
-
-    handled(drill, handler)
-    assert len(drill.calls) == 2
-    assert numbers() == ["1"]
-    assert drill.states() == {"handled": 1}
-
-
-def test_a_run_that_was_replaced_leaves_nothing_and_runs_no_hook(drill: Drill) -> None:
-    hooks = []
-
-    def handler(_: Batch) -> None:
-        call = f"call {len(drill.calls)}"
-        OBJECTS.create(number=call)
-        transaction.on_commit(lambda: hooks.append(call))
-        if call == "call 1":
-            drill.replace_run("acme")
-            assert drill.run_one()
-
-    handled(drill, handler)
-    assert numbers() == ["call 2"]
-    assert hooks == ["call 2"]
-
-
-def test_a_frozen_run_s_session_is_ended_with_the_locks_of_the_orm(drill: Drill) -> None:
-    """Its successor writes the same row, which the one before holds."""
-
-    def handler(_: Batch) -> None:
-        OBJECTS.update_or_create(number="held", defaults={"details": {"call": len(drill.calls)}})
-        if len(drill.calls) == 1:
-            drill.replace_run("acme")
-            successor = threading.Thread(target=drill.run_one)
-            successor.start()
-            successor.join(20)
-            assert not successor.is_alive()
-
-    handled(drill, handler)
-    assert [one.details for one in OBJECTS.all()] == [{"call": 2}]
-    assert drill.states() == {"handled": 1}
+    with pytest.raises(HandlerMistake, match="the batch is over"), kept[0].cursor():
+        pass
 
 
 def test_hooks_run_after_the_commit_on_the_project_s_own_connection(drill: Drill, caplog: Any) -> None:
@@ -181,64 +139,38 @@ def test_a_hook_that_takes_too_long_is_given_up_and_the_batch_stays_handled(dril
     assert "SoftTimeLimitExceeded" in caplog.text
 
 
-def caught(_: Batch) -> None:
-    OBJECTS.create(number="taken")
-    with pytest.raises(IntegrityError):
-        OBJECTS.create(number="taken")
-
-
-def undone_without_a_savepoint(batch: Batch) -> None:
-    create(batch)
-    with pytest.raises(ValueError, match="inner"), transaction.atomic(savepoint=False):
-        raise ValueError("inner")
-
-
-def set_to_roll_back(batch: Batch) -> None:
-    create(batch)
-    transaction.set_rollback(True)
-
-
-@pytest.mark.parametrize("handle", [caught, undone_without_a_savepoint, set_to_roll_back])
-def test_a_batch_that_cannot_commit_any_more_fails(drill: Drill, handle: Callable[[Batch], None]) -> None:
+def test_a_batch_that_cannot_commit_any_more_fails(drill: Drill) -> None:
     def handler(batch: Batch) -> None:
-        if len(drill.calls) == 1:
-            handle(batch)
+        match len(drill.calls):
+            case 1:
+                create(batch)
+                with pytest.raises(IntegrityError):
+                    create(batch)
+            case 2:
+                create(batch)
+                with pytest.raises(ValueError, match="inner"), transaction.atomic(savepoint=False):
+                    raise ValueError("inner")
+            case 3:
+                create(batch)
+                transaction.set_rollback(True)
+            case 4:
+                with connection.cursor() as cursor:
+                    cursor.execute("COMMIT")
 
     handled(drill, handler)
-    (error,) = drill.errors
-    assert isinstance(error, HandlerMistake)
-    assert "the handler caught" in str(error)
+    *caught, committed = drill.errors
+    assert [type(error) for error in caught] == [HandlerMistake] * 3
+    assert all("the handler caught" in str(error) for error in caught)
+    assert "committed, rolled back or closed" in str(committed)
     assert numbers() == []
     assert drill.states() == {"handled": 1}
-
-
-def test_an_error_inside_of_a_block_of_its_own_leaves_the_rest(drill: Drill) -> None:
-    def handler(batch: Batch) -> None:
-        create(batch)
-        with pytest.raises(IntegrityError), transaction.atomic():
-            create(batch)
-        OBJECTS.create(number="after")
-
-    handled(drill, handler)
-    assert drill.errors == []
-    assert numbers() == ["1", "after"]
-
-
-def test_a_constraint_that_fails_at_the_commit_is_the_record_s(drill: Drill) -> None:
-    """Django's foreign keys are looked at when the transaction commits."""
-
-    def handler(batch: Batch) -> None:
-        for record in batch:
-            OBJECTS.create(number=record.external_id, customer_id=4711 if record.external_id == "bad" else None)
-
-    handled(drill, handler, "1", "bad", "2")
-    assert numbers() == ["1", "2"]
-    assert drill.states() == {"handled": 2, "quarantined": 1}
 
 
 def test_django_neither_ends_the_transaction_nor_closes_its_connection(drill: Drill) -> None:
     def handler(batch: Batch) -> None:
         create(batch)
+        with pytest.raises(IntegrityError), transaction.atomic():
+            create(batch)
         with pytest.raises(RuntimeError, match="durable"), transaction.atomic(durable=True):
             pass
         for end in (transaction.commit, transaction.rollback):
@@ -253,29 +185,14 @@ def test_django_neither_ends_the_transaction_nor_closes_its_connection(drill: Dr
     assert numbers() == ["1", "after"]
 
 
-def test_a_commit_behind_django_s_back_is_found_out(drill: Drill) -> None:
-    def handler(_: Batch) -> None:
-        if len(drill.calls) == 1:
-            with connection.cursor() as cursor:
-                cursor.execute("COMMIT")
-
-    handled(drill, handler)
-    (error,) = drill.errors
-    assert "committed, rolled back or closed" in str(error)
-
-
 @pytest.fixture
 def _role(drill: Drill) -> Iterator[None]:
-    with drill.deployment.engine.begin() as own:
-        own.exec_driver_sql("CREATE ROLE django_shop")
-        own.exec_driver_sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO django_shop")
-        own.exec_driver_sql("GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO django_shop")
+    grants = (f"GRANT ALL ON ALL {what} IN SCHEMA public TO django_shop" for what in ("TABLES", "SEQUENCES"))
+    run(drill.deployment.engine, "CREATE ROLE django_shop", *grants)
     yield
     connections.close_all()
     drill.runtime.engine.dispose()
-    with drill.deployment.engine.begin() as own:
-        own.exec_driver_sql("DROP OWNED BY django_shop")
-        own.exec_driver_sql("DROP ROLE django_shop")
+    run(drill.deployment.engine, "DROP OWNED BY django_shop", "DROP ROLE django_shop")
 
 
 @pytest.mark.usefixtures("_role")
@@ -310,33 +227,6 @@ def test_nothing_that_django_sets_stays_with_the_session(drill: Drill, monkeypat
         assert driver_of(later).pgconn is sessions[0]
         assert later.exec_driver_sql(look).one() == before
         assert not type(driver_of(later).cursor()).__module__.startswith("django")
-    assert drill.states() == {"handled": 1}
-
-
-@pytest.mark.parametrize("django_s", [None, "public,pg_catalog"])
-def test_the_search_path_of_one_call_decides_nothing_for_another(
-    drill: Drill, monkeypatch: pytest.MonkeyPatch, django_s: str | None
-) -> None:
-    """Whether a call comes first in its process does not matter. What its handler has set holds for the ORM too."""
-    if django_s is not None:
-        monkeypatch.setitem(connections.settings["default"], "OPTIONS", {"options": f"-c search_path={django_s}"})
-    ((usual,),) = drill.deployment.rows("SHOW search_path")
-    seen: list[tuple[str, str]] = []
-
-    def handler(batch: Batch) -> None:
-        if batch.tenant == "acme":
-            batch.connection.exec_driver_sql("SET LOCAL search_path TO acme")
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW search_path")
-            seen.append((batch.tenant, cursor.fetchone()[0]))
-
-    drill.handle(handler)
-    for number in ("1", "2"):
-        for tenant in ("acme", "bolt"):
-            drill.save(tenant, number)
-            drill.go_on()
-    assert drill.errors == []
-    assert seen == [("acme", "acme"), ("bolt", django_s or usual)] * 2
 
 
 class Point:
@@ -364,17 +254,15 @@ class ConnectsItself(DatabaseWrapper):
         return self.Database.connect(**conn_params)
 
 
-@pytest.fixture
-def backend(drill: Drill, request: pytest.FixtureRequest) -> Iterator[None]:  # noqa: ARG001 - it makes the table
-    before, kind = connections["default"], request.param
+@contextmanager
+def backend(kind: type[DatabaseWrapper]) -> Iterator[None]:
+    before = connections["default"]
     connections["default"] = made = kind(before.settings_dict, "default")
     yield
     made.close()
     connections["default"] = before
 
 
-@pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("backend", [Prepares], indirect=True)
 @pytest.mark.parametrize("options", [{}, {"isolation_level": 2, "options": "-c search_path=public,pg_catalog"}])
 def test_a_backend_prepares_the_batch_s_connection_as_its_own(
     drill: Drill, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
@@ -391,26 +279,19 @@ def test_a_backend_prepares_the_batch_s_connection_as_its_own(
 
     point: Any = Point()
     seen: list[str] = []
-    handled(drill, handler)
+    with backend(Prepares):
+        handled(drill, handler)
     assert [type(error) for error in drill.errors] == [ValueError]
     assert seen == ["a point"] * 2
     assert numbers() == ["1"]
     with drill.runtime.engine.connect() as later, pytest.raises(ProgrammingError, match="cannot adapt"):
         later.exec_driver_sql("SELECT %s", (point,))
-
-
-@pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("backend", [ConnectsItself], indirect=True)
-def test_a_backend_that_connects_by_itself_is_refused(drill: Drill) -> None:
-    def handler(batch: Batch) -> None:
-        if len(drill.calls) == 1:
-            create(batch)
-
-    handled(drill, handler)
-    (error,) = drill.errors
-    assert isinstance(error, ConfigurationError)
-    assert "without calling `super().get_new_connection`" in str(error)
-    assert numbers() == []
+    # One that connects by itself is refused.
+    with backend(ConnectsItself):
+        handled(drill, lambda batch: create(batch) if len(drill.errors) == 1 else None, "2")
+    assert isinstance(drill.errors[1], ConfigurationError)
+    assert "without calling `super().get_new_connection`" in str(drill.errors[1])
+    assert numbers() == ["1"]
 
 
 def test_the_project_s_own_connection_is_not_touched(drill: Drill) -> None:
@@ -429,43 +310,38 @@ def test_the_project_s_own_connection_is_not_touched(drill: Drill) -> None:
     assert numbers() == ["1"]
 
 
-@pytest.mark.parametrize("is_coroutine", [False, True])
-def test_another_alias_another_thread_and_a_coroutine_commit_on_their_own(drill: Drill, *, is_coroutine: bool) -> None:
+@pytest.mark.parametrize(
+    ("alias", "left"),
+    [("default", ["other", "thread"]), ("other", ["default", "thread"]), (None, ["default", "other", "thread"])],
+)
+def test_another_alias_and_another_thread_commit_on_their_own(drill: Drill, alias: str | None, left: list[str]) -> None:
     def in_thread() -> None:
         OBJECTS.create(number="thread")
         connections.close_all()
 
     def handler(_: Batch) -> None:
         if len(drill.calls) == 1:
-            OBJECTS.using("other").create(number="other")
+            for name in ("default", "other"):
+                OBJECTS.using(name).create(number=name)
             thread = threading.Thread(target=in_thread)
             thread.start()
             thread.join()
             raise ValueError
 
+    with override_settings(TASKBRIDGE_DATABASE=alias):
+        handled(drill, handler)
+    assert numbers() == left
+
+
+def test_a_coroutine_commits_on_its_own(drill: Drill) -> None:
     async def coroutine(_: Batch) -> None:
         if len(drill.calls) == 1:
             await sync_to_async(OBJECTS.create)(number="coroutine")
             await sync_to_async(connections.close_all)()
             raise ValueError
 
-    handled(drill, coroutine if is_coroutine else handler)
-    assert numbers() == (["coroutine"] if is_coroutine else ["other", "thread"])
-
-
-@pytest.mark.parametrize("alias", [None, "other"])
-def test_handlers_may_have_another_alias_or_none(drill: Drill, alias: str | None) -> None:
-    def handler(_: Batch) -> None:
-        if len(drill.calls) == 1:
-            OBJECTS.create(number="default")
-            OBJECTS.using("other").create(number="other")
-            raise ValueError
-
-    drill.handle(handler)
-    drill.save("acme", "1")
-    with override_settings(TASKBRIDGE_DATABASE=alias):
-        drill.go_on()
-    assert numbers() == (["default"] if alias else ["default", "other"])
+    handled(drill, coroutine)
+    assert numbers() == ["coroutine"]
 
 
 @pytest.mark.parametrize(
@@ -485,25 +361,11 @@ def test_what_cannot_be_exactly_once_is_refused(
         if len(drill.calls) == 1:
             OBJECTS.using(alias).count()
 
-    drill.handle(handler)
-    drill.save("acme", "1")
     with override_settings(TASKBRIDGE_DATABASE=alias):
-        drill.go_on()
+        handled(drill, handler)
     (error,) = drill.errors
     assert isinstance(error, ConfigurationError)
     assert words in str(error)
-
-
-def test_whoever_kept_the_connection_is_told(drill: Drill) -> None:
-    kept: list[Any] = []
-
-    def handler(batch: Batch) -> None:
-        create(batch)
-        kept.append(connections["default"])
-
-    handled(drill, handler)
-    with pytest.raises(HandlerMistake, match="the batch is over"), kept[0].cursor():
-        pass
 
 
 def test_a_session_that_is_lost_looks_like_one_that_is_away_and_comes_again(drill: Drill) -> None:

@@ -97,7 +97,6 @@ class Migration(migrations.Migration):
 """,
     "tried.py": """
 from asgiref.sync import async_to_sync
-from celery.contrib.testing.worker import start_worker
 from django.core import checks
 from django.core.management import CommandError, call_command
 from django.db import connection
@@ -127,11 +126,6 @@ class Record(TransactionTestCase):
 class RecordToo(Record):
     pass
 
-class Doctor(TransactionTestCase):
-    def test_it_finds_no_worker(self):
-        with self.assertRaises(CommandError):
-            call_command("taskbridge", "doctor")
-
 class WithoutADatabase(SimpleTestCase):
     def test_the_project_s_own_is_refused(self):
         with self.assertRaisesMessage(ConfigurationError, "Django has not created a database for this test"):
@@ -151,24 +145,11 @@ class WithoutADatabase(SimpleTestCase):
             with self.assertLogs("taskbridge", "ERROR"):
                 tell("acme", "orders")
 
-class Away(TransactionTestCase):
-    def test_what_fails_inline_waits_for_its_next_try(self):
-        with self.settings(WAREHOUSE_URL="http://127.0.0.1:1"):
-            services.place("acme", "bicycle", 2)
-        self.assertEqual(runtime_of(app).gate.look("orders", ["acme"])[0].hold, "retry")
-
 class Placed(WithWarehouse, TransactionTestCase):
-    def test_inline(self):
+    def test_what_runs_inline(self):
         services.place("acme", "bicycle", 2)
         self.assertEqual(Shipment.objects.count(), 1)
 
-    def test_by_a_worker(self):
-        with start_worker(app, perform_ping_check=False):
-            services.place("acme", "bicycle", 2)
-            for _ in range(1000):
-                if Shipment.objects.count():
-                    break
-        self.assertEqual(Shipment.objects.count(), 1)
 """,
 }
 
@@ -188,8 +169,7 @@ def without_scan(deployment: Deployment) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("what", "names_it"),
     [
-        pytest.param(["tried.Record", "tried.Doctor", "tried.Placed.test_by_a_worker"], True, id="worker"),
-        pytest.param(["tried.Placed.test_inline", "tried.Away"], False, id="inline"),
+        pytest.param(["tried.Placed"], False, id="inline"),
         pytest.param(["tried.Record", "tried.RecordToo", "--parallel", "2"], True, id="parallel"),
         pytest.param(["tried.WithoutADatabase"], True, id="none"),
     ],
@@ -212,7 +192,7 @@ def test_what_tests_do_reaches_their_own_database_alone_and_lets_django_drop_it(
         environment["PYTHONPATH"] += f":{tmp_path}"
         if names_it:
             environment["TASKBRIDGE_POSTGRES_URL"] = url
-        if "tried.Placed.test_inline" in what:
+        if what == ["tried.Placed"]:
             environment["EAGER"] = "1"
         # An error of the teardown is its status too.
         said = manage(environment, "test", "--noinput", "--settings", "own", *what)
@@ -228,26 +208,20 @@ def test_what_tests_do_reaches_their_own_database_alone_and_lets_django_drop_it(
 @pytest.mark.slow
 def test_the_shop_s_commands_and_what_its_migration_says(taskbridge_servers: Servers) -> None:
     with shop(taskbridge_servers, taskbridge_servers.redis_url) as environment:
-        assert "taskbridge.W004" in manage(environment, "check", "--database", "default")
-        assert "Applying orders.0002_adopt_orders... OK" in manage(environment, "migrate")
-        assert "no issues" in manage(environment, "check", "--database", "default")
-        assert "No changes detected" in manage(environment, "makemigrations", "--check")
-        # as the program would have adopted it
-        assert "was already adopted" in manage(environment, *ADOPT)
-        assert "Adopt Order as the source orders" in manage(environment, "sqlmigrate", "orders", "0002")
-        assert '"orders": {' in manage(environment, "taskbridge", "status", "--json")
-        assert "is called 'nobody'" in manage(environment, "taskbridge", "inspect", "nobody", status=1)
-        # and its migration has a way back
-        assert "Unapplying orders.0002_adopt_orders... OK" in manage(environment, "migrate", "orders", "0001")
-        assert "triggers 0" in manage(environment, "shell", "-c", TRIGGERS)
-
-
-TRIGGERS = """
-from django.db import connection
-with connection.cursor() as cursor:
-    cursor.execute("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'taskbridge_orders_%'")
-    print("triggers", *cursor.fetchone())
-"""
+        for arguments, said in (
+            (["check", "--database", "default"], "taskbridge.W004"),
+            (["migrate"], "Applying orders.0002_adopt_orders... OK"),
+            (["check", "--database", "default"], "no issues"),
+            (["makemigrations", "--check"], "No changes detected"),
+            # as the program would have adopted it
+            (ADOPT, "was already adopted"),
+            (["sqlmigrate", "orders", "0002"], "Adopt Order as the source orders"),
+            (["taskbridge", "status", "--json"], '"orders": {'),
+            # and its migration has a way back
+            (["migrate", "orders", "0001"], "Unapplying orders.0002_adopt_orders... OK"),
+        ):
+            assert said in manage(environment, *arguments)
+        assert "is named 'nobody'" in manage(environment, "taskbridge", "inspect", "nobody", status=1)
 
 
 PLACE = """

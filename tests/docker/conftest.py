@@ -19,7 +19,7 @@ from sqlalchemy import Engine, make_url
 
 from taskbridge.embedded import Servers
 from tests.deployment import Deployment
-from tests.docker.containers import HOST, Postgres, Redis, Worker, free_port
+from tests.docker.containers import HOST, Postgres, Redis, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 HANDLER_SECONDS = 0.4
@@ -70,16 +70,11 @@ def taskbridge_servers(postgres: Postgres) -> Servers:
     return Servers(postgres.url, "")
 
 
-@pytest.fixture
-def default_redis_broker_ports() -> dict[str, Any]:
-    return {"6379/tcp": (HOST, free_port())}
-
-
 default_redis_broker = container(
     image="redis:7",
     command=fxtr("default_redis_broker_command"),
     network="{default_pytest_celery_network.name}",
-    ports=fxtr("default_redis_broker_ports"),
+    ports={"6379/tcp": (HOST, None)},
     tmpfs={"/data": ""},
     wrapper_class=Redis,
     timeout=60,

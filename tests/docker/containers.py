@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-
 from pytest_celery import CeleryWorkerContainer, RedisContainer
 from pytest_docker_tools import wrappers
 
-from tests.waiting import wait_until
-
-__all__ = ["Postgres", "Redis", "Worker", "free_port"]
+__all__ = ["Postgres", "Redis", "Worker"]
 
 HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    """Return a port that stays the same when its container is started again; one that the engine chooses does not."""
-    with socket.socket() as one:
-        one.bind((HOST, 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 class Postgres(wrappers.Container):
@@ -31,7 +19,7 @@ class Postgres(wrappers.Container):
 
 
 class Redis(RedisContainer):
-    """The gate and the broker. It keeps nothing on disk: a restart loses everything."""
+    """The gate and the broker."""
 
     @property
     def port(self) -> int:
@@ -39,12 +27,6 @@ class Redis(RedisContainer):
         self.reload()
         port: int = self.ports["6379/tcp"][0]
         return port
-
-    def crash(self) -> None:
-        """Kill it, start it again, and wait until it answers."""
-        self._container.kill()
-        self._container.start()
-        wait_until(lambda: self.exec_run(["redis-cli", "ping"]).exit_code == 0, "Redis answers again")
 
 
 class Worker(CeleryWorkerContainer):
@@ -56,17 +38,6 @@ class Worker(CeleryWorkerContainer):
         name: str = self.attrs["Config"]["Hostname"]
         return name
 
-    def pause(self) -> None:
-        """Freeze all of its processes."""
-        self._container.pause()
-
-    def unpause(self) -> None:
-        self._container.unpause()
-
     def replace(self) -> None:
         """Tell it to stop (SIGTERM), wait until it has, and start it again."""
         self._container.restart(timeout=30)
-
-    def runs(self) -> int:
-        """How many runs it has ended."""
-        return sum("Task taskbridge.run" in line and "succeeded" in line for line in self.logs().splitlines())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from taskbridge.gate import State
 from taskbridge.gate.constants import Constant
@@ -61,26 +62,12 @@ def _when(row: Transition, rows: Sequence[Transition]) -> str:
 
 
 def _admission(rows: Sequence[admission.Row[Any]]) -> str:
+    """Return a table of a pipeline's circuit, run slots or wait queue as Markdown."""
     lines = ["| state | event | when | next | effect |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
         cells = (row.state.value, row.verb.value, _when(row, rows), row.next.value, row.effect.value)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def circuit() -> str:
-    """Return the table of a pipeline's circuit as Markdown."""
-    return _admission(CIRCUIT)
-
-
-def slots() -> str:
-    """Return the table of a pipeline's run slots as Markdown."""
-    return _admission(SLOTS)
-
-
-def wait_queue() -> str:
-    """Return the table of a tenant and the wait queue as Markdown."""
-    return _admission(WAIT_QUEUE)
 
 
 def numbers() -> str:
@@ -110,12 +97,12 @@ def diagram() -> str:
     )
 
 
-PARTS = {
+PARTS: Final[dict[str, Callable[[], str]]] = {
     "transitions": table,
     "diagram": diagram,
-    "circuit": circuit,
-    "run slots": slots,
-    "wait queue": wait_queue,
+    "circuit": partial(_admission, CIRCUIT),
+    "run slots": partial(_admission, SLOTS),
+    "wait queue": partial(_admission, WAIT_QUEUE),
     "numbers": numbers,
 }
 """What prints that which stands between each pair of marks, such as `<!-- diagram -->`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +18,11 @@ from benchmarks import figures
 from benchmarks import page as figures_page
 from benchmarks.everything import BENCHMARKS, PAGE
 from taskbridge.cli.main import cli
+from taskbridge.observe.metrics import METRICS
 from taskbridge.settings import Settings
-from tests.docs import limits_text, protocol_text
+from tests.docs import protocol_text, reference_text
 from tests.docs.printed import Printed
+from tests.scraping import SAMPLES
 
 COMMANDS = cli.all_commands()
 
@@ -149,7 +153,8 @@ def test_every_default_is_the_one_that_is_documented() -> None:
             assert documented[name] == (default if isinstance(default, str) else f"{default:g}"), name
 
 
-def test_every_python_example_runs_as_far_as_its_names() -> None:
+def test_every_python_example_compiles_and_what_it_imports_is_there() -> None:
+    own = {path.stem for path in (ROOT / "examples").rglob("*") if path.is_dir() or path.suffix == ".py"}
     blocks = [
         (page.name, block)
         for page in PAGES
@@ -160,27 +165,16 @@ def test_every_python_example_runs_as_far_as_its_names() -> None:
         compile(block, page, "exec")
         for module, names in re.findall(r"^from (taskbridge[.\w]*) import (.+)$", block, re.MULTILINE):
             assert {name.strip() for name in names.split(",")} <= set(import_module(module).__all__), page
+        for name in re.findall(r"^(?:from|import) (\w+)", block, re.MULTILINE):
+            assert name in own or find_spec(name) is not None, page
 
 
-def test_what_the_examples_import_is_installed_by_the_project() -> None:
-    own = {path.stem for path in (ROOT / "examples").rglob("*") if path.is_dir() or path.suffix == ".py"}
-    imported = {
-        (page.name, name)
-        for page in PAGES
-        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-        for name in re.findall(r"^(?:from|import) (\w+)", block, re.MULTILINE)
-    }
-    assert imported
-    assert [one for one in sorted(imported) if one[1] not in own and find_spec(one[1]) is None] == []
+PRINTED = {Printed(protocol_text.PAGE, name): text_of for name, text_of in protocol_text.PARTS.items()}
 
 
-@pytest.mark.parametrize("part", protocol_text.PARTS)
-def test_the_page_of_the_gate_shows_the_tables_that_the_code_has(part: str) -> None:
-    assert Printed(protocol_text.PAGE, part).shown() == protocol_text.PARTS[part](), "run `make docs`"
-
-
-def test_the_limits_are_those_that_the_code_has() -> None:
-    assert limits_text.PART.shown() == limits_text.table(), "run `make docs`"
+@pytest.mark.parametrize(("part", "text_of"), (PRINTED | reference_text.PARTS).items())
+def test_the_pages_show_the_tables_that_the_code_has(part: Printed, text_of: Callable[[], str]) -> None:
+    assert part.shown() == text_of(), "run `make docs`"
 
 
 def test_the_pages_show_the_stored_figures_of_the_benchmarks() -> None:
@@ -214,3 +208,36 @@ def test_an_example_is_short_and_is_on_the_page_of_examples() -> None:
         for one in (ROOT / "examples").iterdir()
         if one.is_dir() and one.name[0] not in "._" and one.name not in page
     ] == []
+
+
+COMPOSE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+
+
+def test_every_setting_reaches_the_services() -> None:
+    passed = set(re.findall(r"^    (TASKBRIDGE_[A-Z_]+):", COMPOSE, re.MULTILINE))
+    assert passed == {f"TASKBRIDGE_{name.upper()}" for name in Settings.__slots__}
+
+
+def test_every_variable_of_the_compose_file_is_in_the_example_and_passwords_have_no_value() -> None:
+    example = (ROOT / ".env.example").read_text(encoding="utf-8")
+    named = set(re.findall(r"\$\{([A-Z_]+)", COMPOSE))
+    assert {"POSTGRES_PASSWORD", "REDIS_PASSWORD", "FLOWER_PASSWORD"} < named
+    assert named == set(re.findall(r"^(?:# )?([A-Z_]+)=", example, re.MULTILINE)) - {"TASKBRIDGE_PIPELINES"}
+    assert set(re.findall(r"^([A-Z]+_PASSWORD=.*)$", example, re.MULTILINE)) == {
+        f"{name}=" for name in named if name.endswith("_PASSWORD")
+    }
+
+
+def test_the_dashboard_of_grafana_asks_for_every_metric_and_for_no_other() -> None:
+    dashboard = json.loads((ROOT / "examples" / "dashboard.json").read_text(encoding="utf-8"))
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    named = {name for query in asked for name in re.findall(r"\btaskbridge_\w+", query)}
+    assert named <= SAMPLES
+    assert [one.name for one in METRICS if not any(name.startswith(one.name) for name in named)] == []
+    labels = {label for query in asked for label in re.findall(r"\bby \(([^)]*)\)", query)}
+    assert labels <= {"pipeline", "server", "le, pipeline", "pipeline, le"}
+    # Each worker tells the figures of the whole deployment: added up, they would be counted once for each.
+    of_all = {one.name for one in METRICS if one.group.scope == "deployment"}
+    for query in asked:
+        if any(re.search(rf"\b{name}(?:_bucket|_sum|_count)?\b", query) for name in of_all):
+            assert "sum" not in query.replace("_sum", ""), query

@@ -7,8 +7,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 USE = """
@@ -32,27 +30,22 @@ print(taskbridge.__file__)
 """
 
 
-# The wheel is built once: all run in one process.
-pytestmark = pytest.mark.xdist_group("wheel")
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+def test_a_wheel_holds_the_package_and_nothing_else_and_works_without_the_checkout(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=100)
-    (made,) = folder.glob("*.whl")
-    return made
-
-
-def test_a_wheel_works_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
+        archive.extractall(tmp_path / "there")
+    (described,) = (tmp_path / "there").glob("*.dist-info")
+    description = (described / "METADATA").read_text()
+    assert "\nName: celery-taskbridge\n" in description
+    assert "\nProvides-Extra: embedded\n" in description
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {"taskbridge", described.name}
     # -P: the current directory is not searched, so this is the wheel's code and nothing else's.
     used = subprocess.run(
         [sys.executable, "-P", "-c", USE],
-        cwd=tmp_path.parent,
-        env={"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path / "there")},
         check=False,
         capture_output=True,
         text=True,
@@ -60,13 +53,3 @@ def test_a_wheel_works_without_the_checkout(wheel: Path, tmp_path: Path) -> None
     )
     assert used.returncode == 0, used.stderr
     assert used.stdout.startswith(str(tmp_path))
-
-
-def test_a_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        folders = {name.split("/")[0] for name in archive.namelist()}
-        (described,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        description = archive.read(described).decode()
-    assert "\nName: celery-taskbridge\n" in description
-    assert "\nProvides-Extra: embedded\n" in description
-    assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"taskbridge"}

@@ -16,7 +16,7 @@ import redis
 from packaging.requirements import Requirement
 
 from taskbridge.embedded import serve
-from taskbridge.embedded.binaries import find_postgres, find_redis
+from taskbridge.embedded.binaries import find_redis
 from taskbridge.errors import Unavailable
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -47,22 +47,13 @@ def put(path: Path, name: str, says: str) -> Path:
     return program
 
 
-@pytest.mark.usefixtures("no_wheels", "path")
-def test_without_any_redis_it_is_said_what_to_install() -> None:
+@pytest.mark.usefixtures("no_wheels")
+def test_the_systems_redis_or_valkey_is_used_where_it_is_new_enough(path: Path) -> None:
     with pytest.raises(Unavailable, match=r"no Redis server of version 6\.2.*TASKBRIDGE_REDIS_URL"):
         find_redis(None)
-
-
-@pytest.mark.usefixtures("no_wheels")
-def test_a_redis_that_is_too_old_is_refused_with_its_version(path: Path) -> None:
     program = put(path, "redis-server", "Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc-5.2.1 bits=64")
     with pytest.raises(Unavailable, match=rf"{program}: is version 6\.0"):
         find_redis(None)
-
-
-@pytest.mark.usefixtures("no_wheels")
-def test_valkey_serves_where_redis_is_too_old(path: Path) -> None:
-    put(path, "redis-server", "Redis server v=5.0.14 sha=00000000:0")
     valkey = put(path, "valkey-server", "Valkey server v=8.1.1 sha=00000000:0")
     assert find_redis(None) == valkey
 
@@ -125,8 +116,3 @@ def test_the_valkey_of_the_wheel_serves(data_dir: Path, monkeypatch: pytest.Monk
     only_wheel(Path(found.origin).parent, monkeypatch)
     with serve(data_dir, durable=False) as servers, redis.Redis.from_url(servers.redis_url) as client:
         assert "valkey_version" in client.info("server")
-
-
-def test_the_wheels_programs_are_found() -> None:
-    assert (find_postgres(None) / "initdb").exists()
-    assert find_redis(None).exists()

@@ -1,19 +1,25 @@
-"""Nothing outlives the process that serves, however that process ends."""
+"""Nothing outlives the process that serves, however that ends, and what is left all the same is taken over."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
-import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
+import redis
 
 from taskbridge.embedded import Guarded, running, serve
+from taskbridge.embedded.account import server_account
+from taskbridge.embedded.launch import listen
+from taskbridge.embedded.postgres import Postgres
+from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.errors import Unavailable
 from tests.waiting import wait_until
 
@@ -33,29 +39,24 @@ def data_dir(data_dir_with_cluster: Path) -> Path:
     return data_dir_with_cluster
 
 
-def test_sigkill_of_the_serving_process_leaves_no_process_behind(data_dir: Path) -> None:
-    with serving(data_dir) as other, psycopg.connect(other.postgres_url):
-        family = descendants(other.process.pid)
+@pytest.mark.parametrize("watchers_too", [False, True])
+def test_sigkill_leaves_no_process_behind_and_nothing_in_the_way(data_dir: Path, *, watchers_too: bool) -> None:
+    with serving(data_dir) as other:
+        family, watchers = descendants(other.process.pid), watchers_of(other.process.pid)
         assert len(family) >= 5  # two watchers, two servers, processes of PostgreSQL
+        assert len(watchers) == 2
         assert os.getsid(other.process.pid) not in {os.getsid(pid) for pid in family}
-        other.process.kill()
+        for pid in (*(watchers if watchers_too else ()), other.process.pid):
+            os.kill(pid, signal.SIGKILL)
         other.process.wait()
         assert (data_dir / "servers.json").exists()
         assert running(data_dir) is None
-        wait_until(lambda: not any(alive(pid) for pid in family), "the family ended")
-    assert not (data_dir / "postgres" / "postmaster.pid").exists()  # an orderly shutdown, not a crash
-
-
-def test_sigkill_of_the_watchers_too_leaves_no_process_behind_and_nothing_in_the_way(data_dir: Path) -> None:
-    with serving(data_dir) as other:
-        family = descendants(other.process.pid)
-        watchers = watchers_of(other.process.pid)
-        assert len(watchers) == 2
-        for pid in (*watchers, other.process.pid):
-            os.kill(pid, signal.SIGKILL)
-        other.process.wait()
-        with serve(data_dir, durable=False) as servers, psycopg.connect(servers.postgres_url):
-            assert not any(alive(pid) for pid in family)
+        if watchers_too:
+            with serve(data_dir, durable=False) as servers, psycopg.connect(servers.postgres_url):
+                assert not any(alive(pid) for pid in family)
+        else:
+            wait_until(lambda: not any(alive(pid) for pid in family), "the family ended")
+            assert not (data_dir / "postgres" / "postmaster.pid").exists(), "an orderly shutdown, not a crash"
 
 
 @pytest.mark.parametrize(
@@ -76,27 +77,20 @@ def test_a_signal_stops_the_servers_in_order_before_the_process_ends(
     assert "shut down" in (data_dir / "postgres.log").read_text().splitlines()[-1]
 
 
-def test_a_command_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    guarded = Guarded([sys.executable, "-c", _STUBBORN, ready], stop=[(signal.SIGTERM, 0.2)])
-    wait_until(ready.exists, "ready")
-    assert guarded.stop() == 128 + signal.SIGKILL
-    assert not alive(guarded.pid)
-
-
-def test_a_second_ctrl_c_need_not_wait_for_the_grace(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    began = time.monotonic()
-    with Guarded([sys.executable, "-c", _STUBBORN, ready], stop=[(signal.SIGTERM, 600.0)]) as guarded:
-        wait_until(ready.exists, "ready")
-        stopping = threading.Thread(target=guarded.stop)
-        stopping.start()
-        with pytest.raises(TimeoutError):
-            guarded.wait(0.1)
-        guarded.hurry()
-        stopping.join()
-        assert guarded.poll() == 128 + signal.SIGKILL
-    assert time.monotonic() - began < 60
+def test_a_command_that_ignores_sigterm_is_killed_after_the_grace_or_in_a_hurry(tmp_path: Path) -> None:
+    for grace in (0.2, 600.0):
+        ready = tmp_path / str(grace)
+        with Guarded([sys.executable, "-c", _STUBBORN, ready], stop=[(signal.SIGTERM, grace)]) as guarded:
+            wait_until(ready.exists, "ready")
+            stopping = threading.Thread(target=guarded.stop)
+            stopping.start()
+            if grace > 1:
+                with pytest.raises(TimeoutError):
+                    guarded.wait(0.1)
+                guarded.hurry()
+            stopping.join(60)
+            assert guarded.poll() == 128 + signal.SIGKILL
+        assert not alive(guarded.pid)
 
 
 def test_processes_that_a_command_leaves_behind_end_with_it(tmp_path: Path) -> None:
@@ -122,9 +116,21 @@ def test_a_later_command_does_not_keep_an_earlier_one_alive() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_that_lives_on_keeps_neither_the_servers_nor_the_lock(data_dir: Path) -> None:
+def test_a_forked_child_that_lives_on_keeps_neither_the_servers_nor_the_lock_and_one_that_leaves_stops_nothing(
+    data_dir: Path,
+) -> None:
     read_end, write_end = os.pipe()
-    with serve(data_dir, durable=False):
+    with ExitStack() as stack:
+        servers = stack.enter_context(serve(data_dir, durable=False))
+        leaves = os.fork()
+        if leaves == 0:
+            try:
+                stack.close()
+            finally:
+                os._exit(0)
+        os.waitpid(leaves, 0)
+        with psycopg.connect(servers.postgres_url) as connection:
+            connection.execute("SELECT 1")
         child = os.fork()
         if child == 0:
             os.close(write_end)
@@ -139,17 +145,73 @@ def test_a_forked_child_that_lives_on_keeps_neither_the_servers_nor_the_lock(dat
         os.waitpid(child, 0)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_that_leaves_the_block_stops_nothing(data_dir: Path) -> None:
-    with ExitStack() as stack:
-        servers = stack.enter_context(serve(data_dir, durable=False))
-        child = os.fork()
-        if child == 0:
-            try:
-                stack.close()
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        assert running(data_dir) == servers
-        with psycopg.connect(servers.postgres_url) as connection:
+@contextmanager
+def bystander() -> Iterator[int]:
+    """A process of the servers' user that has nothing to do with the data directory."""
+    account = server_account(Path("/nonexistent"))
+    user = {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
+    with subprocess.Popen(["/bin/sleep", "600"], **user) as process:  # type: ignore[call-overload]
+        try:
+            yield process.pid
+            assert process.poll() is None, "was stopped"
+        finally:
+            process.kill()
+
+
+def test_a_stale_pid_that_another_program_has_now_is_never_signalled(data_dir: Path) -> None:
+    with bystander() as pid:
+        # given what a killed process leaves, with the bystander's pid as that of Postgres
+        with serve(data_dir, durable=False):
+            lines = (data_dir / "postgres" / "postmaster.pid").read_text().splitlines(keepends=True)
+            published = (data_dir / "servers.json").read_text()
+        (data_dir / "postgres" / "postmaster.pid").write_text("".join([f"{pid}\n", *lines[1:]]))
+        (data_dir / "servers.json").write_text(published)
+        with serve(data_dir, durable=False) as servers, psycopg.connect(servers.postgres_url) as connection:
             connection.execute("SELECT 1")
+
+
+def test_servers_that_still_run_on_this_directory_are_stopped_first(data_dir: Path) -> None:
+    account = server_account(data_dir / "postgres")
+    postgres = Postgres(data_dir, data_dir, account, durable=False)
+    redis_server = RedisServer(data_dir, data_dir, account)
+    postgres.prepare()
+    with (
+        listen(postgres) as (_, old_postgres),
+        listen(redis_server) as (_, old_redis),
+        serve(data_dir, durable=False) as servers,
+    ):
+        assert not alive(old_postgres.pid)
+        assert not alive(old_redis.pid)
+        with redis.Redis.from_url(servers.redis_url) as client:
+            assert client.ping()
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_end_by_itself_is_killed(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(data_dir, durable=False):
+        pass
+    account = server_account(data_dir / "postgres")
+    monkeypatch.setattr("taskbridge.embedded.launch.LEFTOVER_SECONDS", 0.5)
+    with listen(RedisServer(data_dir, data_dir, account)) as (_, frozen):
+        os.kill(frozen.pid, signal.SIGSTOP)
+        with serve(data_dir, durable=False):
+            assert not alive(frozen.pid)
+
+
+def test_a_crash_of_postgres_under_a_long_query_does_not_stop_the_next_start(data_dir: Path) -> None:
+    def compute() -> None:
+        with psycopg.connect(url, autocommit=True) as other, pytest.raises(psycopg.OperationalError):
+            other.execute("SELECT count(*) FROM generate_series(1, 100000000000) a")
+
+    with serve(data_dir, durable=False) as servers:
+        url = servers.postgres_url
+        busy = threading.Thread(target=compute)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+            busy.start()
+            active = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'SELECT count%' AND state = 'active'"
+            wait_until(lambda: connection.execute(active).fetchone(), "the statement is active")
+            os.kill(int((data_dir / "postgres" / "postmaster.pid").read_text().splitlines()[0]), signal.SIGKILL)
+    with serve(data_dir, durable=False) as servers, psycopg.connect(servers.postgres_url) as connection:
+        assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+    busy.join()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import socket
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +18,11 @@ import pytest
 import redis
 
 from taskbridge.embedded import Servers, launch, running, serve
-from taskbridge.embedded.account import server_account
+from taskbridge.embedded.lock import hold, holder
 from taskbridge.embedded.postgres import Postgres
 from taskbridge.errors import AlreadyRunning, ConfigurationError, Unavailable
 
-from .processes import alive, command_line, descendants, serving, started_since
+from .processes import command_line, serving
 
 
 def query(servers: Servers, statement: str) -> str:
@@ -50,19 +52,6 @@ def served() -> Iterator[Served]:
             yield Served(data_dir, servers)
 
 
-@pytest.fixture
-def broken_cluster(data_dir: Path) -> Path:
-    """A cluster of which only the version and the owner are right; with it, everything fails quickly."""
-    cluster = data_dir / "postgres"
-    cluster.mkdir(parents=True, mode=0o700)
-    (cluster / "PG_VERSION").write_text("18\n")
-    (data_dir / "postgres.password").write_text("password")
-    account = server_account(cluster)
-    if account is not None:
-        os.chown(cluster, account.uid, account.gid)
-    return cluster
-
-
 @together
 def test_both_servers_answer_with_the_settings_that_the_project_relies_on(served: Served) -> None:
     assert query(served.servers, "SELECT version()").startswith("PostgreSQL 18.")
@@ -85,7 +74,12 @@ def test_both_servers_answer_with_the_settings_that_the_project_relies_on(served
 
 
 @together
-def test_no_password_is_on_a_command_line_in_a_repr_or_in_a_file_for_others(served: Served) -> None:
+def test_a_password_is_needed_and_on_no_command_line_in_no_repr_and_in_no_file_for_others(served: Served) -> None:
+    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+        psycopg.connect(re.sub(r":[^:@]+@", ":wrong@", served.servers.postgres_url))
+    without = f"redis://{served.servers.redis_url.rpartition('@')[2]}"
+    with redis.Redis.from_url(without) as client, pytest.raises(redis.AuthenticationError):
+        client.ping()
     urls = (served.servers.postgres_url, served.servers.redis_url)
     everything = [command_line(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     assert str(served.data_dir) in str(everything)
@@ -96,19 +90,6 @@ def test_no_password_is_on_a_command_line_in_a_repr_or_in_a_file_for_others(serv
     files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in served.data_dir.iterdir() if path.is_file()}
     assert {"servers.json", "postgres.password", "postgres.log", "redis.conf"} <= set(files)
     assert set(files.values()) == {0o600}
-
-
-@together
-def test_a_wrong_password_or_none_is_refused(served: Served) -> None:
-    url = served.servers.postgres_url
-    password = url.partition("@")[0].rpartition(":")[2]
-    with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-        psycopg.connect(url.replace(password, "wrong"))
-    with (
-        redis.Redis.from_url(f"redis://{served.servers.redis_url.rpartition('@')[2]}") as client,
-        pytest.raises(redis.AuthenticationError),
-    ):
-        client.ping()
 
 
 def test_another_process_is_told_who_serves_the_directory_and_finds_its_servers(data_dir: Path) -> None:
@@ -141,27 +122,17 @@ def test_by_default_rows_survive_everything_and_keys_do_not_survive_a_restart(da
             assert client.dbsize() == 0
 
 
-def test_everything_is_stopped_when_the_block_raises(data_dir_with_cluster: Path) -> None:
-    before = descendants(os.getpid())
-    started: set[int] = set()
-
-    def fail() -> None:
-        started.update(started_since(before))
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), serve(data_dir_with_cluster, durable=False):
-        fail()
-    assert len(started) >= 4
-    assert not any(alive(pid) for pid in started)
-    assert running(data_dir_with_cluster) is None
-
-
 @pytest.mark.slow
 def test_a_path_with_spaces_quotes_and_letters_of_any_language_works(open_directory: Path) -> None:
     data_dir = open_directory / 'Jörg\'s "Daten" für #1 日本' / "data"
+    # one that was left half made is made again
+    half_made = data_dir / "postgres.new-0123"
+    half_made.mkdir(parents=True)
+    (half_made / "PG_VERSION").write_text("18\n")
     for _ in range(2):
         with serve(data_dir, durable=False) as servers:
             assert query(servers, "SELECT 1") == "1"
+    assert [path.name for path in data_dir.glob("postgres*") if path.is_dir()] == ["postgres"]
 
 
 def test_a_data_directory_that_is_a_file_gives_a_clear_error(open_directory: Path) -> None:
@@ -188,16 +159,6 @@ def test_a_port_that_is_taken_between_choice_and_use_is_tried_again(
     assert not choices
 
 
-@pytest.mark.slow
-def test_a_cluster_that_was_left_half_made_is_made_again(data_dir: Path) -> None:
-    half_made = data_dir / "postgres.new-0123"
-    half_made.mkdir(parents=True)
-    (half_made / "PG_VERSION").write_text("18\n")
-    with serve(data_dir, durable=False) as servers:
-        assert query(servers, "SELECT 1") == "1"
-    assert [path.name for path in data_dir.glob("postgres*") if path.is_dir()] == ["postgres"]
-
-
 def test_a_failing_initdb_leaves_no_cluster_and_no_password_file(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,10 +174,45 @@ def test_a_server_that_does_not_answer_in_time_is_stopped(
     monkeypatch.setattr(Postgres, "start_seconds", 0.0)
     with pytest.raises(Unavailable, match="PostgreSQL did not start"), serve(data_dir_with_cluster, durable=False):
         pass
-    shutil.rmtree(data_dir_with_cluster)
 
 
-def test_a_cluster_of_another_major_version_is_refused_with_the_way_out(data_dir: Path, broken_cluster: Path) -> None:
-    (broken_cluster / "PG_VERSION").write_text("17\n")
+def test_a_cluster_of_another_major_version_is_refused_with_the_way_out(data_dir_with_cluster: Path) -> None:
+    (data_dir_with_cluster / "postgres" / "PG_VERSION").write_text("17\n")
     with pytest.raises(Unavailable, match=r"created by PostgreSQL 17.*move it away.*pg_dumpall"):
-        serve(data_dir).__enter__()
+        serve(data_dir_with_cluster).__enter__()
+
+
+def test_the_holder_is_told_and_the_lock_ends_with_the_block(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert holder(path) is None
+    with hold(path, tmp_path):
+        assert holder(path) == os.getpid()
+        with pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}"):
+            hold(path, tmp_path).__enter__()
+    assert holder(path) is None
+
+
+def test_those_who_only_look_never_keep_a_server_from_starting(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            holder(path)
+
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            threads.submit(look)
+        for _ in range(100):
+            with hold(path, tmp_path):
+                pass
+        stop.set()
+
+
+def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (tmp_path / "lock").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link"):
+        hold(tmp_path / "lock", tmp_path).__enter__()
+    assert victim.read_text() == "kept"

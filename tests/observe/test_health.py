@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from taskbridge import LatencyNeutral
 from taskbridge.common.run_key import RunKey
-from taskbridge.gate import Answer, Gate
+from taskbridge.gate import Answer
 from taskbridge.observe import health, status
 from taskbridge.observe.context import Context
 from taskbridge.process.runtime import runtime_of
@@ -30,13 +30,15 @@ FAILING = (
 )
 
 
+QUARANTINED = (
+    "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
+    "SELECT 'orders', tenant, key, revision, 'ValueError: 1' FROM taskbridge.records WHERE tenant = 'q'"
+)
+
+
 def quarantined(engine: Engine) -> None:
     record(engine, "orders", "q", "7", {})
-    run(
-        engine,
-        "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
-        "SELECT 'orders', tenant, key, revision, 'ValueError: 1' FROM taskbridge.records WHERE tenant = 'q'",
-    )
+    run(engine, QUARANTINED)
 
 
 def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, context: Context) -> None:
@@ -44,9 +46,10 @@ def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, c
     assert never.colour == "red"
     assert never.sentence == "no worker is running: none has polled any of the 5 pipelines"
     assert len(never.findings) == 1, "one cause, one finding"
+    assert never.unseen, "records that nobody may have found are not denied"
     run(deployment.engine, LOOKED)
     well = health.health(context)
-    assert (well.colour, well.findings) == ("green", [])
+    assert (well.colour, well.findings, well.unseen) == ("green", [], False)
     assert well.sentence == "all is well: no tenant is active, nothing is failing, and nothing is stuck"
 
     run(deployment.engine, FAILING)
@@ -59,18 +62,23 @@ def test_health_has_one_colour_and_names_what_is_wrong(deployment: Deployment, c
         "orders: 1 record is in quarantine",
         "orders: 1 tenant is paused, such as 'acme'",
     ]
-    assert {one.pipeline for one in troubled.findings} == {"orders"}
+    assert [(one.pipeline, one.fails, one.tenant) for one in troubled.findings] == [
+        ("orders", True, None),
+        ("orders", True, None),
+        ("orders", False, "acme"),
+    ]
+    # errors are grouped by their text
+    assert [(one.error, one.tenants, one.quarantined, one.sample) for one in status.failing(context, "orders")] == [
+        ("ValueError: 1", 2, 1, ["q", "t1", "t4"]),
+        ("ValueError: 2", 2, 0, ["t2", "t5"]),
+    ]
+    assert status.failing(context, "calls") == []
     run(
         deployment.engine,
         "INSERT INTO taskbridge.records (source, key, reason, document) VALUES ('x', 'm', 'why', '{}')",
     )
     (unmatched,) = (one for one in health.health(context).findings if one.pipeline is None)
     assert (unmatched.sentence, unmatched.fails) == ("x: 1 message matches no criterion", False)
-    assert [(one.fails, one.tenant) for one in troubled.findings] == [
-        (True, None),
-        (True, None),
-        (False, "acme"),
-    ]
     run(deployment.engine, "UPDATE taskbridge.tails SET stored_at = now() - interval '1 min' WHERE pipeline = 'calls'")
     assert health.health(context).sentence.startswith("calls: no worker has polled for records for ")
     assert health.health(context).colour == "red"
@@ -145,12 +153,9 @@ def a_run_is_on(deployment: Deployment, pipeline: str, tenant: str, seconds: int
     deployment.redis.hincrby(keys.runner(pipeline, tenant), "began", -1000 * seconds)
 
 
-@pytest.mark.parametrize("others", [0, 150])
-def test_a_run_whose_call_does_not_come_back_is_named_with_its_worker(
-    deployment: Deployment, context: Context, others: int
-) -> None:
+def test_a_run_whose_call_does_not_come_back_is_named_with_its_worker(deployment: Deployment, context: Context) -> None:
     run(deployment.engine, LOOKED)
-    for number in range(others):
+    for number in range(150):
         deployment.gate.notify("orders", f"new {number}", LatencyNeutral().spacing)
         deployment.redis.zincrby(runtime_of(deployment.app).keys.due("orders"), -600, f"new {number}")
     a_run_is_on(deployment, "orders", "acme", 290)
@@ -167,12 +172,7 @@ def test_a_run_whose_call_does_not_come_back_is_named_with_its_worker(
 
 @pytest.mark.parametrize(
     ("limit", "seconds", "colour", "is_long"),
-    [
-        (None, 400, "red", True),
-        (1800, 400, "yellow", False),
-        (1800, 3_550, "yellow", False),
-        (1800, 3_700, "red", True),
-    ],
+    [(None, 400, "red", True), (1800, 3_550, "yellow", False), (1800, 3_700, "red", True)],
 )
 def test_a_queue_behind_runs_that_may_take_long_is_long_and_behind_those_that_may_not_it_stands_still(
     deployment: Deployment, limit: float | None, seconds: int, colour: str, is_long: bool
@@ -205,19 +205,6 @@ def test_a_run_that_was_replaced_is_told_of_with_its_worker_for_an_hour(
     assert health.health(context).colour == "green"
 
 
-def test_errors_are_grouped_by_their_text(deployment: Deployment, context: Context) -> None:
-    assert status.failing(context) == []
-    run(deployment.engine, FAILING)
-    quarantined(deployment.engine)
-    found = status.failing(context, "orders")
-    assert [(one.error, one.tenants, one.quarantined, one.sample) for one in found] == [
-        ("ValueError: 1", 2, 1, ["q", "t1", "t4"]),
-        ("ValueError: 2", 2, 0, ["t2", "t5"]),
-    ]
-    assert found[0].last is not None
-    assert status.failing(context, "calls") == []
-
-
 def test_errors_that_differ_in_addresses_and_ids_alone_are_of_one_kind(
     deployment: Deployment, context: Context
 ) -> None:
@@ -241,45 +228,21 @@ DISCARDED = (
     "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, discarded_at) "
     "SELECT 'orders', 'a', n::text, 1, 'ValueError: given up', now() FROM generate_series(1, 2500) n"
 )
-SEVERAL = (
-    "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason) "
-    "SELECT 'orders', tenant, key, revision, 'ValueError: 1' FROM taskbridge.records WHERE tenant = 'many'"
-)
 
 
-def test_what_is_in_quarantine_is_seen_behind_much_that_was_discarded(deployment: Deployment, context: Context) -> None:
+def test_what_is_in_quarantine_is_seen_behind_much_that_was_discarded_and_counts_that_were_cut_say_so(
+    deployment: Deployment, context: Context
+) -> None:
     run(deployment.engine, DISCARDED)
     quarantined(deployment.engine)
     assert health.health(context).quarantined == 1
     assert [(one.error, one.quarantined) for one in status.failing(context, "orders")] == [("ValueError: 1", 1)]
     assert status.tenants(context, "orders", sort="failures")[0].tenant == "q"
-
-
-def test_counts_that_were_cut_say_so(deployment: Deployment, context: Context) -> None:
-    for number in range(1_001):
-        record(deployment.engine, "orders", "many", str(number), {})
-    run(deployment.engine, SEVERAL)
+    run(
+        deployment.engine,
+        "INSERT INTO taskbridge.records (source, tenant, key, document) "
+        "SELECT 'orders', 'q', 'm' || n, '{}' FROM generate_series(1, 1000) n",
+        f"{QUARANTINED} AND key <> '7'",
+    )
     (group,) = status.failing(context, "orders")
     assert (group.quarantined, group.cut) == (1_000, True)
-
-
-def test_records_that_nobody_may_have_found_are_not_denied(deployment: Deployment, context: Context) -> None:
-    assert health.health(context).unseen, "no worker has ever polled"
-    run(deployment.engine, LOOKED)
-    assert not health.health(context).unseen
-    runtime_of(deployment.app).pauses.pause("orders", "acme")
-    assert health.health(context).unseen, "a tenant that is paused has no runner"
-
-
-def test_queued_messages_are_counted_if_the_app_s_broker_is_the_same_redis(deployment: Deployment) -> None:
-    runtime, conf = runtime_of(deployment.app), deployment.app.conf
-
-    def queued() -> int | None:
-        gate = runtime.make_gate(Gate)
-        gate.notify("orders", "acme", LatencyNeutral().spacing)
-        return health.health(Context(deployment.engine, gate, PIPELINES, deployment.settings)).queued
-
-    conf.broker_transport_options = {"global_keyprefix": "shared-"}
-    assert queued() == 1
-    conf.update(broker_url="amqp://elsewhere//")
-    assert queued() is None

@@ -1,4 +1,4 @@
-"""Nobody sees the dashboard who may not, and no page of another site gets anything from it."""
+"""Who may not sees nothing of the dashboard, and what people do by it is done, said and written down."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Any
 
 import httpx2
 import pytest
+from httpx2 import Response
 from starlette.requests import Request
 from starlette.responses import RedirectResponse
 
+from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record_invoice
 from taskbridge.web import dashboard
 from tests.deployment import Deployment
+from tests.quarantined import put_in_quarantine, states
 from tests.web.visiting import SAME_SITE, Visitor, declare, visiting
 
 PASSWORD = "correct horse battery"
@@ -46,24 +49,14 @@ def answered(app: object, client: tuple[str, int] = ("127.0.0.1", 1), path: str 
     return asyncio.run(asked(app, client, path, **headers)).status_code
 
 
-def test_without_a_password_only_this_machine_is_let_in(deployment: Deployment) -> None:
+def test_without_a_password_only_this_machine_is_let_in_and_no_path_is_left_open(deployment: Deployment) -> None:
     app = dashboard(deployment.app)
-    assert answered(app) == 200
-    assert answered(app, ("::1", 1)) == 200
-    assert answered(app, ("::ffff:127.0.0.1", 1)) == 200
-    assert answered(app, ELSEWHERE) == 403
-    assert answered(app, ("10.0.0.8", 1)) == 403
-    assert answered(app, ("testclient", 1)) == 403
-
-
-def test_no_path_is_left_open(deployment: Deployment) -> None:
+    for host, status in (("127.0.0.1", 200), ("::1", 200), ("::ffff:127.0.0.1", 200), ("10.0.0.8", 403), ("test", 403)):
+        assert answered(app, (host, 1)) == status, host
     for path in ("/", "/tenants", "/live", "/static/dashboard.js", "/nowhere", "/do/pause"):
-        assert answered(dashboard(deployment.app), ELSEWHERE, path) == 403, path
+        assert answered(app, ELSEWHERE, path) == 403, path
         assert answered(dashboard(deployment.app, password=PASSWORD), path=path) == 401, path
-
-
-def test_what_a_proxy_of_this_machine_passes_on_is_not_of_this_machine(deployment: Deployment) -> None:
-    app = dashboard(deployment.app)
+    # What a proxy of this machine passes on is not of this machine.
     proxied = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "X-Client-IP")
     for header in (*proxied, "CF-Connecting-IP", "True-Client-IP"):
         given: dict[str, Any] = {header: "127.0.0.1"}
@@ -131,13 +124,9 @@ def test_the_application_s_own_check_decides(deployment: Deployment) -> None:
         assert answered(app, x_user="") == 403
         assert answered(app, ELSEWHERE, host="any.example", x_user="ada") == 200
         assert answered(app, x_user="broken") == 503
-    refusals: list[Any] = [RedirectResponse("/login"), True, 1, ["ada"], "", None]
-    for answer in refusals:
-        assert answered(dashboard(deployment.app, allow=partial(_always, answer)), ELSEWHERE) == 403, answer
-
-
-def _always(answer: Any, _: Any) -> Any:
-    return answer
+    for answer in (RedirectResponse("/login"), True, 1, ["ada"], "", None):
+        refusing: Any = partial(lambda answer, _: answer, answer)
+        assert answered(dashboard(deployment.app, allow=refusing), ELSEWHERE) == 403, answer
 
 
 def test_every_answer_has_the_headers(deployment: Deployment) -> None:
@@ -161,10 +150,6 @@ def acting(deployment: Deployment) -> Iterator[Visitor]:
         yield visitor
 
 
-def paused(deployment: Deployment) -> int:
-    return int(deployment.rows("SELECT count(*) FROM taskbridge.pauses")[0][0])
-
-
 def test_what_another_site_sends_does_nothing(acting: Visitor, deployment: Deployment) -> None:
     page = acting.get("/tenant", pipeline="invoices", tenant="acme")
     form = acting.form(page.text, "pause")
@@ -179,13 +164,12 @@ def test_what_another_site_sends_does_nothing(acting: Visitor, deployment: Deplo
     ):
         answer = acting.client.post("do/pause", data=form, headers=headers)
         assert answer.status_code == 403, headers
-    assert paused(deployment) == 0
-    assert deployment.rows("SELECT 1 FROM taskbridge.audit") == []
+    assert deployment.rows("SELECT FROM taskbridge.pauses") == deployment.rows("SELECT FROM taskbridge.audit") == []
     own = f"http://{acting.client.base_url.netloc.decode()}"
     for headers in ({"origin": own}, {"sec-fetch-site": "same-origin"}):
         answer = acting.client.post("do/pause", data=form, headers=headers)
         assert answer.status_code == 303, headers
-    assert paused(deployment) == 1
+    assert len(deployment.rows("SELECT FROM taskbridge.pauses")) == 1
 
 
 def test_another_site_may_link_here_and_fetch_nothing(deployment: Deployment) -> None:
@@ -204,7 +188,7 @@ def test_actions_are_off_unless_they_are_allowed(deployment: Deployment) -> None
         assert '<form method="post"' not in page.text
         answer = visitor.send("pause", {"pipeline": "invoices", "tenant": "acme"})
         assert (answer.status_code, "--allow-actions" in answer.text) == (403, True)
-    assert paused(deployment) == 0
+    assert deployment.rows("SELECT FROM taskbridge.pauses") == []
 
 
 def test_a_form_that_is_none_is_refused(acting: Visitor) -> None:
@@ -219,3 +203,105 @@ def test_a_form_that_is_none_is_refused(acting: Visitor) -> None:
     for back in ("https://evil.example", "//evil.example", "../x", "javascript:alert(1)", "tenant?a=b\r\nX-Y: z"):
         answer = acting.send("notify", form | {"back": back})
         assert answer.headers["location"] == "/", back
+
+
+@pytest.fixture
+def ada(deployment: Deployment) -> Iterator[Visitor]:
+    """A visitor who signs in with this name."""
+    with visiting(deployment, password=PASSWORD, actions=True) as visitor:
+        visitor.client.auth = ("ada", PASSWORD)
+        yield visitor
+
+
+def audited(deployment: Deployment) -> list[tuple[str | None, ...]]:
+    statement = "SELECT who, action, pipeline, tenant, key, detail FROM taskbridge.audit ORDER BY id"
+    return [tuple(row) for row in deployment.rows(statement)]
+
+
+def tenant_page(visitor: Visitor) -> Response:
+    return visitor.get("/tenant", pipeline="invoices", tenant="acme")
+
+
+def test_a_tenant_is_paused_resumed_and_notified(ada: Visitor, deployment: Deployment) -> None:
+    deployment.save("acme", "in-1", notify=False)
+    page = ada.do(tenant_page(ada), "pause", reason="<b>the price list</b>")
+    assert "&lt;b&gt;the price list&lt;/b&gt;" in page.text
+    live = ada.get("/live", pipeline="invoices", tenant="acme").json()["part"]
+    assert "&lt;b&gt;the price list&lt;/b&gt;" in live, "an open page gets what has changed"
+    assert "Paused. Events are accepted" in page.text
+    assert "Paused. Events are accepted" not in tenant_page(ada).text, "it is said once"
+    assert "Resumed." in ada.do(tenant_page(ada), "resume").text
+    assert deployment.gate.active("invoices") == ["acme"]
+    assert "also handles this event" in ada.do(tenant_page(ada), "notify").text
+    ada.do(ada.get("/"), "pause", pipeline="invoices", reason="")
+    assert runtime_of(deployment.app).pauses.of("invoices").whole is not None
+    ada.do(ada.get("/"), "resume")
+    assert runtime_of(deployment.app).pauses.of("invoices").whole is None
+    assert audited(deployment) == [
+        ("ada", "pause", "invoices", "acme", None, "<b>the price list</b>"),
+        ("ada", "resume", "invoices", "acme", None, None),
+        ("ada", "notify", "invoices", "acme", None, None),
+        ("ada", "pause", "invoices", None, None, None),
+        ("ada", "resume", "invoices", None, None, None),
+    ]
+
+
+def quarantine(deployment: Deployment, **reasons: str) -> None:
+    for key, reason in reasons.items():
+        tenant = "acme" if key < "c" else "zeta"
+        record_invoice(deployment.engine, tenant, key, {})
+        put_in_quarantine(deployment.engine, tenant, key, reason=reason, cause="failed", attempts=3)
+
+
+def states_by_key(deployment: Deployment) -> dict[str, str]:
+    return {key: state for (_, key), state in states(deployment.engine).items()}
+
+
+def test_one_record_is_retried_or_discarded(ada: Visitor, deployment: Deployment) -> None:
+    quarantine(deployment, a="ValueError: no customer", b="ValueError: no customer")
+    where = {"source": "invoices", "tenant": "acme", "pipeline": "invoices"}
+    discarded = ada.do(ada.get("/record", key="a", **where), "discard")
+    assert "Discarded: 1 record of 1 tenant." in discarded.text
+    assert states_by_key(deployment) == {"a": "discarded", "b": "quarantined"}
+    retried = ada.do(ada.get("/record", key="a", **where), "retry")
+    assert "Retried: 1 record of 1 tenant." in retried.text
+    assert states_by_key(deployment)["a"] not in ("discarded", "quarantined")
+    assert [row[1:5] for row in audited(deployment)] == [
+        ("discard", "invoices", "acme", "a"),
+        ("retry", "invoices", "acme", "a"),
+    ]
+
+
+def test_a_group_of_equal_errors_is_retried_and_no_other(ada: Visitor, deployment: Deployment) -> None:
+    reason = "ValueError: no customer\r\nsee <the list>\n"
+    quarantine(deployment, a=reason, b="ValueError: another", c=reason, d=f"{reason} of mine")
+    page = ada.get("/failing")
+    assert page.text.count("<button>Retry ") == 3
+    (chosen,) = [one for one in page.text.split("<section") if "Retry 2 records" in one]
+    # As browsers send line ends.
+    form = {name: text.replace("\r", "").replace("\n", "\r\n") for name, text in ada.form(chosen, "retry").items()}
+    answer = ada.send("retry", form)
+    assert answer.status_code == 303, answer.text
+    assert "Retried: 2 records of 2 tenants." in ada.client.get(answer.url.join(answer.headers["location"])).text
+    after = states_by_key(deployment)
+    assert {after["b"], after["d"]} == {"quarantined"}
+    assert "quarantined" not in {after["a"], after["c"]}
+    assert sorted(deployment.gate.active("invoices")) == ["acme", "zeta"]
+    assert audited(deployment)[0][:5] == ("ada", "retry", "invoices", None, None)
+
+
+def test_an_action_that_cannot_be_written_down_is_not_done(ada: Visitor, deployment: Deployment) -> None:
+    record_invoice(deployment.engine, "acme", "in-1", {})
+    page = tenant_page(ada)
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE taskbridge.audit RENAME TO gone")
+    assert ada.send("pause", ada.form(page.text, "pause")).status_code == 503
+    assert deployment.rows("SELECT 1 FROM taskbridge.pauses") == []
+
+
+def test_what_is_said_after_an_action_cannot_be_chosen_by_a_link(ada: Visitor) -> None:
+    for text in ("retried.5.2", "paused", "evil.1.1", "retried.<b>.1", "retried.5.2x", "...."):
+        page = ada.client.get("/", params={"taskbridge_done": text, "message": text})
+        assert 'class="said"' not in page.text
+        if text != "retried.5.2":
+            assert 'class="said"' not in ada.client.get("/", headers={"cookie": f"taskbridge_done={text}"}).text

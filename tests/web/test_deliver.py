@@ -26,15 +26,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from taskbridge.declaring.batch import Batch, Record
+from taskbridge.declaring.batch import Batch, Record, RetryAfter
 from taskbridge.errors import ConfigurationError
-from taskbridge.gate import State
 from taskbridge.web import Refused, Undelivered, UnexpectedAnswer, addresses, deliver
 from taskbridge.web.addresses import Network, deadline, is_public
 from tests.failures.drill import Drill
 from tests.traces.conftest import Spans, context_of
 from tests.transactions.black_hole import nobody_accepts
-from tests.waiting import wait_until
+from tests.waiting import taking_at_most, wait_until
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
 OTHER = "whsec_" + base64.b64encode(b"o" * 32).decode()
@@ -48,7 +47,6 @@ class Endpoint:
         self.answer: Callable[[Any], Answer] = lambda _: (200, {}, b"")
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.connections = 0
-        self.handlers: list[Any] = []
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -96,30 +94,50 @@ def endpoint() -> Iterator[Endpoint]:
     thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
     thread.start()
     yield made
-    for handler in made.handlers:
-        if (pool := vars(handler).get("_pool")) is not None:
-            pool.close()
     made.server.shutdown()
     thread.join()
     made.server.server_close()
 
 
-def handle(drill: Drill, endpoint: Endpoint, **options: Any) -> None:
-    handler = deliver(endpoint.url, options.pop("secret", SECRET), allow_private=True, app=drill.runtime.app, **options)
-    endpoint.handlers.append(handler)
-    drill.handle(handler)
+@pytest.fixture
+def sender(endpoint: Endpoint) -> Iterator[Callable[..., Callable[[Batch], None]]]:
+    """Makes handlers that send to the endpoint, and closes their connections at the end."""
+    made: list[Any] = []
+
+    def make(**options: Any) -> Any:
+        given: dict[str, Any] = {"url": endpoint.url, "secret": SECRET, "allow_private": True} | options
+        made.append(deliver(**given))
+        return made[-1]
+
+    yield make
+    for handler in made:
+        if (pool := vars(handler).get("_pool")) is not None:
+            pool.close()
+
+
+Make = Callable[..., Callable[[Batch], None]]
 
 
 def always(status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> Callable[[Any], Answer]:
     return lambda _: (status, headers or {}, body)
 
 
-def test_a_batch_is_one_signed_request_and_the_same_records_have_the_same_id(drill: Drill, endpoint: Endpoint) -> None:
+def a_batch(tenant: str = "acme", count: int = 1, **options: Any) -> Batch:
+    text = options.pop("document_text", "")
+    records = [Record("invoices", tenant, str(number), number, {}, False, text) for number in range(count)]
+    options = {"owned": lambda: True, **options}
+    return Batch("invoices", tenant, "token", records, connect=pytest.fail, open_session=pytest.fail, **options)
+
+
+def test_a_batch_is_one_signed_request_and_the_same_records_have_the_same_id(
+    drill: Drill, endpoint: Endpoint, sender: Make, spans: Spans
+) -> None:
     answers = iter([500, 200])
     endpoint.answer = lambda _: (next(answers), {}, b"")
-    handle(drill, endpoint, headers={"X-Shop": "12", "Content-Type": "application/cloudevents+json"})
+    drill.handle(sender(headers={"X-Shop": "12", "Content-Type": "application/cloudevents+json"}))
     drill.save("acme", "1", "2")
     drill.go_on()
+    assert [type(error) for error in drill.errors] == [Undelivered]
     assert drill.states() == {"handled": 2}
     assert endpoint.sent() == [["1", "2"], ["1", "2"]]
     (_, first, _), (path, second, body) = endpoint.requests
@@ -129,139 +147,93 @@ def test_a_batch_is_one_signed_request_and_the_same_records_have_the_same_id(dri
     assert second["user-agent"].startswith("taskbridge")
     assert json.loads(body)["tenant"] == "acme"
     assert endpoint.connections == 1
+    trace_id, span_id = context_of(spans.named("handle invoices")[-1])
+    assert second["traceparent"] == f"00-{trace_id:032x}-{span_id:016x}-01"
 
 
-def test_an_endpoint_gets_each_digit_that_postgres_has(drill: Drill, endpoint: Endpoint) -> None:
+def test_an_endpoint_gets_each_digit(endpoint: Endpoint, sender: Make) -> None:
     document = '{"odd": 9007199254740993, "wide": 12345678901234567.89, "price": 12.50}'
-    handle(drill, endpoint)
-    with drill.deployment.engine.begin() as connection:
-        connection.exec_driver_sql("SELECT taskbridge.record('invoices', 'acme', '1', %s::jsonb)", (document,))
-    assert drill.deployment.rows("SELECT document::text FROM taskbridge.records") == [(document,)]
-    drill.deployment.notify_event.delay("acme")
-    drill.run_one()
+    sender()(a_batch(document_text=document))
     ((_, _, body),) = endpoint.requests
     (sent,) = json.loads(body, parse_float=str)["data"]
     assert sent["document"] == json.loads(document, parse_float=str)
 
 
-def test_a_request_for_each_record(drill: Drill, endpoint: Endpoint) -> None:
-    handle(drill, endpoint, per="record")
-    drill.save("acme", "1", "2", "3")
-    drill.run_one()
-    assert endpoint.sent() == [["1"], ["2"], ["3"]]
-    assert len({headers["webhook-id"] for _, headers, _ in endpoint.requests}) == 3
-
-
-def test_the_failures_of_an_answer_are_rejected_and_the_others_handled(drill: Drill, endpoint: Endpoint) -> None:
-    endpoint.answer = always(200, body=b'{"failures": [{"id": "2", "error": "no such customer"}]}')
-    handle(drill, endpoint)
-    drill.save("acme", "1", "2", "3")
-    drill.run_one()
-    assert drill.states() == {"handled": 2, "quarantined": 1}
-    ((_, number, _, reason, _),) = drill.quarantine()
-    assert (number, reason) == ("2", "no such customer")
-
-
 UNREADABLE: list[tuple[dict[str, str], bytes]] = [
     *(
         ({}, json.dumps({"failures": failures}).encode())
-        for failures in ([{"id": "9", "error": "x"}], [{"id": "1"}], [{"id": "1", "error": ""}], [1], {"1": "x"}, "all")
+        for failures in ([{"id": "9", "error": "x"}], [{"id": "1", "error": ""}], [1], "all")
     ),
     ({}, json.dumps({"failures": [{"id": "1", "error": "e" * 1_100_000}]}).encode()),
     ({"Content-Encoding": "gzip"}, gzip.compress(b'{"failures": [{"id": "1", "error": "e"}]}')),
-    ({}, '{"failures": [{"id": "1", "error": "\xe4"}]}'.encode("latin-1")),
     ({"Content-Type": "application/json"}, b"ok"),
     ({}, b'{"failures": [{"id'),
 ]
 
 
-def test_an_answer_that_cannot_be_read_handles_nothing(endpoint: Endpoint) -> None:
-    handler = deliver(endpoint.url, SECRET, allow_private=True)
-    endpoint.handlers.append(handler)
+def test_the_failures_of_an_answer_are_rejected_and_one_that_cannot_be_read_handles_nothing(
+    endpoint: Endpoint, sender: Make
+) -> None:
+    handler = sender()
     for headers, body in UNREADABLE:
         endpoint.answer = always(200, headers, body)
-        batch = a_batch("acme", 2)
+        batch = a_batch(count=2)
         with pytest.raises(UnexpectedAnswer):
             handler(batch)
         assert not batch.done, body[:100]
-
-
-def test_other_answers_with_2xx_mean_that_all_were_taken(endpoint: Endpoint) -> None:
-    handler = deliver(endpoint.url, SECRET, allow_private=True)
-    endpoint.handlers.append(handler)
-    for body in (b"", b"ok", b"[]", b'{"failures": []}', b'{"failures": null}', b"[" * 50_000, b'{"id": 1}'):
+    for body in (b"", b"ok", b"[]", b'{"failures": null}', b"[" * 50_000, b'{"id": 1}'):
         endpoint.answer = always(202, body=body)
-        batch = a_batch("acme", 2)
+        batch = a_batch(count=2)
         handler(batch)
         assert (batch.done, dict(batch.rejected)) == ({"0", "1"}, {}), body
+    endpoint.answer = always(200, body=b'{"failures": [{"id": "1", "error": "no such customer"}]}')
+    batch = a_batch(count=2)
+    handler(batch)
+    assert (batch.done, dict(batch.rejected)) == ({"0", "1"}, {"1": "no such customer"})
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_an_endpoint_that_asks_to_wait_is_left_alone_as_long(drill: Drill, endpoint: Endpoint, status: int) -> None:
+def test_an_endpoint_that_asks_to_wait_is_left_alone_as_long(endpoint: Endpoint, sender: Make, status: int) -> None:
+    """By its tenant if that has an endpoint of its own, else by the whole pipeline."""
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
-    for text, least, most in (("7", 6_000, 7_000), (date, 60_000, 101_000)):
-        endpoint.answer = always(status, {"Retry-After": text})
-        handle(drill, endpoint)
-        tenant = f"tenant {text}"
-        drill.save(tenant, "1")
-        drill.run_one()
-        (waits,) = drill.gate.look("invoices", [tenant])
-        assert waits.deadline_ms is not None
-        assert least < waits.deadline_ms - drill.gate.us // 1000 <= most
-        drill.go_on(until=lambda: True)
-        drill.gate.pass_to(waits.deadline_ms)
-        endpoint.answer = always(200)
-        drill.go_on()
-    assert drill.errors == []
-    assert drill.quarantine() == []
+    of_tenants = sender(url=endpoint.url + "/{tenant}", secret=lambda _: SECRET)
+    for handler, scope in ((sender(), "pipeline"), (of_tenants, "tenant")):
+        for text, least, most in (("7", 7, 7), (date, 60, 101)):
+            endpoint.answer = always(status, {"Retry-After": text})
+            with pytest.raises(RetryAfter) as raised:
+                handler(a_batch())
+            assert least <= raised.value.seconds <= most
+            assert raised.value.scope == scope
 
 
-@pytest.mark.parametrize("status", [302, 500])
-def test_an_endpoint_that_cannot_be_used_is_tried_again(drill: Drill, endpoint: Endpoint, status: int) -> None:
-    endpoint.answer = always(status, {"Location": "/elsewhere"})
-    handle(drill, endpoint)
-    drill.save("acme", "1", "2")
-    drill.run_one()
-    assert [type(error) for error in drill.errors] == [Undelivered]
-    assert [path for path, _, _ in endpoint.requests] == ["/hooks"], "redirects are not followed"
-    assert drill.quarantine() == []
-    endpoint.answer = always(200)
-    drill.go_on()
-    assert drill.states() == {"handled": 2}
-
-
-def test_a_request_that_is_too_large_is_halved_at_once(drill: Drill, endpoint: Endpoint) -> None:
+def test_a_request_that_is_too_large_is_halved_at_once(endpoint: Endpoint, sender: Make) -> None:
     endpoint.answer = lambda data: (413 if len(data) > 3 else 200, {}, b"")
-    handle(drill, endpoint)
-    numbers = [str(number) for number in range(10, 20)]
-    drill.save("acme", *numbers)
-    assert drill.run_one()
-    assert drill.states() == {"handled": 10}
+    batch = a_batch(count=10)
+    sender()(batch)
+    assert batch.done == set("0123456789")
     taken = [ids for ids in endpoint.sent() if len(ids) <= 3]
-    assert [number for ids in taken for number in ids] == numbers, "in their order"
+    assert [number for ids in taken for number in ids] == [*"0123456789"], "in their order"
 
 
-@pytest.mark.parametrize(("status", "bad"), [(400, "10"), (422, "19")])
-def test_one_record_that_is_refused_costs_no_other(drill: Drill, endpoint: Endpoint, status: int, bad: str) -> None:
+@pytest.mark.parametrize(("status", "bad"), [(400, "0"), (422, "9")])
+def test_one_record_that_is_refused_costs_no_other(endpoint: Endpoint, sender: Make, status: int, bad: str) -> None:
     def answer(data: Any) -> Answer:
         return (status, {}, b"not this " * 1_000) if any(one["id"] == bad for one in data) else (200, {}, b"")
 
     endpoint.answer = answer
-    handle(drill, endpoint)
-    drill.save("acme", *(str(number) for number in range(10, 20)))
-    drill.run_one()
-    assert drill.states() == {"handled": 9, "quarantined": 1}
-    ((_, number, _, reason, _),) = drill.quarantine()
-    assert number == bad
+    batch = a_batch(count=10)
+    sender()(batch)
+    ((number, reason),) = batch.rejected.items()
+    assert (number, batch.done) == (bad, set("0123456789"))
     assert reason.startswith(f"{status}: not this not this")
     assert len(reason) < 1_100
 
 
 def test_a_record_that_is_refused_alone_goes_to_quarantine_when_others_are_taken(
-    drill: Drill, endpoint: Endpoint
+    drill: Drill, endpoint: Endpoint, sender: Make
 ) -> None:
     endpoint.answer = lambda data: (422, {}, b"not this") if data[0]["id"] == "bad" else (200, {}, b"")
-    handle(drill, endpoint, per="record")
+    drill.handle(sender(per="record"))
     drill.save("acme", "bad")
     drill.run_one()
     assert drill.quarantine() == [], "nothing tells that the endpoint takes any"
@@ -275,10 +247,10 @@ def test_a_record_that_is_refused_alone_goes_to_quarantine_when_others_are_taken
 
 @pytest.mark.parametrize("status", [401, 413])
 def test_an_endpoint_that_refuses_everything_empties_no_backlog_into_quarantine(
-    drill: Drill, endpoint: Endpoint, status: int
+    drill: Drill, endpoint: Endpoint, sender: Make, status: int
 ) -> None:
     endpoint.answer = always(status, body=b"wrong configuration")
-    handle(drill, endpoint, per="record")
+    drill.handle(sender(per="record"))
     for tenant in ("acme", "bolt", "globex"):
         drill.save(tenant, "1", "2", "3")
     drill.go_on(until=lambda: drill.circuit().open, within_ms=1_000_000)
@@ -291,36 +263,34 @@ def test_an_endpoint_that_refuses_everything_empties_no_backlog_into_quarantine(
     assert drill.states() == {"handled": 9}
 
 
-def test_an_endpoint_that_refuses_everything_is_not_asked_for_each_record(drill: Drill, endpoint: Endpoint) -> None:
+def test_an_endpoint_that_refuses_everything_is_not_asked_for_each_record(endpoint: Endpoint, sender: Make) -> None:
     endpoint.answer = always(400)
-    handle(drill, endpoint)
-    drill.save("acme", *(str(number) for number in range(100, 164)))
-    drill.run_one()
-    assert [type(error) for error in drill.errors] == [Refused]
+    with pytest.raises(Refused):
+        sender()(a_batch(count=64))
     assert len(endpoint.requests) <= 10
+    # nor are redirects followed
+    endpoint.answer = always(302, {"Location": "/elsewhere"})
+    with pytest.raises(Undelivered):
+        sender()(a_batch())
+    assert {path for path, _, _ in endpoint.requests} == {"/hooks"}
 
 
-def test_a_tenant_whose_endpoint_is_gone_is_paused(drill: Drill, endpoint: Endpoint) -> None:
+def test_a_tenant_whose_endpoint_is_gone_is_paused(drill: Drill, endpoint: Endpoint, sender: Make) -> None:
     endpoint.answer = always(410)
-    handle(drill, endpoint)
-    drill.save("acme", "1")
-    drill.run_one()
-    paused = drill.runtime.pauses.of("invoices").tenants
-    assert paused["acme"].reason == "its endpoint answered 410 (Gone)"
-    drill.runtime.pauses.release("invoices", "acme")
-    endpoint.answer = always(200)
-    drill.go_on()
-    assert drill.states() == {"handled": 1}
+    with pytest.raises(RetryAfter):
+        sender(app=drill.runtime.app)(a_batch())
+    assert drill.runtime.pauses.of("invoices").tenants["acme"].reason == "its endpoint answered 410 (Gone)"
 
 
-def test_an_answer_that_comes_byte_by_byte_has_the_whole_time_and_no_more(drill: Drill, endpoint: Endpoint) -> None:
+@pytest.mark.parametrize("is_of_the_call", [False, True])
+def test_an_answer_that_comes_byte_by_byte_has_the_whole_time_and_no_more(
+    endpoint: Endpoint, sender: Make, *, is_of_the_call: bool
+) -> None:
     endpoint.answer = always(200, body=SLOWLY)
-    handle(drill, endpoint, timeout=0.5, connect_timeout=0.5)
-    drill.save("acme", "1")
-    began = time.monotonic()
-    drill.run_one()
-    assert time.monotonic() - began < 20, "60 s without the bound"
-    assert [type(error) for error in drill.errors] == [Undelivered]
+    handler = sender() if is_of_the_call else sender(timeout=0.5, connect_timeout=0.5)
+    batch = a_batch(until=time.monotonic() + 0.5) if is_of_the_call else a_batch()
+    with taking_at_most(20), pytest.raises(Undelivered):
+        handler(batch)
 
 
 def test_whoever_reads_slowly_has_the_whole_time_and_no_more() -> None:
@@ -335,136 +305,64 @@ def test_whoever_reads_slowly_has_the_whole_time_and_no_more() -> None:
         httpcore2.ConnectionPool(network_backend=Network(allow_private=True)) as pool,
     ):
         threading.Thread(target=read_slowly, daemon=True).start()
-        began = time.monotonic()
-        with deadline(0.5), pytest.raises(httpcore2.TimeoutException):
+        # 12 MB at 0.3 MB a second
+        with taking_at_most(10), deadline(0.5), pytest.raises(httpcore2.TimeoutException):
             pool.request("POST", f"http://127.0.0.1:{listener.getsockname()[1]}/", content=b"x" * 12_000_000)
-        assert time.monotonic() - began < 10, "12 MB at 0.3 MB a second"
 
 
-def a_batch(tenant: str, count: int = 1, **options: Any) -> Batch:
-    records = [Record("invoices", tenant, str(number), number, {"tenant": tenant}) for number in range(count)]
-    options = {"owned": lambda: True, **options}
-    return Batch("invoices", tenant, "token", records, connect=pytest.fail, open_session=pytest.fail, **options)
-
-
-def test_a_run_that_lost_its_tenant_sends_no_more(endpoint: Endpoint) -> None:
-    handler = deliver(endpoint.url, SECRET, per="record", allow_private=True)
-    endpoint.handlers.append(handler)
+def test_a_run_that_lost_its_tenant_sends_no_more(endpoint: Endpoint, sender: Make) -> None:
     with pytest.raises(Undelivered, match="another run"):
-        handler(a_batch("acme", 5, owned=lambda: len(endpoint.requests) < 2))
-    assert len(endpoint.requests) == 2
+        sender(per="record")(a_batch(count=5, owned=lambda: len(endpoint.requests) < 2))
+    assert endpoint.sent() == [["0"], ["1"]]
+    assert len({headers["webhook-id"] for _, headers, _ in endpoint.requests}) == 2
 
 
-def test_a_request_has_no_more_time_than_its_call(endpoint: Endpoint) -> None:
-    endpoint.answer = always(200, body=SLOWLY)
-    handler = deliver(endpoint.url, SECRET, allow_private=True)
-    endpoint.handlers.append(handler)
-    began = time.monotonic()
-    with pytest.raises(Undelivered):
-        handler(a_batch("acme", until=began + 0.5))
-    assert time.monotonic() - began < 20, "30 s without the bound"
-
-
-def test_endpoints_that_hang_keep_no_other_from_a_connection(endpoint: Endpoint) -> None:
+def test_endpoints_that_hang_keep_no_other_from_a_connection(endpoint: Endpoint, sender: Make) -> None:
     released = threading.Event()
 
-    def answer(data: Any) -> Answer:
-        if data[0]["document"]["tenant"] == "hangs":
+    def answer(_: Any) -> Answer:
+        if len(endpoint.requests) <= 14:
             released.wait(60)
         return 200, {}, b""
 
     endpoint.answer = answer
-    handler = deliver(endpoint.url, SECRET, allow_private=True, timeout=20)
-    endpoint.handlers.append(handler)
+    handler = sender(timeout=20)
     with ThreadPoolExecutor(15) as threads:
-        hanging = [threads.submit(handler, a_batch("hangs")) for _ in range(14)]
+        hanging = [threads.submit(handler, a_batch()) for _ in range(14)]
         wait_until(lambda: len(endpoint.requests) == 14, "all hang at once")
-        handler(a_batch("good"))
+        handler(a_batch())
         released.set()
         for one in hanging:
             one.result()
 
 
-def test_a_url_for_each_tenant(drill: Drill, endpoint: Endpoint) -> None:
-    endpoint.url += "/{tenant}/orders"
-    handle(drill, endpoint, secret=lambda _: SECRET)
-    drill.save("a/b?c d", "1")
-    drill.run_one()
-    assert endpoint.requests[0][0] == "/hooks/a%2Fb%3Fc%20d/orders"
-    endpoint.answer = always(429, {"Retry-After": "9"})
-    drill.save("a/b?c d", "2")
-    drill.save("another", "1")
-    drill.run_one()
-    drill.run_one()
-    assert [status.state for status in drill.gate.look("invoices", ["a/b?c d", "another"])] == [State.WAITING] * 2
-    assert len(endpoint.requests) == 3, "each tenant has asked by itself"
-
-
-def test_where_all_tenants_have_one_endpoint_all_of_them_wait_when_it_asks(drill: Drill, endpoint: Endpoint) -> None:
-    endpoint.answer = always(429, {"Retry-After": "9"})
-    handle(drill, endpoint)
-    drill.save("acme", "1")
-    drill.save("globex", "1")
-    drill.run_one()
-    drill.run_one()
-    assert len(endpoint.requests) == 1, "the other tenant does not ask by itself"
-    endpoint.answer = always(200)
-    drill.go_on()
-    assert drill.states() == {"handled": 2}
-    assert drill.now_ms >= 9_000
-
-
-def test_whoever_runs_one_tenant_s_endpoint_cannot_sign_for_another(drill: Drill, endpoint: Endpoint) -> None:
-    secrets = {"acme": SECRET, "globex": [OTHER]}
-    endpoint.url += "/{tenant}"
-    handle(drill, endpoint, secret=secrets.__getitem__)
+def test_whoever_runs_one_tenant_s_endpoint_cannot_sign_for_another(endpoint: Endpoint, sender: Make) -> None:
+    secrets = {"a/b?c d": SECRET, "globex": [OTHER]}
+    handler = sender(url=endpoint.url + "/{tenant}", secret=secrets.__getitem__)
     for tenant in secrets:
-        drill.save(tenant, "1")
-        drill.run_one()
+        handler(a_batch(tenant))
+    assert [path for path, _, _ in endpoint.requests] == ["/hooks/a%2Fb%3Fc%20d", "/hooks/globex"]
     for (_, headers, body), (own, other) in zip(endpoint.requests, [(SECRET, OTHER), (OTHER, SECRET)], strict=True):
         standardwebhooks.Webhook(own).verify(body, headers)
         with pytest.raises(standardwebhooks.WebhookVerificationError):
             standardwebhooks.Webhook(other).verify(body, headers)
 
 
-@pytest.mark.parametrize("url", ["", "ftp://partner.example/", "https:///hooks", "http://[::1"])
-def test_a_tenant_s_url_that_is_none_costs_no_record_its_place_and_is_not_shown(
-    drill: Drill, endpoint: Endpoint, url: str
+def test_a_tenant_s_url_that_is_none_or_leads_to_another_path_is_sent_nothing_and_not_shown(
+    endpoint: Endpoint, sender: Make
 ) -> None:
-    places = {"acme": url, "bolt": endpoint.url}
-    handler = deliver(places.__getitem__, lambda _: SECRET, allow_private=True, app=drill.runtime.app)
-    endpoint.handlers.append(handler)
-    drill.handle(handler)
-    for tenant in places:
-        drill.save(tenant, "1")
-    for _ in range(30):
-        drill.run_one()
-    assert {type(error) for error in drill.errors} == {Undelivered}
-    told = str(drill.errors[0])
-    assert "not sent: the URL for tenant 'acme' is invalid" in told
-    assert not any(part in told for part in ("ftp:", "hooks", "[::1"))
-    assert drill.quarantine() == []
-    assert drill.states("bolt") == {"handled": 1}
-    places["acme"] = endpoint.url
-    drill.go_on()
-    assert drill.states("acme") == {"handled": 1}
-
-
-def test_a_tenant_whose_name_leads_to_another_path_is_sent_nothing(drill: Drill, endpoint: Endpoint) -> None:
-    endpoint.url += "/{tenant}/orders?of={tenant}"
-    handle(drill, endpoint, secret=lambda _: SECRET)
-    for tenant in (".", "..", "%2e.", "...", ".acme"):
-        drill.save(tenant, "1")
-    for _ in range(10):
-        drill.run_one()
-    assert sorted(path.partition("?")[0] for path, *_ in endpoint.requests) == [
-        "/hooks/%252e./orders",
-        "/hooks/.../orders",
-        "/hooks/.acme/orders",
-    ]
-    assert {type(error) for error in drill.errors} == {Undelivered}
-    assert all("contains `.` or `..`" in str(error) for error in drill.errors)
-    assert drill.quarantine() == []
+    for url in ("", "ftp://partner.example/", "https:///hooks", "http://[::1"):
+        handler = sender(url=lambda _, url=url: url, secret=lambda _: SECRET)
+        with pytest.raises(Undelivered, match="not sent: the URL for tenant 'acme' is invalid") as refused:
+            handler(a_batch())
+        assert not any(part in str(refused.value) for part in ("ftp:", "hooks", "[::1"))
+    handler = sender(url=endpoint.url + "/{tenant}/orders?of={tenant}", secret=lambda _: SECRET)
+    for tenant in (".", ".."):
+        with pytest.raises(Undelivered, match=r"contains `\.` or `\.\.`"):
+            handler(a_batch(tenant))
+    for tenant in ("%2e.", "...", ".acme"):
+        handler(a_batch(tenant))
+    assert [path.partition("?")[0].split("/")[2] for path, *_ in endpoint.requests] == ["%252e.", "...", ".acme"]
 
 
 @pytest.mark.parametrize("url", ["https://x/{tenant}", lambda tenant: f"https://{tenant}.example"])
@@ -473,29 +371,15 @@ def test_one_secret_for_the_endpoints_of_all_tenants_is_refused(url: Any) -> Non
         deliver(url, SECRET)
 
 
-@pytest.mark.parametrize(("length", "is_taken"), [(2, False), (23, False), (24, True), (64, True), (65, False)])
-def test_a_secret_that_is_easily_guessed_signs_nothing(length: int, *, is_taken: bool) -> None:
-    secret = "whsec_" + base64.b64encode(b"k" * length).decode()
-    if is_taken:
-        deliver("https://x", [SECRET, secret])
-        return
-    with pytest.raises(ConfigurationError, match=f"has {length} bytes.* requires 24 to 64 .*openssl rand") as raised:
-        deliver("https://x", [SECRET, secret])
-    assert secret not in str(raised.value)
-
-
-def test_a_request_names_the_span_of_its_call_and_the_user_s_header_wins(
-    drill: Drill, endpoint: Endpoint, spans: Spans
-) -> None:
-    handle(drill, endpoint)
-    drill.save("acme", "1")
-    drill.run_one()
-    trace_id, span_id = context_of(spans.one("handle invoices"))
-    assert endpoint.requests[-1][1]["traceparent"] == f"00-{trace_id:032x}-{span_id:016x}-01"
-    handle(drill, endpoint, headers={"Traceparent": "mine"})
-    drill.save("bolt", "1")
-    drill.run_one()
-    assert endpoint.requests[-1][1]["traceparent"] == "mine"
+def test_a_secret_that_is_easily_guessed_signs_nothing() -> None:
+    for length in (2, 23, 24, 64, 65):
+        secret = "whsec_" + base64.b64encode(b"k" * length).decode()
+        if 24 <= length <= 64:
+            deliver("https://x", [SECRET, secret])
+            continue
+        with pytest.raises(ConfigurationError, match=f"has {length} bytes.* requires 24 to 64 .*openssl") as raised:
+            deliver("https://x", [SECRET, secret])
+        assert secret not in str(raised.value)
 
 
 def resolve(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
@@ -515,19 +399,18 @@ def resolve(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
 
 
 def test_a_name_is_resolved_once_and_none_of_its_private_addresses_is_called(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint, sender: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(addresses, "is_public", "127.0.0.1".__eq__)
     port = endpoint.server.server_port
     with socket.create_server(("127.0.0.2", port)) as private:
         private.setblocking(False)
         asked = resolve(monkeypatch, ["127.0.0.2", "127.0.0.1"], ["127.0.0.2"])
-        handlers = [deliver(f"http://customer.example:{port}/hooks", SECRET) for _ in range(2)]
-        endpoint.handlers += handlers
-        handlers[0](a_batch("acme"))
+        handlers = [sender(url=f"http://customer.example:{port}/hooks", allow_private=False) for _ in range(2)]
+        handlers[0](a_batch())
         assert (asked, endpoint.connections) == (["customer.example"], 1)
         with pytest.raises(Undelivered, match=r"customer\.example has no public address.*allow_private=True"):
-            handlers[1](a_batch("acme"))
+            handlers[1](a_batch())
         with pytest.raises(BlockingIOError):
             private.accept()
 
@@ -546,10 +429,8 @@ def test_an_address_that_is_silent_leaves_time_for_the_next(monkeypatch: pytest.
 def test_a_resolver_that_is_silent_has_the_time_of_the_request_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(60))
-    began = time.monotonic()
-    with pytest.raises(Undelivered, match=r"resolving the name took too long|the request took too long"):
-        deliver("http://customer.example", SECRET, timeout=0.5, connect_timeout=0.5)(a_batch("acme"))
-    assert time.monotonic() - began < 20, "60 s without the bound"
+    with taking_at_most(20), pytest.raises(Undelivered, match=r"the name took too long|the request took too long"):
+        deliver("http://customer.example", SECRET, timeout=0.5, connect_timeout=0.5)(a_batch())
     released.set()
 
 
@@ -558,9 +439,8 @@ def certificate(name: str, path: Path) -> ssl.SSLContext:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
-    usage = dict.fromkeys(
-        ["content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign"], False
-    )
+    # digital_signature and key_cert_sign
+    usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)
     made = (
         x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
@@ -568,12 +448,7 @@ def certificate(name: str, path: Path) -> ssl.SSLContext:
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=True, key_cert_sign=True, encipher_only=False, decipher_only=False, **usage
-            ),
-            critical=True,
-        )
+        .add_extension(usage, critical=True)
         .sign(key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
@@ -585,7 +460,7 @@ def certificate(name: str, path: Path) -> ssl.SSLContext:
 
 
 def test_a_server_with_the_certificate_of_another_name_is_sent_nothing(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    endpoint: Endpoint, sender: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     context = certificate("customer.example", tmp_path / "certificate.pem")
     endpoint.server.socket = context.wrap_socket(endpoint.server.socket, server_side=True)
@@ -593,9 +468,7 @@ def test_a_server_with_the_certificate_of_another_name_is_sent_nothing(
     resolve(monkeypatch, ["127.0.0.1"])
 
     def send(host: str) -> None:
-        handler = deliver(f"https://{host}:{endpoint.server.server_port}/hooks", SECRET, allow_private=True)
-        endpoint.handlers.append(handler)
-        handler(a_batch("acme"))
+        sender(url=f"https://{host}:{endpoint.server.server_port}/hooks")(a_batch())
 
     send("customer.example")
     with pytest.raises(Undelivered, match="Hostname mismatch"):
@@ -603,12 +476,10 @@ def test_a_server_with_the_certificate_of_another_name_is_sent_nothing(
     assert len(endpoint.requests) == 1
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "2130706433"])
-def test_addresses_that_are_not_public_are_not_called(drill: Drill, endpoint: Endpoint, host: str) -> None:
-    drill.handle(deliver(endpoint.url.replace("127.0.0.1", host), SECRET))
-    drill.save("acme", "1")
-    drill.run_one()
-    assert [type(error) for error in drill.errors] == [Undelivered]
+def test_addresses_that_are_not_public_are_not_called(endpoint: Endpoint, sender: Make) -> None:
+    for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "2130706433"):
+        with pytest.raises(Undelivered):
+            sender(url=endpoint.url.replace("127.0.0.1", host), allow_private=False)(a_batch())
     assert endpoint.connections == 0
 
 
@@ -629,20 +500,17 @@ def test_what_is_a_public_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "options"),
+    "options",
     [
-        ("ftp://x", {}),
-        ("x", {}),
-        ("https://x", {"secret": "whsec_"}),
-        ("https://x", {"secret": "plain?"}),
-        ("https://x", {"secret": "whpk_" + base64.b64encode(b"k" * 32).decode()}),
-        ("https://x", {"headers": {"X-Shop": "caf\u00e9"}}),
-        ("https://x", {"headers": {"X-Shop": "a\nb: c"}}),
-        ("https://x", {"headers": {"X Shop": "a"}}),
-        ("https://x", {"timeout": 0}),
-        ("https://x", {"timeout": 1, "connect_timeout": 2}),
+        {"url": "ftp://x"},
+        {"secret": "whsec_"},
+        {"secret": "whpk_" + base64.b64encode(b"k" * 32).decode()},
+        {"headers": {"X-Shop": "caf\u00e9"}},
+        {"headers": {"X Shop": "a"}},
+        {"timeout": 0},
+        {"timeout": 1, "connect_timeout": 2},
     ],
 )
-def test_what_can_never_work_is_refused_when_it_is_declared(url: str, options: dict[str, Any]) -> None:
+def test_what_can_never_work_is_refused_when_it_is_declared(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
-        deliver(url, options.pop("secret", SECRET), **options)
+        deliver(**({"url": "https://x", "secret": SECRET} | options))

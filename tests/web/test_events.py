@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -35,6 +36,13 @@ OTHER = "t0ken-of-a-program-2"
 ALERTS = DelaySinceLastRun(
     (Criterion("$.level", "ERROR", "$.service", 60), Criterion("$.level", "INFO", "$.service", 90))
 )
+
+
+MESSAGE: dict[str, Any] = {
+    "pipeline": "alerts",
+    "message_id": "m1",
+    "payload": {"level": "ERROR", "service": "billing"},
+}
 
 
 def declared() -> Pipelines:
@@ -99,11 +107,10 @@ def test_a_record_is_there_when_it_is_answered_and_all_that_read_it_are_notified
 def test_a_message_finds_its_tenant_and_delay_by_its_criteria_and_is_taken_once(
     url: str, deployment: Deployment
 ) -> None:
-    message = {"pipeline": "alerts", "message_id": "m1", "payload": {"level": "ERROR", "service": "billing"}}
-    for payload in (message["payload"], {"level": "INFO", "service": "another"}):
-        answer = post(url, message | {"payload": payload})
+    for payload in (MESSAGE["payload"], {"level": "INFO", "service": "another"}):
+        answer = post(url, MESSAGE | {"payload": payload})
         assert (answer.status_code, answer.json()["records"]) == (200, 1)
-    assert records(deployment) == [("alerts", "billing", "m1", message["payload"])]
+    assert records(deployment) == [("alerts", "billing", "m1", MESSAGE["payload"])]
     assert deployment.rows("SELECT delay_ms FROM taskbridge.records") == [(60_000,)]
     active(deployment, "alerts", "billing")
     # its event has the delay of the record that waits
@@ -114,22 +121,6 @@ def test_a_message_finds_its_tenant_and_delay_by_its_criteria_and_is_taken_once(
     answer = post(url, {"pipeline": "alerts", "payload": None})
     assert (answer.status_code, answer.json()) == (200, {"records": 1, "events": 0, "unmatched": 1})
     assert deployment.rows("SELECT count(reason) FROM taskbridge.records WHERE tenant = ''") == [(1,)]
-
-
-# With its usual time to answer: a slow Postgres is the matter here.
-@pytest.mark.parametrize("deployment", [{"notify_timeout": 0.5}], indirect=True)
-def test_events_that_need_nothing_of_postgres_wait_for_none_that_do(
-    url: str, deployment: Deployment, caplog: pytest.LogCaptureFixture
-) -> None:
-    for pipeline in ("orders", "alerts"):
-        assert post(url, {"pipeline": pipeline, "tenant": "first"}).status_code in (200, 503), "connects"
-    with deployment.engine.begin() as other, ThreadPoolExecutor(10) as senders:
-        other.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
-        asking = [senders.submit(post, url, {"pipeline": "alerts", "tenant": f"t{at}"}) for at in range(10)]
-        assert {one.result().status_code for one in asking} == {503}
-        assert "or Postgres if it was asked for a delay, is too slow" in caplog.text
-        wait_until(lambda: post(url, {"pipeline": "orders", "tenant": "acme"}).status_code == 200, "taken", 3)
-        other.rollback()
 
 
 @pytest.mark.parametrize("deployment", [{"notify_timeout": 0.5}], indirect=True)
@@ -153,40 +144,25 @@ def test_events_of_senders_that_were_told_to_come_again_neither_pile_up_nor_are_
         # Of who is not waited for any more, one thing waits: three find room, and the others are refused at once.
         assert [ask(100 * at, 20) for at in range(1, 11)] == [503] * 10
         assert waiting() == EVENT_THREADS + 3
+        # Events that need nothing of Postgres wait for none that do.
+        wait_until(lambda: post(url, {"pipeline": "orders", "tenant": "acme"}).status_code == 200, "taken", 3)
         other.rollback()
     wait_until(lambda: waiting() == 0, "nothing waits")
     assert set(deployment.gate.active("alerts")) <= {f"t{at}" for at in range(EVENT_THREADS)}
     assert post(url, {"pipeline": "alerts", "tenant": "acme"}).status_code == 200
 
 
-def test_messages_and_records_keep_the_span_of_their_request(url: str, deployment: Deployment) -> None:
+def test_an_array_is_one_transaction_and_keeps_the_span_of_its_request(url: str, deployment: Deployment) -> None:
     import opentelemetry.trace  # noqa: F401, PLC0415 - only where it is loaded are traces kept
 
-    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
-    message = {"pipeline": "alerts", "message_id": "m1", "payload": {"level": "ERROR", "service": "billing"}}
-    assert post(url, [message, an_order(1)], traceparent=traceparent).status_code == 200
-    kept = deployment.rows("SELECT key, traceparent FROM taskbridge.records ORDER BY key")
-    assert [tuple(row) for row in kept] == [("1", traceparent), ("m1", traceparent)]
-
-
-def test_a_name_of_any_length_is_answered_and_logged_in_a_short_sentence(
-    url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("source", "pipeline"):
-        entry = {name: "x" * 900_000, "tenant": "acme", "key": "1", "document": {}}
-        assert len(post(url, entry).content) < 3_000
-    assert max(len(record.getMessage()) for record in caplog.records) < 3_000
-
-
-def test_an_array_is_one_transaction(url: str, deployment: Deployment) -> None:
     several = [
         *(an_order(number, n=number) for number in range(300)),
-        {"pipeline": "alerts", "message_id": "m1", "payload": {"level": "ERROR", "service": "billing"}},
+        MESSAGE,
         {"pipeline": "invoices", "tenant": "bolt"},
     ]
-    answer = post(url, several)
+    answer = post(url, several, traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
     assert (answer.status_code, answer.json()) == (200, {"records": 301, "events": 1, "unmatched": 0})
-    assert deployment.rows("SELECT count(*), count(DISTINCT xid) FROM taskbridge.records") == [(301, 1)]
+    assert deployment.rows("SELECT count(traceparent), count(DISTINCT xid) FROM taskbridge.records") == [(301, 1)]
     assert deployment.gate.active("invoices") == ["bolt"]
     active(deployment, "orders", "acme")
     active(deployment, "alerts", "billing")
@@ -197,11 +173,10 @@ def test_of_an_array_that_postgres_refuses_nothing_is_stored(url: str, deploymen
     with deployment.engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE invoices (id bigint PRIMARY KEY, customer text)")
     adopted(deployment.engine, "invoices")
-    message = {"pipeline": "alerts", "message_id": "m1", "payload": {"level": "ERROR", "service": "billing"}}
     invoice = {"source": "invoices", "tenant": "acme", "key": "1", "document": {}}
-    refused = message | {"pipeline": "complaints", "message_id": "m2"}
+    refused = MESSAGE | {"pipeline": "complaints", "message_id": "m2"}
     event = {"pipeline": "orders", "tenant": "acme"}
-    for several in ([an_order(), message, invoice, event], [an_order(), message, refused, event], [invoice]):
+    for several in ([an_order(), MESSAGE, invoice, event], [an_order(), MESSAGE, refused, event], [invoice]):
         answer = post(url, several)
         assert answer.status_code == 400
         assert "the source invoices is a table that was adopted" in answer.json()["error"]
@@ -242,34 +217,19 @@ WRONG = [
     (5, "not a JSON object"),
     ({}, "an event lacks pipeline, tenant"),
     ({"pipeline": None, "tenant": "acme"}, "an event lacks pipeline"),
-    ({"pipeline": "orders"}, "an event lacks tenant"),
     ({"pipeline": "orders", "tenant": ""}, "the tenant is empty"),
-    ({"pipeline": "orders", "tenant": "a "}, "begins or ends with space"),
-    ({"pipeline": "orders", "tenant": 1.5}, "the tenant is neither a string nor an integer"),
-    ({"pipeline": "orders", "tenant": True}, "the tenant is neither"),
-    ({"pipeline": "no-such", "tenant": "acme"}, "no pipeline is called 'no-such'; there are: "),
+    ({"pipeline": "orders", "tenant": True}, "the tenant is neither a string nor an integer"),
     ({"pipeline": ["x"], "tenant": "acme"}, "no pipeline is called"),
-    (
-        {"pipeline": "orders", "tennant": "acme"},
-        "'tennant' is not a field of an event: use pipeline, tenant",
-    ),
+    ({"pipeline": "orders", "tennant": "acme"}, "'tennant' is not a field of an event: use pipeline, tenant"),
     ({"source": "orders", "tenant": "acme"}, "a record lacks key, document"),
-    ({"source": "orders", "tenant": "acme", "key": "1"}, "a record lacks document"),
     ({"tenant": "acme", "key": "1", "document": {}}, "a record needs either a `source` or a `pipeline`"),
-    (
-        {"source": "orders", "pipeline": "orders", "tenant": "acme", "key": "1", "document": {}},
-        "a record needs either a `source` or a `pipeline`",
-    ),
-    ({"source": "Orders", "tenant": "acme", "key": "1", "document": {}}, "the source 'Orders' is not allowed"),
+    (an_order() | {"pipeline": "orders"}, "a record needs either a `source` or a `pipeline`"),
     ({"source": 5, "tenant": "acme", "key": "1", "document": {}}, "the source 5 is not allowed"),
     ({"source": "others", "tenant": "acme", "key": "1", "document": {}}, "no loaded pipeline reads"),
-    ({"pipeline": "others", "tenant": "acme", "key": "1", "document": {}}, "no pipeline is called 'others'"),
     ({"source": "orders", "tenant": "acme", "key": "", "document": {}}, "the key '' is not allowed"),
     ({"source": "orders", "tenant": "acme", "key": "1", "document": []}, "the document is not a JSON object"),
     ({"source": "orders", "tenant": "acme", "key": "1", "document": {"a": "\0"}}, "contains a NUL"),
-    ({"source": "orders", "tenant": "acme", "key": "1", "document": {}, "version": 1}, "'version' is not a field"),
     ({"pipeline": "orders", "payload": {}}, "the pipeline 'orders' has no criteria"),
-    ({"pipeline": "alerts", "payload": {}, "tenant": "acme"}, "'tenant' is not a field of a message"),
     ({"pipeline": "alerts", "payload": {}, "message_id": "a\nb"}, "the message id"),
     ({"payload": {}}, "a message lacks pipeline"),
 ]
@@ -285,14 +245,7 @@ def test_what_is_wrong_is_refused_with_the_reason_and_its_place_in_the_array(url
         assert answer.status_code == 400
         assert why in answer.json()["error"]
         assert answer.json()["index"] == 2
-    for body, why in (
-        (b"a=b", "not JSON in UTF-8"),
-        (b'{"tenant": "a", "tenant": "b"}', "an object with the duplicate name"),
-        (b'{"source": "orders", "document": {"x": [{"a": 1, "a": 1}]}}', "an object with the duplicate name"),
-    ):
-        answer = post(url, body)
-        assert answer.status_code == 400
-        assert why in answer.json()["error"]
+    assert post(url, b"a=b").status_code == 400
     answer = post(url, [an_order(number) for number in range(MOST_ENTRIES + 1)])
     assert answer.status_code == 413
     assert "send at most 1,000" in answer.json()["error"]
@@ -322,19 +275,6 @@ def test_who_has_no_token_is_refused_before_the_body_comes(
     assert records(deployment) == []
 
 
-def test_who_has_no_token_and_frames_its_body_wrongly_leaves_no_traceback(
-    url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    host, port = url.removeprefix("http://").removesuffix("/events").split(":")
-    for line in (b"POST /events", b"POST /another", b"PUT /events") * 7:
-        with socket.create_connection((host, int(port)), timeout=30) as opened:
-            opened.sendall(line + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
-            answer = b"".join(iter(lambda: opened.recv(65_536), b""))
-        assert answer.startswith(b"HTTP/1.1 400 ")
-    assert "Traceback" not in caplog.text
-    assert [one.getMessage() for one in caplog.records if one.exc_info] == []
-
-
 def test_each_token_is_compared_in_constant_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
     original = hmac.compare_digest
@@ -347,9 +287,10 @@ def test_each_token_is_compared_in_constant_time(url: str, monkeypatch: pytest.M
     assert post(url, [], TOKEN).status_code == 200
     assert post(url, [], "x").status_code == 401
     assert compared == [(sent, one.encode()) for sent in (TOKEN.encode(), b"x") for one in (TOKEN, OTHER)]
+    assert httpx2.post(url, json=[], headers={"Authorization": f"bearer  {TOKEN}"}).status_code == 200
 
 
-@pytest.mark.parametrize("token", ["", "short", "a" * 15, "a" * 201, "with spaces in between", "ümlaut-ümlaut-ümlaut"])
+@pytest.mark.parametrize("token", ["", "a" * 15, "a" * 201, "with spaces in between", "ümlaut-ümlaut-ümlaut"])
 def test_a_token_that_is_easily_guessed_or_cannot_be_sent_is_refused(token: str) -> None:
     with pytest.raises(
         ConfigurationError, match="a token of TASKBRIDGE_EVENTS_TOKENS is not allowed: use 16"
@@ -358,41 +299,30 @@ def test_a_token_that_is_easily_guessed_or_cannot_be_sent_is_refused(token: str)
     assert not token or token not in str(refused.value)
 
 
-def test_tokens_come_from_the_environment_and_are_not_shown(deployment: Deployment) -> None:
-    variables = deployment.settings.as_environment() | {"TASKBRIDGE_EVENTS_TOKENS": f"{TOKEN}, {OTHER},"}
-    settings = Settings.read(variables)
+WAITS_FOR_REDIS = 1.0
+"""Seconds for which an event waits for a Redis that does not answer."""
+
+
+def test_tokens_come_from_the_environment_are_not_shown_and_without_postgres_the_sender_is_told_to_come_again(
+    deployment: Deployment,
+) -> None:
+    settings = Settings.read({"TASKBRIDGE_EVENTS_TOKENS": f"{TOKEN}, {OTHER},"})
+    assert settings.events_tokens == (TOKEN, OTHER)
+    assert TOKEN not in repr(settings)
     with served(events(app=deployment.app)) as address:
         assert post(f"{address}/events", []).status_code == 404, "without a token there is no such path"
-    assert settings.events_tokens == (TOKEN, OTHER)
-    assert settings.as_environment()["TASKBRIDGE_EVENTS_TOKENS"] == f"{TOKEN},{OTHER}"
-    assert TOKEN not in repr(settings)
-    made = make_app(settings)
+    away = "postgresql://nobody:wrong@127.0.0.1:1/nowhere"
+    made = make_app(replace(settings, postgres_url=away, redis_url=deployment.settings.redis_url, notify_timeout=10))
     runtime_of(made.app).pipelines = declared()
     with served(events(app=made.app)) as address:
-        for header in (f"Bearer {TOKEN}", f"bearer {OTHER}", f"BEARER  {TOKEN}"):
-            answer = httpx2.post(f"{address}/events", json=an_order(), headers={"Authorization": header})
-            assert answer.status_code == 200
-    runtime_of(made.app).close()
-
-
-def test_without_postgres_the_sender_is_told_to_come_again(deployment: Deployment) -> None:
-    made = make_app(
-        Settings("postgresql://nobody:wrong@127.0.0.1:1/nowhere", deployment.settings.redis_url, notify_timeout=10)
-    )
-    runtime_of(made.app).pipelines = declared()
-    with served(events(TOKEN, app=made.app)) as address:
-        for body in (an_order(), {"pipeline": "alerts", "payload": {}}, {"pipeline": "alerts", "tenant": "acme"}):
-            answer = post(f"{address}/events", body)
+        for body in (an_order(), MESSAGE, {"pipeline": "alerts", "tenant": "acme"}):
+            answer = post(f"{address}/events", body, OTHER)
             assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
             assert "wrong" not in answer.text
         # Its delay is the policy's own, so Postgres is not asked.
         assert post(f"{address}/events", {"pipeline": "orders", "tenant": "acme"}).status_code == 200
     assert deployment.gate.active("orders") == ["acme"]
     runtime_of(made.app).close()
-
-
-WAITS_FOR_REDIS = 1.0
-"""Seconds for which an event waits for a Redis that does not answer."""
 
 
 @pytest.fixture(params=["away", "hung"])
@@ -409,7 +339,7 @@ def without_redis(deployment: Deployment, request: pytest.FixtureRequest) -> Ite
 
 
 def test_without_redis_a_record_is_taken_at_once_and_an_event_is_not_said_to_be(
-    without_redis: str, deployment: Deployment
+    without_redis: str, deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     post(without_redis, an_order(0))
     taken = []
@@ -426,6 +356,8 @@ def test_without_redis_a_record_is_taken_at_once_and_an_event_is_not_said_to_be(
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
         assert answer.json() == {"error": f"{stored}the events were not sent: try again"}
     assert len(records(deployment)) == 7
+    told = [one for one in caplog.records if one.getMessage().startswith("no event for")]
+    assert len(told) <= 1, "once a minute"
 
 
 def test_a_webhook_at_the_same_path_is_refused() -> None:
@@ -439,5 +371,3 @@ def test_the_end_of_the_server_waits_for_what_was_begun(deployment: Deployment) 
     with served(events(TOKEN, app=deployment.app)) as address:
         post(f"{address}/events", an_order())
     assert deployment.gate.active("orders") == ["acme"]
-    sessions = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%%records%%'"
-    wait_until(lambda: deployment.rows(f"{sessions} AND pid <> pg_backend_pid()") == [], "its sessions are closed")

@@ -35,20 +35,13 @@ CHALLENGE = b'{"type": "url_verification", "challenge": %s}'
     [
         pytest.param("github", b"{", {"length": b"\xb2"}, 400, b"", id="a length in digits that are not ASCII"),
         pytest.param("github", b"{}", {"path": "/github/"}, 404, b"", id="no redirect to another host"),
-        pytest.param("slack", CHALLENGE % b'"3eZb"', {}, 200, b"3eZb", id="a challenge"),
         pytest.param("slack", CHALLENGE % b'"\\ud800"', {}, 200, b"?", id="a challenge that cannot be encoded"),
         pytest.param("slack", CHALLENGE % b"[[1]]", {}, 200, b"unmatched", id="a challenge that is no text"),
         pytest.param("shopify", NESTED, {}, 200, b"nested too deeply to find the key", id="a path finds no end"),
     ],
 )
 def test_what_is_signed_and_odd_is_answered(
-    deployment: Deployment,
-    caplog: pytest.LogCaptureFixture,
-    source: str,
-    body: bytes,
-    changed: dict[str, Any],
-    status: int,
-    text: bytes,
+    deployment: Deployment, source: str, body: bytes, changed: dict[str, Any], status: int, text: bytes
 ) -> None:
     (one,) = (one for one in SOURCES if one.webhook.source == source)
     signed = one.signer.sign("id-1", body, time.time())
@@ -65,7 +58,6 @@ def test_what_is_signed_and_odd_is_answered(
 
     answer = asyncio.run(ask())
     assert (answer.status, text in answer.body) == (status, True), answer.body
-    assert "Traceback" not in caplog.text
 
 
 def allow(*_: object) -> bool:

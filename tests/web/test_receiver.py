@@ -22,28 +22,19 @@ from starlette.routing import Mount
 
 from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.process.runtime import runtime_of
-from taskbridge.settings import Settings
 from taskbridge.store import receiving
-from taskbridge.web import Hmac, Request, StandardWebhooks, Webhook, endpoint, receiver, storing
+from taskbridge.web import Request, StandardWebhooks, Webhook, endpoint, receiver, storing
 from taskbridge.web.webhook import finder
 from tests.deployment import Deployment
-from tests.store.adopting import Reader, adopted
-from tests.transactions.black_hole import nobody_accepts
+from tests.store.adopting import ORDERS as ORDERS_TABLE
+from tests.store.adopting import Reader, adopted, run
 from tests.transactions.conftest import producer
-from tests.waiting import taking_at_most, wait_until
+from tests.waiting import wait_until
 from tests.web.serving import declared, served
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 32).decode()
-PLAIN = "a secret"
 ORDERS = Webhook(
     "orders", StandardWebhooks(SECRET), tenant="$.customer", key="$.id", version="$.version", document="$.order"
-)
-INVOICES = Webhook(
-    "invoices",
-    Hmac(PLAIN, header="x-signature", delivery="x-delivery"),
-    tenant="$.shop",
-    key="$.number",
-    path="/in/voices",
 )
 
 
@@ -69,8 +60,8 @@ NOTES = Webhook(
 
 @pytest.fixture
 def url(deployment: Deployment) -> Iterator[str]:
-    runtime_of(deployment.app).pipelines = declared("orders", "invoices", "notes")
-    with served(receiver(ORDERS, INVOICES, NOTES, app=deployment.app)) as address:
+    runtime_of(deployment.app).pipelines = declared("orders", "notes")
+    with served(receiver(ORDERS, NOTES, app=deployment.app)) as address:
         yield address
 
 
@@ -91,13 +82,6 @@ def signed(body: bytes, delivery: str, secret: bytes = b"k" * 32, path: str = "o
     signature = base64.b64encode(hmac.new(secret, content, hashlib.sha256).digest()).decode()
     headers = {"webhook-id": delivery, "webhook-timestamp": when, "webhook-signature": f"v1,{signature}"}
     return httpx2.Request("POST", f"http://x/{path}", content=body, headers=headers)
-
-
-def an_invoice(body: bytes, delivery: str = "d1") -> httpx2.Request:
-    signature = hmac.new(PLAIN.encode(), body, hashlib.sha256).hexdigest()
-    return httpx2.Request(
-        "POST", "http://x/in/voices", content=body, headers={"X-Signature": signature, "X-Delivery": delivery}
-    )
 
 
 Send = Callable[[httpx2.Request], httpx2.Response]
@@ -129,8 +113,7 @@ def send(url: str) -> Iterator[Send]:
 
 
 def orders(deployment: Deployment) -> dict[str, Any]:
-    found = deployment.rows("SELECT key, document FROM taskbridge.records WHERE source = 'orders' AND tenant <> ''")
-    return {row.key: row.document for row in found}
+    return {row.key: row.document for row in deployment.rows("SELECT * FROM taskbridge.records WHERE tenant = 'acme'")}
 
 
 def unmatched(deployment: Deployment) -> list[tuple[str, Any]]:
@@ -159,12 +142,6 @@ def test_a_record_is_there_when_its_request_is_answered_and_its_tenant_is_notifi
     assert unmatched(deployment) == []
 
 
-def test_a_delivery_is_taken_once(send: Send, deployment: Deployment) -> None:
-    assert send(an_order(1, delivery="again", amount=1)).json() == {"new": True}
-    assert send(an_order(1, delivery="again", amount=2)).json() == {"new": False}
-    assert orders(deployment) == {"1": {"amount": 1}}
-
-
 VERSIONS = [
     (2, 1),
     (10, 9),
@@ -172,8 +149,7 @@ VERSIONS = [
     ("2026-11-23T10:00:00.000002Z", "2026-11-23T10:00:00.000001Z"),
     ("2026-11-24", "2026-11-23T23:59:59"),
     (12345678901234567890123, 12345678901234567890122),
-    (0.5, "0.25"),
-    ("20261199", "20261130"),
+    ("10000000000000000.02", "10000000000000000.01"),
     ("1970-01-01T00:01:41Z", 100),
 ]
 
@@ -204,12 +180,9 @@ def test_in_any_order_and_all_at_once_the_newest_version_is_kept(
 
 NO_JSON = [
     (b"", "not JSON"),
-    (b"{", "not JSON"),
     (b"\xff", "not JSON"),
     (b"[" * 100_000, "not JSON"),
     (b"NaN", "not JSON"),
-    (b"9" * 5_000, "not JSON"),
-    (b'{"customer": "a", "customer": "b"}', "an object with the duplicate name 'customer'"),
     (b'{"order": [{"a": {"b": 1, "c": 2, "b": 1}}]}', "an object with the duplicate name 'b'"),
 ]
 
@@ -230,11 +203,8 @@ def test_what_is_no_json_is_refused_with_a_reason(send: Send, deployment: Deploy
 
 NO_RECORD = [
     (b"[]", "the tenant"),
-    (b'{"customer": null, "id": 1, "version": 1, "order": {}}', "the tenant is neither"),
     (b'{"customer": true, "id": 1, "version": 1, "order": {}}', "the tenant is neither"),
     (b'{"customer": "", "id": 1, "version": 1, "order": {}}', "tenant"),
-    (b'{"customer": "a\\u0000", "id": 1, "version": 1, "order": {}}', "tenant"),
-    (b'{"customer": "a", "id": "", "version": 1, "order": {}}', "key"),
     (b'{"customer": "a", "id": "\\ud800", "version": 1, "order": {}}', ""),
     (b'{"customer": "a", "id": 1.5, "version": 1, "order": {}}', "the key is neither"),
     (b'{"customer": "a", "id": 1, "version": "soon", "order": {}}', "version"),
@@ -242,8 +212,6 @@ NO_RECORD = [
     (b'{"customer": "a", "id": 1, "order": {}}', "the version"),
     (b'{"customer": "a", "id": 1, "version": 1, "order": 5}', "not a JSON object"),
     (b'{"customer": "a", "id": 1, "version": 1, "order": {"a": "\\u0000"}}', "NUL"),
-    (b'{"customer": "a", "id": 1, "version": 1, "order": {"a": "\\ud83d"}}', ""),
-    (b'{"customer": "a", "id": 1, "version": 1, "order": {"a": 1e5000}}', ""),
 ]
 
 
@@ -261,8 +229,7 @@ def test_what_is_genuine_and_brings_no_record_is_kept_as_unmatched_and_not_sent_
 
 
 def test_a_fault_that_is_not_the_sender_s_lets_it_come_again(send: Send, deployment: Deployment) -> None:
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE orders (id bigint PRIMARY KEY, customer text)")
+    run(deployment.engine, ORDERS_TABLE)
     adopted(deployment.engine)
     for request in (a_note(away=True), an_order()):
         answer = send(request)
@@ -289,33 +256,22 @@ def test_a_webhook_that_tells_of_a_deletion_deletes_by_the_same_rule_of_versions
     assert [deleted for _, deleted, _ in read()] == [False]
 
 
-def test_refusals_are_in_the_log_once_a_minute_with_their_number(send: Send, caplog: pytest.LogCaptureFixture) -> None:
-    wrong = signed(b"{}", "msg", secret=b"of somebody else")
-    for _ in range(3):
-        send(wrong)
-    send(signed(b"{", "msg"))
-    lines = [one.getMessage() for one in caplog.records if one.name == "taskbridge.web.endpoint"]
-    assert [line.partition(",")[0] for line in lines] == [
-        "1 request to /orders answered with 401",
-        "1 request to /orders answered with 400",
-    ]
-    assert "no signature of the request" in lines[0]
-
-
 def test_a_function_that_fails_over_each_request_does_not_fill_the_log(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Of its own: the webhook remembers what it has told.
     with sending(receiver(replace(NOTES), app=deployment.app)) as send:
-        for number in range(5):
+        for number in range(3):
             answer = send(a_note(keys=[], number=number))
             assert answer.json() == {"unmatched": "a function of the webhook raised IndexError"}
-        for _ in range(5):
             assert send(a_note(keys=[], broken=True)).status_code == 503
-    told = [one.getMessage() for one in caplog.records if one.exc_info]
+            assert send(signed(b"{}", "msg", secret=b"of somebody else", path="notes")).status_code == 401
+    told = [one.getMessage().partition(",")[0] for one in caplog.records if "1 request" in one.getMessage()]
     assert told == [
-        "a function of 'notes' failed for 1 request, the last",
-        "1 request to /notes failed with this error, the last",
+        "a function of 'notes' failed for 1 request",
+        "1 request to /notes failed with this error",
+        "1 request to /notes answered with 503",
+        "1 request to /notes answered with 401",
     ]
 
 
@@ -401,13 +357,6 @@ def test_numbers_keep_their_digits_from_the_request_to_the_handler_and_on(send: 
     assert dict(record.document) == json.loads(NUMBERS)
 
 
-def test_a_version_counts_with_all_of_its_digits(send: Send, deployment: Deployment) -> None:
-    for number, version in enumerate(("10000000000000000.01", "10000000000000000.02", "10000000000000000.01")):
-        body = f'{{"customer": "acme", "id": 1, "version": {version}, "order": {{"version": "{version}"}}}}'
-        assert send(signed(body.encode(), f"msg-{number}")).status_code == 200
-    assert orders(deployment) == {"1": {"version": "10000000000000000.02"}}
-
-
 @pytest.fixture
 def locked(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """The log is locked, so that transactions of a receiver that starts after this wait, until this is called."""
@@ -450,30 +399,27 @@ def test_a_record_that_somebody_else_holds_is_waited_for_a_short_while_and_keeps
         assert ask(an_order(1, 4)).status_code == 200
 
 
-def test_more_than_can_wait_for_a_session_are_asked_to_send_again(
-    locked: Callable[[], None], send: Send, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("most", "seconds", "taken"), [(3, 60.0, 3), (1_000, 0.5, 0)], ids=["too many", "too long"])
+def test_who_cannot_wait_for_a_session_is_asked_to_send_again(
+    locked: Callable[[], None],
+    send: Send,
+    deployment: Deployment,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    seconds: float,
+    taken: int,
 ) -> None:
-    monkeypatch.setattr(receiving, "MOST_WAITING", 3)
+    monkeypatch.setattr(receiving, "MOST_WAITING", most)
+    monkeypatch.setattr(receiving, "WAIT_SECONDS", seconds)
+    count = 20 - receiving.SESSIONS - taken
     with ThreadPoolExecutor(20) as threads:
         answers = [threads.submit(send, an_order(number)) for number in range(20)]
-        wait_until(lambda: sum(answer.done() for answer in answers) == 17 - receiving.SESSIONS, "some are refused")
+        wait_until(lambda: sum(answer.done() for answer in answers) == count, "some are refused")
         locked()
         refused = [answer.result() for answer in answers if answer.result().status_code == 503]
-    assert len(refused) == 17 - receiving.SESSIONS
+    assert len(refused) == count
     assert {answer.headers["Retry-After"] for answer in refused} == {"1"}
-    assert len(orders(deployment)) == 20 - len(refused)
-
-
-def test_a_session_is_waited_for_no_longer_than_said(
-    locked: Callable[[], None], send: Send, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receiving, "WAIT_SECONDS", 0.5)
-    with ThreadPoolExecutor(receiving.SESSIONS + 1) as threads:
-        answers = [threads.submit(send, an_order(number)) for number in range(receiving.SESSIONS + 1)]
-        wait_until(lambda: any(answer.done() for answer in answers), "one is refused")
-        locked()
-        statuses = sorted(answer.result().status_code for answer in answers)
-    assert statuses == [200] * receiving.SESSIONS + [503]
+    assert len(orders(deployment)) == 20 - count
 
 
 def test_errors_do_not_reduce_what_the_receiver_takes(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,26 +447,15 @@ def test_errors_do_not_reduce_what_the_receiver_takes(deployment: Deployment, mo
             assert {answer.result().status_code for answer in answers} == {200}
 
 
-def test_an_id_that_nobody_signed_keeps_no_other_body_out(send: Send, deployment: Deployment) -> None:
-    bodies = [b'{"shop": "1", "number": "n1"}', b'{"shop": "1", "number": "n2"}']
-    assert [send(an_invoice(body, "1001")).json()["new"] for body in (*bodies, *bodies)] == [True, True, False, False]
-    # without a place of the document, that is the whole payload
-    assert deployment.rows("SELECT tenant, key, document FROM taskbridge.records ORDER BY key") == [
-        ("1", "n1", {"shop": "1", "number": "n1"}),
-        ("1", "n2", {"shop": "1", "number": "n2"}),
-    ]
-
-
 def test_one_record_that_postgres_refuses_costs_no_other(send: Send, deployment: Deployment) -> None:
-    refuse = (
+    run(
+        deployment.engine,
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
         "IF NEW.key = '12' THEN RAISE EXCEPTION USING ERRCODE = '22P05', MESSAGE = 'its ä'; END IF; "
         "IF NEW.key = '13' THEN RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'no thirteen'; END IF; "
-        "RETURN NEW; END $$; "
-        "CREATE TRIGGER refuse BEFORE INSERT ON taskbridge.records FOR EACH ROW EXECUTE FUNCTION refuse()"
+        "RETURN NEW; END $$",
+        "CREATE TRIGGER refuse BEFORE INSERT ON taskbridge.records FOR EACH ROW EXECUTE FUNCTION refuse()",
     )
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql(refuse)
     with ThreadPoolExecutor(20) as threads:
         answers = dict(enumerate(threads.map(send, [an_order(number) for number in range(20)])))
     refused = {number: answer for number, answer in answers.items() if answer.status_code != 200}
@@ -536,52 +471,9 @@ def test_pipelines_that_do_not_import_keep_nobody_from_an_answer(
     made = producer(replace(deployment.settings, pipelines=("no_such_module",)))
     del runtime_of(made.app).__dict__["pipelines"]
     with sending(receiver(ORDERS, app=made.app)) as send:
-        for number in range(3):
-            assert send(an_order(number)).status_code == 200
+        assert send(an_order()).status_code == 200
     assert "workers will find the records anyway" in caplog.text
     runtime_of(made.app).close()
-
-
-def test_without_postgres_the_sender_is_told_to_come_again(postgres_url: str, redis_client: Any) -> None:  # noqa: ARG001
-    nowhere = postgres_url.replace("postgresql://", "postgresql://nobody:wrong@", 1) + "&port=1"
-    made = producer(Settings(nowhere, "redis://127.0.0.1:1/0"))
-    with sending(receiver(ORDERS, app=made.app)) as send:
-        answer = send(an_order())
-    assert answer.status_code == 503
-    assert answer.headers["Retry-After"] == "1"
-    assert "wrong" not in answer.text
-    runtime_of(made.app).close()
-
-
-def test_a_worker_finds_what_came_while_redis_was_away_from_the_receiver_which_says_so_once(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = producer(Settings(deployment.settings.postgres_url, "redis://127.0.0.1:1/0"))
-    runtime_of(made.app).pipelines = declared("invoices")
-    with sending(receiver(INVOICES, app=made.app)) as send:
-        for number in range(5):
-            body = f'{{"shop": "acme", "number": "{number}"}}'.encode()
-            assert send(an_invoice(body)).status_code == 200
-    assert len([one for one in caplog.records if one.getMessage().startswith("no event for")]) == 1
-    with deployment.worker("-P", "solo"):
-        expected = [("acme", str(number)) for number in range(5)]
-        wait_until(lambda: sorted(deployment.deliveries()) == expected, "the change poller finds them", 30)
-    runtime_of(made.app).close()
-
-
-@pytest.mark.slow
-def test_a_redis_that_swallows_packets_delays_no_answer(deployment: Deployment) -> None:
-    with nobody_accepts() as redis_url:
-        made = producer(Settings(deployment.settings.postgres_url, redis_url, notify_timeout=8.0))
-        runtime_of(made.app).pipelines = declared("orders")
-        with (
-            sending(receiver(ORDERS, app=made.app)) as send,
-            taking_at_most(8.0),
-        ):
-            for number in range(5):
-                assert send(an_order(number)).status_code == 200
-        runtime_of(made.app).close()
-    assert len(orders(deployment)) == 5
 
 
 def test_it_can_be_mounted(deployment: Deployment) -> None:
@@ -595,20 +487,18 @@ def test_ids_of_deliveries_are_kept_for_thirty_days(
     send: Send, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storing, "FORGETS_EVERY", 0.0)
-    for number in (1, 2):
-        send(an_order(number, delivery=f"d{number}"))
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "UPDATE taskbridge.received SET received_at = now() - interval '31 days' WHERE delivery = 'd1'"
-        )
-        connection.exec_driver_sql(
-            "UPDATE taskbridge.received SET received_at = now() - interval '29 days' WHERE delivery = 'd2'"
+    for days in (31, 29):
+        send(an_order(days, delivery=f"d{days}"))
+        run(
+            deployment.engine,
+            f"UPDATE taskbridge.received SET received_at = now() - interval '{days} days' "  # noqa: S608
+            f"WHERE delivery = 'd{days}'",
         )
     send(an_order(3, delivery="d3"))
     left = "SELECT delivery FROM taskbridge.received ORDER BY 1"
-    wait_until(lambda: deployment.rows(left) == [("d2",), ("d3",)], "the oldest is gone")
-    assert send(an_order(2, delivery="d2", amount=2)).json() == {"new": False}
-    assert send(an_order(1, delivery="d1", amount=2)).json() == {"new": True}
+    wait_until(lambda: deployment.rows(left) == [("d29",), ("d3",)], "the oldest is gone")
+    assert send(an_order(29, delivery="d29", amount=2)).json() == {"new": False}
+    assert send(an_order(31, delivery="d31", amount=2)).json() == {"new": True}
 
 
 def test_a_request_whose_trace_ends_at_the_receiver(send: Send, deployment: Deployment) -> None:
@@ -618,16 +508,12 @@ def test_a_request_whose_trace_ends_at_the_receiver(send: Send, deployment: Depl
         2: (f"cc-{trace}-{parent}-01-what-comes-later", f"00-{trace}-{parent}-01"),
         3: (f"00-{trace}-{parent}-00", None),
         4: (f"00-{trace}-{parent}-01-more", None),
-        5: (f"ff-{trace}-{parent}-01", None),
-        6: (f"00-{'0' * 32}-{parent}-01", None),
-        7: (f"00-{trace.upper()}-{parent}-01", None),
-        8: ("'; DROP TABLE taskbridge.records", None),
-        9: (None, None),
+        5: (f"00-{'0' * 32}-{parent}-01", None),
+        6: ("'; DROP TABLE taskbridge.records", None),
     }
     for number, (header, _) in given.items():
         request = an_order(number)
-        if header is not None:
-            request.headers["traceparent"] = header
+        request.headers["traceparent"] = header
         assert send(request).status_code == 200
 
     found = dict(deployment.rows("SELECT key, traceparent FROM taskbridge.records"))

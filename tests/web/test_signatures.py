@@ -85,17 +85,9 @@ each = pytest.mark.parametrize("way", WAYS)
 
 
 @each
-def test_during_a_rotation_both_secrets_are_taken_and_no_third(way: str) -> None:
-    make, sign = WAYS[way]
-    both = make([OTHER, SECRET])
-    both.verify(sign(BODY, SECRET), BODY, NOW)
-    both.verify(sign(BODY, OTHER), BODY, NOW)
-    with pytest.raises(InvalidSignature):
-        make([OTHER]).verify(sign(BODY, SECRET), BODY, NOW)
-
-
-@each
-def test_each_secret_is_compared_in_constant_time_whichever_is_right(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_during_a_rotation_both_secrets_are_taken_and_no_third_each_compared_in_constant_time(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compared: list[bool] = []
     original = hmac.compare_digest
 
@@ -105,6 +97,8 @@ def test_each_secret_is_compared_in_constant_time_whichever_is_right(way: str, m
 
     make, sign = WAYS[way]
     headers = sign(BODY, SECRET)
+    with pytest.raises(InvalidSignature):
+        make([OTHER]).verify(headers, BODY, NOW)
     monkeypatch.setattr("taskbridge.web.signatures.hmac.compare_digest", compare)
     for secrets in ([SECRET, OTHER], [OTHER, SECRET]):
         compared.clear()
@@ -276,37 +270,24 @@ def test_a_scheme_of_one_s_own_signs_and_verifies_by_one_description() -> None:
             scheme.verify({**headers, **changed}, BODY, NOW)
 
 
-@pytest.mark.parametrize("delivery", ["x-id", "X-Id"])
-@pytest.mark.parametrize("time", [None, "X-Time"])
-def test_a_signed_id_needs_no_time_and_its_header_may_be_written_in_any_case(delivery: str, time: str | None) -> None:
-    scheme = Hmac(SECRET, header="X-Sign", preamble="{id}.", delivery=delivery, time=time)
-    headers = {"x-id": "é-1", "x-sign": digest(SECRET, b"\xe9-1." + BODY).hex(), "x-time": str(int(NOW))}
+def test_a_signed_id_needs_no_time_and_its_header_may_be_written_in_any_case() -> None:
+    scheme = Hmac(SECRET, header="X-Sign", preamble="{id}.", delivery="X-Id")
+    headers = {"x-id": "é-1", "x-sign": digest(SECRET, b"\xe9-1." + BODY).hex()}
     scheme.verify(headers, BODY, NOW)
     with pytest.raises(InvalidSignature):
         scheme.verify({**headers, "x-id": "é-2"}, BODY, NOW)
 
 
-@pytest.mark.parametrize(
-    ("described", "what"),
-    [
-        ({"preamble": "{id}."}, "single header"),
-        ({"preamble": "{id}.", "delivery": "x-id,x-other"}, "single header"),
-        ({"preamble": "{id}.", "delivery": "$.id"}, "single header"),
-        ({"preamble": "{time}."}, "set `time`"),
-    ],
-)
-def test_a_preamble_with_a_value_that_cannot_be_read_is_an_error_of_the_declaration(
-    described: dict[str, Any], what: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=what):
-        Hmac(SECRET, header="x-sign", **described)
-
-
-@pytest.mark.parametrize("secrets", ["", [], [SECRET, ""], None])
-def test_a_secret_that_is_not_there_is_an_error_of_the_declaration(secrets: Any) -> None:
+def test_what_cannot_be_verified_is_an_error_of_the_declaration() -> None:
+    for delivery in (None, "x-id,x-other", "$.id"):
+        with pytest.raises(ConfigurationError, match="single header"):
+            Hmac(SECRET, header="x-sign", preamble="{id}.", delivery=delivery)
+    with pytest.raises(ConfigurationError, match="set `time`"):
+        Hmac(SECRET, header="x-sign", preamble="{time}.")
     for make, _ in WAYS.values():
-        with pytest.raises((ConfigurationError, TypeError)):
-            make(secrets)
+        for secrets in ("", [], [SECRET, ""], None):
+            with pytest.raises((ConfigurationError, TypeError)):
+                make(secrets)
     for wrong in ("whsec_?", "whsec_", "whpk_", "whpk_YWJj"):
         with pytest.raises(ConfigurationError, match="copy all of it"):
             StandardWebhooks(wrong)
