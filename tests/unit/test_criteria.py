@@ -36,7 +36,7 @@ def nested(depth: int, key: str | None = None) -> Any:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("level", r'"level" is no JSONPath \(expected \'\$\', found \'l\', line 1, column 0\): write'),
+        ("level", r'"level" is no JSONPath \(expected \'\$\', found \'l\', line 1, column 0\): use the syntax'),
         ("", "is no JSONPath"),
         ("$.a.", "unexpected end of expression"),
         ("$[?nope(@)]", "'nope' is not defined"),
