@@ -27,7 +27,7 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.django.configuration import alias_of_handlers, has_other_isolation
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.store.checkout import View
-from taskbridge.store.db import Bounded, driver_of
+from taskbridge.store.db import driver_of
 from taskbridge.store.queries import query
 from taskbridge.worker.middleware import Hook
 
@@ -71,7 +71,6 @@ class CheckedOut:
                 f"Django's database {self.alias!r} {OTHER_ISOLATION}: remove isolation_level, or {REMEDY}"
             )
         session = driver_of(self.batch.connection)
-        assert isinstance(session, Bounded)  # noqa: S101 - for the type
         path, batch_path = _search_paths(self, self.batch.connection.engine)
         wanted: list[tuple[str, str, str | None]] = []
         if session.info.parameter_status("TimeZone") != self.timezone_name:

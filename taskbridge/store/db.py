@@ -243,8 +243,6 @@ class Bounded(psycopg.Connection[Any]):
     """A connection that is given up if an answer takes longer than `answer_timeout` seconds; None: no limit."""
 
     answer_timeout: float | None = None
-    own_answer_timeout: float | None = None
-    """The `answer_timeout` of the connection whenever it leaves the pool."""
     pooled: bool = False
     """Whether there is a pooler in front of Postgres, so that no setting of ours may stay in a session."""
     limits: Mapping[str, str] = {}
@@ -259,6 +257,11 @@ class Bounded(psycopg.Connection[Any]):
     def __init__(self, pgconn: PGconn, *arguments: Any) -> None:
         super().__init__(pgconn, *arguments)
         self.cursor_factory = _Cursor
+
+    @property
+    def statement_timeout(self) -> float | None:
+        """How many seconds Postgres may work on a statement; None: no limit."""
+        return None if self.answer_timeout is None else self.answer_timeout - GRACE
 
     @contextmanager
     def pipeline(self) -> Iterator[psycopg.Pipeline]:
@@ -412,7 +415,7 @@ def open_session(statement_timeout: float | None, parameters: Mapping[str, Any])
         if error.sqlstate == TooManyConnections.sqlstate or any(text in str(error) for text in _NONE_LEFT):
             raise NoSession(*error.args) from error
         raise
-    connection.answer_timeout = connection.own_answer_timeout = limit + GRACE if limit else None
+    connection.answer_timeout = limit + GRACE if limit else None
     return connection
 
 
@@ -504,7 +507,6 @@ def connect(
     def check_out(connection: Bounded, _record: Any, _proxy: Any) -> None:
         if connection.opened <= _pool_of(engine).distrusted or connection.ended:
             raise DisconnectionError  # the pool closes it and opens another
-        connection.answer_timeout = connection.own_answer_timeout
 
     def check_in(connection: Bounded | None, record: Any) -> None:
         # A handler returned it, and it was not reset.
@@ -530,12 +532,10 @@ def _pool_of(engine: Engine) -> _Pool:
     return engine.pool
 
 
-def driver_of(connection: Connection | psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+def driver_of(connection: Connection | Bounded) -> Bounded:
     """Return psycopg's connection: that of SQLAlchemy's, or the given one."""
-    if isinstance(connection, psycopg.Connection):
-        return connection
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)  # noqa: S101 - for the type: psycopg is the driver
+    driver = connection if isinstance(connection, Bounded) else connection.connection.driver_connection
+    assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the pool opens no others
     return driver
 
 
@@ -617,22 +617,23 @@ def _pooler_name(url: str) -> str:
 
 
 @contextmanager
-def in_one_trip(driver: Bounded, begin: str | None = None, **settings: str) -> Iterator[None]:
-    """Send the statements of the block as one transaction in one round trip, under these settings of Postgres."""
+def in_one_trip(driver: Bounded, begin: str | None = None) -> Iterator[None]:
+    """Send the statements of the block as one transaction in one round trip."""
     with driver.pipeline():
-        begin_transaction(driver, begin, **settings)
+        begin_transaction(driver, begin)
         yield
         driver.execute(query("commit"))
 
 
-def begin_transaction(driver: Bounded, begin: str | None = None, **settings: str) -> None:
-    """Begin a transaction under these settings and the connection's limits, in a pipeline.
+def begin_transaction(driver: Bounded, begin: str | None = None) -> None:
+    """Begin a transaction under the connection's limits, in a pipeline.
 
     By default it is READ COMMITTED, whatever the database's own level is.
     """
     driver.execute(begin or query("begin"))
-    for statement in local_settings({**driver.limits, **settings}):
-        driver.execute(statement)
+    if driver.limits:
+        names, values = [*driver.limits], [*driver.limits.values()]
+        driver.execute(query("set_parameters"), {"names": names, "values": values, "only_from": [], "locally": True})
 
 
 def in_one_message(
@@ -662,7 +663,7 @@ def typed_rows(driver: Bounded, results: Sequence[PGresult]) -> list[tuple[Any, 
 
 @contextmanager
 def within(
-    connection: Connection | psycopg.Connection[Any],
+    connection: Connection | Bounded,
     seconds: float | None,
     lock_seconds: float | None = None,
     settings: Mapping[str, str] | None = None,
@@ -673,19 +674,19 @@ def within(
     In one that has begun before, they hold for the rest of it.
     """
     driver = driver_of(connection)
-    assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the pool opens no others
-    limits, usual = dict(settings or {}), driver.limits
-    own = answer_timeout = driver.answer_timeout
-    if answer_timeout is not None:
-        own = None if seconds is None else seconds + GRACE
-        times = {"statement_timeout": milliseconds(seconds), "lock_timeout": milliseconds(lock_seconds)}
-        limits = {**times, **limits}
+    limits = {
+        "statement_timeout": milliseconds(seconds),
+        "lock_timeout": milliseconds(lock_seconds),
+        **(settings or {}),
+    }
+    usual, answer_timeout = driver.limits, driver.answer_timeout
+    own = None if seconds is None else seconds + GRACE
     try:
         if _is_idle(driver):
             driver.limits = {**usual, **limits}
-        elif limits:
+        else:
             # A shorter limit holds for this statement too.
-            driver.answer_timeout = answer_timeout if own is None else min(answer_timeout or own, own)
+            driver.answer_timeout = min((each for each in (answer_timeout, own) if each is not None), default=None)
             driver.execute("; ".join(local_settings(limits)))
         driver.answer_timeout = own
         yield
@@ -700,12 +701,9 @@ def shorter(driver: Bounded, seconds: float, lock_timeout: str) -> Iterator[None
     Without a pooler they are set for the session and reset after the block, which costs less than in each transaction.
     `seconds` are cut to the usual limit.
     """
-    own = driver.own_answer_timeout
-    usual = {"statement_timeout": milliseconds(own - GRACE) if own else None, "lock_timeout": None}
-    limits = {
-        "statement_timeout": milliseconds(min(seconds, own - GRACE if own else seconds)),
-        "lock_timeout": lock_timeout,
-    }
+    own = driver.statement_timeout
+    usual = {"statement_timeout": milliseconds(own) if own else None, "lock_timeout": None}
+    limits = {"statement_timeout": milliseconds(min(seconds, own or seconds)), "lock_timeout": lock_timeout}
     if driver.pooled:
         before, driver.limits = driver.limits, {**driver.limits, **limits}
         yield

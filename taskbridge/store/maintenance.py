@@ -16,6 +16,7 @@ from taskbridge.errors import InvalidPolicy
 from taskbridge.store.db import (
     LOOKUPS,
     SHORT_WAIT,
+    Bounded,
     Database,
     checked_out,
     fetch_within,
@@ -76,9 +77,7 @@ def register_pipeline(database: Database, pipeline: str, source: str, start: str
         )
 
 
-def _first_snapshot(
-    driver: psycopg.Connection[Any], sql: Queries, pipeline: str, source: str, start: str | datetime
-) -> str | None:
+def _first_snapshot(driver: Bounded, sql: Queries, pipeline: str, source: str, start: str | datetime) -> str | None:
     """Return the snapshot at which a pipeline's cursors begin; None: the present one."""
     if not isinstance(start, datetime):
         return EVERY_RECORD if start == EVERYTHING else None

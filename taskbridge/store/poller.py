@@ -19,18 +19,17 @@ from sqlalchemy import Engine
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.store.cursor import Waiting
 from taskbridge.store.db import (
-    GRACE,
     Bounded,
     checked_out,
     in_one_message,
     in_one_trip,
-    milliseconds,
     rows,
     with_second_try,
+    within,
 )
 from taskbridge.store.queries import compact, queries
 
-__all__ = ["Changes", "ChangesPage", "Kind"]
+__all__ = ["PLAN", "Changes", "ChangesPage", "Kind"]
 
 PAGE: Final = 5_000
 """Records of the first page of a pass: some tens of milliseconds, most of them for its tenants."""
@@ -43,8 +42,24 @@ MOST_OPEN: Final = 10_000
 """Transactions that a stored snapshot may list; it sees nothing from the first one beyond that."""
 RECONCILER_FACTOR: Final = 30
 """A page of the reconciler, or of all pending records, may take this many times as long as one of the poller."""
-LOCKED: Final = "500ms"
-"""How long a page waits for a lock: the passes of other pipelines wait for it."""
+LOCKED: Final = 0.5
+"""Seconds that a page waits for a lock: the passes of other pipelines wait for it."""
+PLAN: Final = {
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "max_parallel_workers_per_gather": "0",
+    "jit": "off",
+}
+"""Settings of a page: each part of its query is an ordered read of one index.
+
+Statistics are outdated whenever much is new, and the planner knows nothing of snapshots.
+"""
+NO_WAIT: Final = {"synchronous_commit": "off"}
+"""No page waits for the disk: after a crash that loses a stored snapshot there is an older one.
+
+Nobody who is left has seen the lost commits, since what a page stores comes after them in the log.
+"""
 
 
 class Kind(StrEnum):
@@ -227,10 +242,8 @@ class Changes:
         seconds = self._seconds_of(kind) + more_seconds
         seen = None if page.seen == page.before else page.seen
         values = {"pipeline": pipeline, "kind": kind.value, "seen": seen, "stored_at": page.stored_at}
-        # No page waits for the disk; see `plan_of_passes`.
-        settings = {**_limits(seconds), "synchronous_commit": "off"}
-        with self._checked_out(seconds) as connection:
-            stored = in_one_message(connection, self._query("store_snapshot"), values, **settings)
+        with checked_out(self._engine) as driver, within(driver, seconds, LOCKED, NO_WAIT):
+            stored = in_one_message(driver, self._query("store_snapshot"), values)
         return page._replace(before=page.seen, stored_at=stored[0][0] if stored else None)
 
     def _seconds_of(self, kind: Kind) -> float:
@@ -284,20 +297,12 @@ class Changes:
     @contextmanager
     def _limited(self, seconds: float, begin: str = "begin") -> Iterator[psycopg.Connection[Any]]:
         """Check out a connection in a transaction that ends within so many seconds, all of it in one round trip."""
-        with self._checked_out(seconds) as connection, in_one_trip(connection, self._query(begin)):
-            connection.execute(self._query("plan_of_passes"), _limits(seconds))
-            yield connection
-
-    @contextmanager
-    def _checked_out(self, seconds: float) -> Iterator[Bounded]:
-        """Check out a connection that is given up if it does not answer for so many seconds plus `GRACE`."""
-        with checked_out(self._engine) as connection:
-            connection.answer_timeout = seconds + GRACE
-            yield connection
-
-
-def _limits(seconds: float) -> dict[str, str]:
-    return {"lock_timeout": LOCKED, "statement_timeout": milliseconds(seconds)}
+        with (
+            checked_out(self._engine) as driver,
+            within(driver, seconds, LOCKED, {**PLAN, **NO_WAIT}),
+            in_one_trip(driver, self._query(begin)),
+        ):
+            yield driver
 
 
 def _found(

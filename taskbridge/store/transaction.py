@@ -22,7 +22,6 @@ from taskbridge.declaring.failures import Bisection
 from taskbridge.errors import HandlerMistake
 from taskbridge.store.checkout import BATCH_IS_OVER, HandlerConnection, end_checkout
 from taskbridge.store.db import (
-    GRACE,
     SHORT_WAIT,
     SILENT,
     Bounded,
@@ -211,7 +210,6 @@ class Transaction:
         try:
             transaction = connection.begin()
             driver = driver_of(connection)
-            assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the engine is ours
             with driver.pipeline():  # psycopg sends BEGIN before the first of them
                 # The handler's statements have the limits of the role, not ours.
                 for statement in local_settings({**driver.limits, "statement_timeout": None}):
@@ -337,8 +335,7 @@ class Transaction:
         The limits are ours for both: an expired limit of the handler would cancel the advance. The result tells how the
         handler left the transaction.
         """
-        seconds = own.own_answer_timeout
-        limit = milliseconds(seconds - GRACE) if seconds else None
+        limit = None if own.statement_timeout is None else milliseconds(own.statement_timeout)
         own.execute(setting("statement_timeout", limit, LOCAL))
         own.execute(setting("lock_timeout", None, LOCAL))
         left = own.execute(self._query("as_left"))
