@@ -615,22 +615,23 @@ def _pooler_name(url: str) -> str:
 
 
 @contextmanager
-def in_one_trip(driver: Bounded, begin: str | None = None, **settings: str) -> Iterator[None]:
-    """Send the statements of the block as one transaction in one round trip, under these settings of Postgres."""
+def in_one_trip(driver: Bounded, begin: str | None = None) -> Iterator[None]:
+    """Send the statements of the block as one transaction in one round trip."""
     with driver.pipeline():
-        begin_transaction(driver, begin, **settings)
+        begin_transaction(driver, begin)
         yield
         driver.execute(query("commit"))
 
 
-def begin_transaction(driver: Bounded, begin: str | None = None, **settings: str) -> None:
-    """Begin a transaction under these settings and the connection's limits, in a pipeline.
+def begin_transaction(driver: Bounded, begin: str | None = None) -> None:
+    """Begin a transaction under the connection's limits, in a pipeline.
 
     By default it is READ COMMITTED, whatever the database's own level is.
     """
     driver.execute(begin or query("begin"))
-    for statement in local_settings({**driver.limits, **settings}):
-        driver.execute(statement)
+    if driver.limits:
+        names, values = [*driver.limits], [*driver.limits.values()]
+        driver.execute(query("set_parameters"), {"names": names, "values": values, "only_from": [], "locally": True})
 
 
 def in_one_message(

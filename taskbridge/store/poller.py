@@ -29,7 +29,7 @@ from taskbridge.store.db import (
 )
 from taskbridge.store.queries import compact, queries
 
-__all__ = ["Changes", "ChangesPage", "Kind"]
+__all__ = ["PLAN", "Changes", "ChangesPage", "Kind"]
 
 PAGE: Final = 5_000
 """Records of the first page of a pass: some tens of milliseconds, most of them for its tenants."""
@@ -44,6 +44,22 @@ RECONCILER_FACTOR: Final = 30
 """A page of the reconciler, or of all pending records, may take this many times as long as one of the poller."""
 LOCKED: Final = 0.5
 """Seconds that a page waits for a lock: the passes of other pipelines wait for it."""
+PLAN: Final = {
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "max_parallel_workers_per_gather": "0",
+    "jit": "off",
+}
+"""Settings of a page: each part of its query is an ordered read of one index.
+
+Statistics are outdated whenever much is new, and the planner knows nothing of snapshots.
+"""
+NO_WAIT: Final = {"synchronous_commit": "off"}
+"""No page waits for the disk: after a crash that loses a stored snapshot there is an older one.
+
+Nobody who is left has seen the lost commits, since what a page stores comes after them in the log.
+"""
 
 
 class Kind(StrEnum):
@@ -213,9 +229,8 @@ class Changes:
         seconds = self._seconds_of(kind) + more_seconds
         seen = None if page.seen == page.before else page.seen
         values = {"pipeline": pipeline, "kind": kind.value, "seen": seen, "stored_at": page.stored_at}
-        with checked_out(self._engine) as driver, within(driver, seconds, LOCKED):
-            # No page waits for the disk; see `plan_of_passes`.
-            stored = in_one_message(driver, self._query("store_snapshot"), values, synchronous_commit="off")
+        with checked_out(self._engine) as driver, within(driver, seconds, LOCKED, NO_WAIT):
+            stored = in_one_message(driver, self._query("store_snapshot"), values)
         return page._replace(before=page.seen, stored_at=stored[0][0] if stored else None)
 
     def _seconds_of(self, kind: Kind) -> float:
@@ -271,10 +286,9 @@ class Changes:
         """Check out a connection in a transaction that ends within so many seconds, all of it in one round trip."""
         with (
             checked_out(self._engine) as driver,
-            within(driver, seconds, LOCKED),
+            within(driver, seconds, LOCKED, {**PLAN, **NO_WAIT}),
             in_one_trip(driver, self._query(begin)),
         ):
-            driver.execute(self._query("plan_of_passes"))
             yield driver
 
 

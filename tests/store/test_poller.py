@@ -13,7 +13,8 @@ from sqlalchemy import Connection, Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.store import Changes, ChangesPage, Claim, Cursors, Kind, record, register_pipeline
-from taskbridge.store.queries import query
+from taskbridge.store.poller import PLAN
+from taskbridge.store.queries import LOCAL, query, setting
 
 PIPELINE, SOURCE = "orders", "orders"
 TOKEN = f"{1:016d}-aaaaaaaaaaaa"
@@ -507,8 +508,8 @@ def test_a_round_reads_what_is_new_and_nothing_else_whether_or_not_there_are_sta
 
 def reads_what_is_new(seeded: Engine, kind: Kind) -> None:
     with seeded.connect() as connection:
-        limits = {"lock_timeout": "1s", "statement_timeout": "9s"}
-        connection.exec_driver_sql(query("plan_of_passes"), limits)
+        for name, value in PLAN.items():
+            connection.exec_driver_sql(setting(name, value, LOCAL))
         values = {"pipeline": PIPELINE, "kind": kind.value, "source": SOURCE, "smallest": 200, "has_delays": True}
         values |= {"after_xid": "0", "after_id": -1, "size": 5_000, "every": kind is Kind.POLLER, "with_paused": False}
         found = connection.exec_driver_sql(

@@ -183,17 +183,6 @@ WHERE %(with_paused)s OR NOT EXISTS (
 -- visible.
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY
 
--- name: plan_of_passes
--- Before a page of a pass. Statistics are outdated whenever much is new, and the planner knows nothing of snapshots; each part
--- is an ordered read of one index. It does not wait for the disk: after a crash that loses a stored snapshot there is an older
--- one. Nobody who is left has seen the lost commits, since what a page stores comes after them in the log.
-SELECT set_config('enable_seqscan', 'off', true),
-       set_config('enable_bitmapscan', 'off', true),
-       set_config('enable_hashjoin', 'off', true),
-       set_config('max_parallel_workers_per_gather', '0', true),
-       set_config('jit', 'off', true),
-       set_config('synchronous_commit', 'off', true)
-
 -- name: listen
 -- The worker that polls is notified of commits that a source announces.
 LISTEN taskbridge
