@@ -224,7 +224,7 @@ def test_a_page_changes_by_itself_and_stands_still_without_the_script(board: Boa
     board.wait_for("the price list is wrong")
     board.page.get_by_role("link", name="All runs").focus()
     board.page.wait_for_timeout(1500)
-    assert board.page.evaluate("document.activeElement.textContent") == "All runs"
+    assert board.page.evaluate("document.activeElement.textContent") == "All runs and bursts"
 
 
 def test_a_page_that_is_shown_again_goes_on(board: Board) -> None:
