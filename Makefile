@@ -13,6 +13,8 @@ INSTALL := -m pip install --quiet --disable-pip-version-check
 # From this version on pip knows dependency groups; Pythons bring older ones.
 NEW_PIP := $(INSTALL) 'pip>=25.1'
 PIP := $(BIN)/python $(INSTALL) -c constraints.txt
+# The pip of .venv, on an environment that has none: only what the wheel needs is in it, and so in the SBOM.
+INTO_DIST := PIP_PYTHON=.dist/bin/python $(BIN)/python
 # More options for `make run`, such as --exit-when-idle, and for pytest.
 UP_FLAGS ?=
 PYTEST_FLAGS ?=
@@ -125,12 +127,13 @@ dist: $(READY) ## Build sdist and wheel into dist, check them, try the wheel in 
 	rm -rf dist
 	$(BIN)/hatchling build -d dist
 	$(BIN)/twine check --strict dist/*
-	$(PYTHON) -m venv --clear .dist
-	.dist/bin/python $(INSTALL) -c constraints.txt dist/*.whl
-	@echo "a producer or a worker brings $$(.dist/bin/python -m pip list --format freeze | grep -cv '^\(pip\|setuptools\)=') packages"
+	$(PYTHON) -m venv --clear --without-pip .dist
+	$(INTO_DIST) $(INSTALL) -c constraints.txt dist/*.whl
+	@echo "a producer or a worker needs these $$($(INTO_DIST) -m pip list --format freeze | wc -l) packages:"
+	@$(INTO_DIST) -m pip list --format freeze | paste -sd ' '
 	.dist/bin/python -P -c 'import taskbridge; taskbridge.notify_event'
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-format JSON -o .dist/sbom.cdx.json .dist/bin/python
-	.dist/bin/python $(INSTALL) -c constraints.txt "$$(echo dist/*.whl)[embedded]" pytest
+	$(INTO_DIST) $(INSTALL) -c constraints.txt "$$(echo dist/*.whl)[embedded]" pytest
 	TASKBRIDGE_TEST_PYTHON=$(abspath .dist/bin/python) $(BIN)/pytest -n 0 tests/docs/test_tutorial.py
 
 clean: ## Remove the virtual environment and the caches; the data under .taskbridge stays
