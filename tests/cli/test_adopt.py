@@ -30,7 +30,7 @@ def tables(taskbridge: Program) -> list[dict[str, str]]:
 def test_a_table_is_adopted_once_and_a_backfill_that_was_forgotten_is_told_of(
     taskbridge: Program, engine: Engine
 ) -> None:
-    run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+    run(engine, ORDERS, "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (2, 'acme', 2, 'b')")
     printed = taskbridge(*ADOPT, "--print-sql")
     assert (printed.status, printed.stdout.count(";\n\n")) == (0, 17)
     assert rows(engine, "SELECT FROM taskbridge.adopted") == []
@@ -42,9 +42,9 @@ def test_a_table_is_adopted_once_and_a_backfill_that_was_forgotten_is_told_of(
     assert f"{reminder}; run: {command};" in taskbridge("status").stdout
     # a second backfill writes nothing, and --again does
     for options, said in (
-        (command.split()[2:], "1 row was recorded"),
-        (command.split()[2:], "the backfill of 1 row was already complete"),
-        ([*ADOPT[1:], "--again"], "1 row was recorded again, with new idempotency keys, because changes may have been"),
+        (command.split()[2:], "2 rows were recorded"),
+        (command.split()[2:], "the backfill of 2 rows was already complete"),
+        ([*ADOPT[1:], "--again"], "2 rows were recorded again, with new idempotency keys"),
     ):
         assert f"\norders: {said}" in taskbridge("adopt", *options).stdout
     assert [one["level"] for one in tables(taskbridge)] == ["ok"]

@@ -91,12 +91,12 @@ def test_what_was_resumed_while_redis_is_away_is_said_to_be_kept(
 
 def test_drain_waits_for_what_was_committed_before_it_and_for_nothing_else(invoices: Program, engine: Engine) -> None:
     reader = Reader(engine, "invoices", "invoices")
-    put_in_quarantine(engine, "France", "1")
     with engine.connect() as other:
         record_invoice(engine, "France", "uncommitted", {}, other)
         with invoices.started("drain", "--json") as running:
-            wait_until(lambda: "waiting for 2 pending records" in running.stderr, "drain waits")
+            wait_until(lambda: "waiting for 3 pending records" in running.stderr, "drain waits")
             reader.records("France")
+            put_in_quarantine(engine, "France", "1")
             other.commit()
             for tenant in ("France", "Malta"):
                 record_invoice(engine, tenant, "later", {})

@@ -60,7 +60,7 @@ def options(commands: Mapping[str, click.Command], path: str = "") -> dict[str, 
 def shape(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return which keys a JSON object has. Below `tenants` and `pipelines` keys are names: one is shown."""
     inner = {key: one for key, one in value.items() if isinstance(one, Mapping)}
-    found: dict[str, Any] = {"values": " ".join(key for key in value if key not in inner)}
+    found: dict[str, Any] = {"values": " ".join(sorted(value.keys() - inner.keys()))}
     for key, one in inner.items():
         found[key] = {"*": shape(next(iter(one.values())))} if key in ("tenants", "pipelines") else shape(one)
     return found

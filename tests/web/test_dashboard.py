@@ -186,6 +186,7 @@ def test_a_page_names_the_pipelines_that_it_did_not_look_at_and_denies_nothing_o
     declare(deployment, "mail", "sms")
     record(deployment.engine, "mail", "acme", "ML-a", {})
     put_in_quarantine(deployment.engine, "acme", "ML-a", pipeline="mail", reason="ValueError: bad")
+    run(deployment.engine, "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) VALUES ('mail', 'acme')")
     declare(deployment, "sms")
     with visiting(deployment) as visitor:
         assert said in visitor.get("/").text
