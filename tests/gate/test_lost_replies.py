@@ -189,38 +189,30 @@ def test_a_run_whose_broker_is_elsewhere_is_published_by_who_started_it(
     assert gate.notify("invoices", "acme", EAGER) is Answer.ABSORBED, "another event"
 
 
+STALE = Settlement(Outcome.STALE, owner="1999999999999999-000000")
+
+
 @pytest.mark.parametrize(
-    ("end", "expected"),
+    ("end", "due", "expected"),
     [
-        pytest.param(Settlement(Outcome.MORE), Answer.CONTINUED, id="more"),
-        pytest.param(Settlement(Outcome.STALE, owner="1999999999999999-000000"), Answer.REISSUED, id="stale"),
+        pytest.param(Settlement(Outcome.MORE), False, Answer.CONTINUED, id="settle: more"),
+        pytest.param(STALE, False, Answer.REISSUED, id="settle: stale"),
+        pytest.param(Settlement(Outcome.RETRY), True, Answer.PUBLISHED, id="expire"),
     ],
 )
-def test_a_run_whose_broker_is_elsewhere_is_continued_by_who_settled_it(
-    gate: Gate, cut_off: Gate, proxy: Proxy, keys: Keys, tokens: list[str], end: Settlement, expected: Answer
+def test_a_run_whose_broker_is_elsewhere_is_published_by_who_settled_it_or_saw_its_deadline(
+    gate: Gate, cut_off: Gate, proxy: Proxy, keys: Keys, tokens: list[str], end: Settlement, due: bool, expected: Answer
 ) -> None:
     gate.notify("invoices", "acme", SPACING)
-    begin(gate, RunKey("invoices", "acme", tokens[-1]))
+    run = RunKey("invoices", "acme", tokens[-1])
+    begin(gate, run)
+    if due:
+        settle(gate, run, end, SPACING)
 
     with losing_reply(proxy, keys):
-        answer = settle(cut_off, RunKey("invoices", "acme", tokens[-1]), end, SPACING)
+        answer = cut_off.expire("invoices", ["acme"])[0] if due else settle(cut_off, run, end, SPACING)
 
     assert answer is expected
-    assert tokens[1:] == [gate.look("invoices", ["acme"])[0].token]
-
-
-def test_a_run_whose_broker_is_elsewhere_is_published_by_who_saw_its_deadline(
-    redis_client: redis.Redis, gate: Gate, cut_off: Gate, proxy: Proxy, keys: Keys, tokens: list[str]
-) -> None:
-    gate.notify("invoices", "acme", SPACING)
-    begin(gate, RunKey("invoices", "acme", tokens[-1]))
-    settle(gate, RunKey("invoices", "acme", tokens[-1]), Settlement(Outcome.RETRY), SPACING)
-    redis_client.zadd(keys.due("invoices"), {"acme": 0})
-
-    with losing_reply(proxy, keys):
-        answers = cut_off.expire("invoices", ["acme"])
-
-    assert answers == [Answer.PUBLISHED]
     assert tokens[1:] == [gate.look("invoices", ["acme"])[0].token]
 
 

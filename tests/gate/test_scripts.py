@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -17,10 +16,11 @@ from hypothesis import strategies as st
 
 import taskbridge.gate
 from taskbridge.common.run_key import RunKey
-from taskbridge.declaring.policy import Limits, RateLimit, Spacing
+from taskbridge.declaring.policy import Limits, Spacing
 from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, Settlement
 from taskbridge.gate.scripts import SCRIPTS, Script, read
 from taskbridge.gate.wire import COMMAND
+from tests.gate.crowd import Crowd
 from tests.runs import begin, settle
 
 SPACING = Spacing(delay=200, lease=1_200)
@@ -54,157 +54,47 @@ def test_a_key_that_a_script_makes_itself(file_name: str) -> None:
     assert not re.search(r"_key\s*=(?!\s*KEYS\[)", code), "a key comes from KEYS or as a parameter"
 
 
-# Against the server
-
-
-@dataclass
-class Run:
-    """What the gate published last."""
-
-    token: str = ""
-
-
-@pytest.fixture
-def run() -> Run:
-    return Run()
-
-
-@pytest.fixture
-def gate(redis_client: redis.Redis, keys: Keys, run: Run) -> Gate:
-    def publish(*message: str) -> None:
-        run.token = message[-1]
-
-    return Gate(redis_client, keys, publish=publish)
-
-
-def test_a_redis_that_has_forgotten_the_scripts(gate: Gate, redis_client: redis.Redis, run: Run) -> None:
-    def forget() -> None:
-        redis_client.script_flush()
-
-    forget()
-    assert gate.notify("invoices", "acme", SPACING) is Answer.STARTED
-    forget()
-    assert isinstance(begin(gate, RunKey("invoices", "acme", run.token)), Begun)
-    forget()
-    assert gate.beat(RunKey("invoices", "acme", run.token))
-    forget()
-    assert gate.permit(RunKey("invoices", "acme", run.token), 7, 1, Limits(RateLimit("9/s")), Limits()) == (7, 0)
-    forget()
-    assert settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.MORE), SPACING) is Answer.CONTINUED
-    forget()
-    assert gate.expire("invoices", ["acme", "other"]) == [Answer.NOT_DUE, Answer.NOT_DUE]
-    forget()
-    assert gate.notify_many([("invoices", "acme", SPACING), ("invoices", "b", SPACING)]) == [
-        Answer.ABSORBED,
-        Answer.STARTED,
-    ]
-    forget()
-    assert gate.tick("invoices", 10)[0] == []
-
-
-def test_an_answer_that_this_version_does_not_know_is_not_taken_for_another(
-    gate: Gate, redis_client: redis.Redis
-) -> None:
-    for name in SCRIPTS:
-        reply = "{99, false}" if SCRIPTS[name].args_of_each else "{99}"
-        gate._scripts[name] = redis_client.register_script(f"return {reply}")
-
-    for call in (
-        lambda: gate.notify("invoices", "acme", SPACING),
-        lambda: gate.notify_many([("invoices", "acme", SPACING)]),
-        lambda: begin(gate, RunKey("invoices", "acme", OWNER)),
-        lambda: gate.beat(RunKey("invoices", "acme", OWNER)),
-        lambda: gate.decline([RunKey("invoices", "acme", OWNER)]),
-        lambda: settle(gate, RunKey("invoices", "acme", OWNER), Settlement(Outcome.DONE), SPACING),
-        lambda: gate.expire("invoices", ["acme"]),
-    ):
-        with pytest.raises(ValueError, match="99 is not a valid Answer"):
-            call()
-
-
-def test_an_outcome_that_this_version_does_not_know_changes_nothing(gate: Gate, run: Run) -> None:
-    _queue(gate)
-    begin(gate, RunKey("invoices", "acme", run.token))
-    before = gate.look("invoices", ["acme"])
-
-    unknown: Any = "newer"
-    with pytest.raises(redis.ResponseError, match="unknown outcome newer"):
-        settle(gate, RunKey("invoices", "acme", run.token), Settlement(unknown), SPACING)
-
-    assert gate.look("invoices", ["acme"]) == before
-
-
 # One command each (I5)
 
 
-def _queue(gate: Gate) -> None:
-    assert gate.notify("invoices", "acme", SPACING) is Answer.STARTED
+def _runs(crowd: Crowd, tenant: str, spacing: Spacing = SPACING) -> None:
+    crowd.notify(tenant, spacing=spacing)
+    assert isinstance(crowd.begin(tenant), Begun)
 
 
-def _nothing(_: Gate, __: Run) -> None:
-    """The tenant is idle."""
+def _ends(crowd: Crowd, spacing: Spacing, expected: Answer, outcome: Outcome = Outcome.DONE, **how: Any) -> None:
+    _runs(crowd, "acme", spacing)
+    assert crowd.settle("acme", outcome, spacing, **how) is expected
 
 
-def _queued(gate: Gate, _: Run) -> None:
-    _queue(gate)
+def _runs_with_news(crowd: Crowd) -> None:
+    _runs(crowd, "acme")
+    crowd.notify("acme", spacing=SPACING)
 
 
-def _running(gate: Gate, run: Run) -> None:
-    _queue(gate)
-    assert isinstance(begin(gate, RunKey("invoices", "acme", run.token)), Begun)
+def _runs_while_another_is_in_the_wait_queue(crowd: Crowd) -> None:
+    crowd.most_runs = 1
+    _runs(crowd, "acme")
+    crowd.put_in_queue("other")
 
 
-def _running_with_news(gate: Gate, run: Run) -> None:
-    _running(gate, run)
-    assert gate.notify("invoices", "acme", SPACING) is Answer.ABSORBED
+def _is_queued_while_the_circuit_is_open(crowd: Crowd) -> None:
+    crowd.fails("one", "other", blame=Blame.PIPELINE)
+    assert crowd.circuit().open
+    crowd.notify("acme")
 
 
-def _waiting(gate: Gate, run: Run) -> None:
-    _running(gate, run)
-    assert settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), SPACING) is Answer.LINGERING
-
-
-def _held(gate: Gate, run: Run) -> None:
-    _running(gate, run)
-    assert (
-        settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.RETRY, retry_ms=60_000), SPACING)
-        is Answer.HELD
-    )
-
-
-def _running_while_another_is_in_the_wait_queue(gate: Gate, run: Run) -> None:
-    _queue(gate)
-    first = run.token
-    assert isinstance(begin(gate, RunKey("invoices", "acme", first), most_runs=1), Begun)
-    assert gate.notify("invoices", "other", SPACING) is Answer.STARTED
-    assert begin(gate, RunKey("invoices", "other", run.token), most_runs=1) is Answer.POSTPONED
-    run.token = first
-
-
-def _queued_while_the_circuit_is_open(gate: Gate, run: Run) -> None:
-    assert gate.notify("invoices", "other", SPACING) is Answer.STARTED
-    assert isinstance(begin(gate, RunKey("invoices", "other", run.token)), Begun)
-    settle(gate, RunKey("invoices", "other", run.token), Settlement(Outcome.RETRY, blame=Blame.PIPELINE), SPACING)
-    _queue(gate)
-
-
-def _lately_run(gate: Gate, run: Run) -> None:
-    assert gate.notify("invoices", "acme", LASTING) is Answer.STARTED
-    assert isinstance(begin(gate, RunKey("invoices", "acme", run.token)), Begun)
-    assert settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), LASTING) is Answer.FINISHED
-
-
-SITUATIONS = (
-    _nothing,
-    _queued,
-    _running,
-    _running_with_news,
-    _waiting,
-    _held,
-    _lately_run,
-    _running_while_another_is_in_the_wait_queue,
-    _queued_while_the_circuit_is_open,
-)
+SITUATIONS: dict[str, Callable[[Crowd], None]] = {
+    "idle": lambda _: None,
+    "queued": lambda crowd: crowd.notify("acme"),
+    "running": lambda crowd: _runs(crowd, "acme"),
+    "running, with news": _runs_with_news,
+    "lingering": lambda crowd: _ends(crowd, SPACING, Answer.LINGERING),
+    "held": lambda crowd: _ends(crowd, SPACING, Answer.HELD, Outcome.RETRY, retry_ms=60_000),
+    "lately run": lambda crowd: _ends(crowd, LASTING, Answer.FINISHED),
+    "another waits": _runs_while_another_is_in_the_wait_queue,
+    "the circuit is open": _is_queued_while_the_circuit_is_open,
+}
 
 CALLS: dict[str, Callable[[Gate, str], object]] = (
     {
@@ -284,32 +174,56 @@ def _names(sent: list[list[list[bytes]]]) -> list[list[bytes]]:
     return [[words[0].upper() for words in commands] for commands in sent]
 
 
-@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: str(situation.__name__).strip("_"))
-def test_a_second_round_trip_in_the_way_of_a_producer_or_a_run(
-    gate: Gate, redis_client: redis.Redis, keys: Keys, run: Run, situation: Callable[[Gate, Run], None]
-) -> None:
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_second_round_trip_in_the_way_of_a_producer_or_a_run(crowd: Crowd, situation: str) -> None:
     for name in SCRIPTS:
-        redis_client.script_load(gate._scripts[name].script)
+        crowd.client.script_load(crowd.gate._scripts[name].script)
     for call, make in CALLS.items():
-        run.token = ""
-        situation(gate, run)
+        crowd.tokens.clear()
+        SITUATIONS[situation](crowd)
+        token = crowd.tokens.get("acme", OWNER)
 
-        with listening(redis_client) as sent:
-            make(gate, run.token or OWNER)
+        with listening(crowd.client) as sent:
+            make(crowd.gate, token)
 
-        calls_another = call.startswith("settle") and situation is _running_while_another_is_in_the_wait_queue
+        calls_another = call.startswith("settle") and situation == "another waits"
         assert _names(sent) == [[b"EVALSHA"]] * (2 if calls_another else 1), call
-        for key in redis_client.scan_iter(f"{keys.prefix}:*"):
-            redis_client.delete(key)
+        for key in crowd.client.scan_iter(f"{crowd.keys.prefix}:*"):
+            crowd.client.delete(key)
 
 
-def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(gate: Gate, redis_client: redis.Redis) -> None:
-    tenants = [f"tenant {at}" for at in range(50)]
+def test_a_redis_that_has_forgotten_the_scripts(crowd: Crowd) -> None:
+    for make in CALLS.values():
+        _runs(crowd, "acme")
+        crowd.client.script_flush()
+        make(crowd.gate, crowd.tokens["acme"])
+        for key in crowd.client.scan_iter(f"{crowd.keys.prefix}:*"):
+            crowd.client.delete(key)
+
+
+def test_an_answer_or_an_outcome_that_this_version_does_not_know_is_not_taken_for_another(crowd: Crowd) -> None:
+    _runs(crowd, "acme")
+    before = crowd.status("acme")
+    unknown: Any = "newer"
+    with pytest.raises(redis.ResponseError, match="unknown outcome newer"):
+        crowd.settle("acme", unknown)
+    assert crowd.status("acme") == before
+    for name, script in SCRIPTS.items():
+        reply = "{99, false}" if script.args_of_each else "{99}"
+        crowd.gate._scripts[name] = crowd.client.register_script(f"return {reply}")
+    for call in ("notify", "begin", "beat", "decline", "settle: done"):
+        with pytest.raises(ValueError, match="99 is not a valid Answer"):
+            CALLS[call](crowd.gate, OWNER)
+
+
+def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(crowd: Crowd) -> None:
+    gate, tenants = crowd.gate, [f"tenant {at}" for at in range(50)]
+    crowd.notify("warm")
     gate.notify_many([("invoices", "warm", SPACING)])
     gate.expire("invoices", ["warm"])
     gate.remind("invoices", [Reminder("warm", 0)])
 
-    with listening(redis_client) as sent:
+    with listening(crowd.client) as sent:
         gate.notify_many([("invoices", tenant, SPACING) for tenant in tenants])
         gate.expire("invoices", tenants)
         gate.look("invoices", tenants)

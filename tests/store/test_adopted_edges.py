@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 
-from taskbridge.common.run_key import RunKey
+from taskbridge.declaring.batch import Record
 from taskbridge.errors import InvalidInput
 from taskbridge.store import (
     Adopted,
-    Claim,
-    Cursors,
-    Unread,
     adopt,
     adoption,
     backfill,
@@ -29,26 +23,7 @@ from taskbridge.store import (
     migrate,
     unadopt,
 )
-from taskbridge.store import adopted as store_adopted
-from taskbridge.store import cursor as store_cursor
-from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, needs_postgres, rows, run
-
-
-@pytest.fixture
-def role(engine: Engine) -> Iterator[tuple[str, Engine]]:
-    """A role with a schema of its own, `shop`, dropped in the end."""
-    name = f"shop_{secrets.token_hex(4)}"
-    run(
-        engine,
-        f"CREATE ROLE {name} LOGIN PASSWORD 'secret'",
-        f"GRANT USAGE ON SCHEMA taskbridge TO {name}",
-        f"CREATE SCHEMA shop AUTHORIZATION {name}",
-    )
-    own = connect(make_url(engine.url).set(username=name, password="secret").render_as_string(hide_password=False))
-    yield name, own
-    own.dispose()
-    run(engine, f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
-
+from tests.store.adopting import ORDERS, Reader, adopted, rows, run
 
 TRAP = (
     "CREATE TYPE shop.trap AS (a int)",
@@ -200,46 +175,6 @@ def test_a_row_is_found_by_its_index(engine: Engine, kind: str) -> None:
     assert rows(engine, scans) == before
 
 
-CHANGES = {
-    "label": ("mood", "ALTER TYPE mood RENAME VALUE 'abc' TO 'x'"),
-    "domain": ("code", "ALTER DOMAIN code ADD CHECK (VALUE <> 'abc') NOT VALID"),
-}
-
-
-@pytest.mark.parametrize(("kind", "change"), CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("asks", [True, False])
-def test_a_key_that_can_no_longer_be_one_keeps_no_other_from_being_read(
-    engine: Engine, kind: str, change: str, asks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if asks:
-        needs_postgres(engine, 16, "pg_input_is_valid")
-    run(
-        engine,
-        "CREATE TYPE mood AS ENUM ('abc', '5')",
-        "CREATE DOMAIN code AS text",
-        f"CREATE TABLE orders (id {kind} PRIMARY KEY, customer int)",
-    )
-    adopted(engine)
-    run(engine, "INSERT INTO orders VALUES ('abc', 7), ('5', 7)", "DELETE FROM orders WHERE id = 'abc'", change)
-    who, cursors = RunKey("orders", "7", TOKEN), Cursors(engine, "orders")
-    if not asks:
-        # As Postgres 15, which cannot say whether a text is one of a type.
-        real = store_adopted.present
-        monkeypatch.setattr(
-            store_cursor,
-            "present",
-            lambda *what: replace(found := real(*what), table=replace(found.table, may_ask=False)),
-        )
-    if asks or kind == "code":
-        assert Reader(engine).keys("7") == ["-abc", "5"]
-        return
-    with pytest.raises(Unread, match="invalid input"):
-        cursors.claim(Claim(who, 10, events=1, runs=1))
-    # So the batch is halved until the bad one is alone, and goes to quarantine.
-    page = cursors.claim(Claim(who, 10, events=1, runs=1, died=True))
-    assert sorted(one.external_id for one in page.records) == ["5", "abc"]
-
-
 def test_an_empty_sweep_of_a_domain_that_allows_no_null_does_not_fail(engine: Engine) -> None:
     run(
         engine,
@@ -253,46 +188,6 @@ def test_an_empty_sweep_of_a_domain_that_allows_no_null_does_not_fail(engine: En
     assert reader.seen() == {"acme": ["1", "2"]}
     begin_again(engine, "orders")
     assert [page.rows for page in backfill(engine, found, 1)] == [1, 2, 2, 2, 2, 2]
-
-
-def test_dates_before_christ_are_others(engine: Engine) -> None:
-    run(engine, "CREATE TABLE orders (id date PRIMARY KEY, at timestamptz NOT NULL UNIQUE, customer int)")
-    found, reader = adopted(engine), Reader(engine)
-    run(
-        engine,
-        "INSERT INTO orders SELECT at::date, at, 7 FROM unnest(ARRAY['0044-03-15 10:00+00 BC', "
-        "'0044-03-15 10:00+00']::timestamptz[]) at",
-    )
-    assert reader.keys("7") == ["0044-03-15", "0044-03-15 BC"]
-    begin_again(engine, "orders")
-    assert [page.rows for page in backfill(engine, found, 1)] == [1, 2, 2, 2, 2, 2]
-    other = adoption(engine, "orders", "customer", ["at"], source="times")
-    assert adopt(engine, other)
-    run(engine, "UPDATE orders SET customer = 8")
-    assert Reader(engine, "times", "times").keys("8") == [
-        "0044-03-15T10:00:00.000000Z",
-        "0044-03-15T10:00:00.000000Z BC",
-    ]
-
-
-def test_labels_that_are_no_tenant_and_keys_that_are_null_break_no_insert(engine: Engine) -> None:
-    run(
-        engine,
-        "CREATE TYPE whose AS ENUM ('ok', ' lead', '')",
-        "CREATE TABLE orders (id int UNIQUE NOT NULL, customer whose)",
-    )
-    adopted(engine)
-    run(
-        engine,
-        "INSERT INTO orders VALUES (1, 'ok'), (2, ' lead'), (3, '')",
-        "ALTER TABLE orders ALTER id DROP NOT NULL",
-    )
-    run(engine, "INSERT INTO orders VALUES (NULL, 'ok')", "UPDATE orders SET id = 5 WHERE id IS NULL")
-    run(engine, "UPDATE orders SET id = NULL WHERE id = 1", "DELETE FROM orders WHERE id IS NULL")
-    assert [
-        row[0] for row in rows(engine, "SELECT key FROM taskbridge.records WHERE tenant = 'ok' AND NOT deleted")
-    ] == ["5"]
-    assert rows(engine, "SELECT count(*) FROM taskbridge.records WHERE tenant = ''") == [(2,)]
 
 
 def test_unmatched_rows_of_one_key_and_several_tenants_are_several(engine: Engine) -> None:
@@ -389,8 +284,7 @@ def test_another_table_of_the_name_is_never_read_for_the_adopted_one(
     if within is None:
         run(engine, *swap)
     if within == "one_document":
-        page = reader.cursors.claim(Claim(RunKey("orders", "acme", TOKEN), 9, 1, 1, died=True))
-        found = [reader.cursors.load(record) for record in page.records]
+        found = [reader.cursors.load(record) for record in reader.claim(died=True).records]
     else:
         found = [*reader.records("acme"), *reader.records("acme")]
     assert len(swapped) == (within is not None)
@@ -422,11 +316,7 @@ def test_two_deployments_adopt_one_table(engine: Engine, postgres_url: str) -> N
     assert one.seen() == two.seen() == {"acme": ["1"]}
     # What one's handler writes back the other has to see.
     run(engine, "UPDATE orders SET note = 'b'")
-    who = RunKey("orders", "acme", TOKEN)
-    page = one.cursors.claim(Claim(who, 10, events=1, runs=1))
-    with one.cursors.transaction(who) as transaction:
-        transaction.connect().exec_driver_sql("UPDATE orders SET note = 'sent'")
-        transaction.advance(transaction.move(page))
+    one.handle("acme", one.claim(), "UPDATE orders SET note = 'sent'")
     assert (one.seen(), two.seen()) == ({}, {"acme": ["1"]})
     unadopt(other, "orders")
     assert check_adoptions(engine) == {"orders": []}
@@ -554,26 +444,22 @@ def test_two_threads_that_meet_at_the_first_adoption_read_the_rows(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(engine, ORDERS)
-    cursors = Cursors(engine, "orders")
-    cursors.claim(Claim(RunKey("orders", "none", TOKEN), 10, events=1, runs=1))
+    reader = Reader(engine)
+    assert reader.seen() == {}
     adopted(engine)
     run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (2, 'bolt', 2, 'b')")
-    reading, first = cursors._reading, threading.Event()
-    found = {}
-
-    def read(tenant: str) -> None:
-        page = cursors.claim(Claim(RunKey("orders", tenant, TOKEN), 10, events=1, runs=1))
-        found[tenant] = [one.document.get("note") for one in page.records]
+    reading, first = reader.cursors._reading, threading.Event()
+    other = threading.Thread(target=lambda: found.extend(reader.records("bolt")))
+    found: list[Record] = []
 
     def read_between(*what: Any) -> str:
         text = reading(*what)
         if not first.is_set():
             first.set()
-            other = threading.Thread(target=read, args=("bolt",))
             other.start()
             other.join(30)
         return text
 
-    monkeypatch.setattr(cursors, "_reading", read_between)
-    read("acme")
-    assert found == {"acme": ["a"], "bolt": ["b"]}
+    monkeypatch.setattr(reader.cursors, "_reading", read_between)
+    found += reader.records("acme")
+    assert [one.document["note"] for one in found] == ["b", "a"]

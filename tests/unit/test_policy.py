@@ -16,16 +16,10 @@ from taskbridge.errors import ConfigurationError, InvalidPolicy, UnknownPipeline
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"lease": -1}, "lease is -1 s"),
-        ({"tick": 0}, "tick is 0 s"),
-        ({"tick": -0.2}, "tick is -0.2 s"),
         ({"tick": 2}, r"tick \(2 s\) is longer than the lease \(1.2 s\)"),
         ({"lease": float("nan")}, "between 0 and 3600 s"),
-        ({"lease": float("inf")}, "between 0 and 3600 s"),
         ({"lease": "1.2"}, "finite number"),
         ({"lease": True}, "finite number"),
-        ({"lease": 3601}, "between 0 and 3600 s"),
-        ({"lease": 10**400}, "between 0 and 3600 s"),
         ({"lease": 0, "sweep_empty_ticks": True}, "needs a lease"),
     ],
 )
