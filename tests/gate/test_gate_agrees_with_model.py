@@ -127,8 +127,9 @@ LEAST_WALKS, MOST_WALKS, STEPS = 20, 60, 50
 
 def drawn(method: Callable[..., None]) -> Any:
     """Return a rule whose arguments are drawn by their names."""
+    drawing: Any = rule
     names = [*inspect.signature(method).parameters][1:]
-    return rule(**{name: st.sampled_from(DRAWS[name]) for name in names})(method)
+    return drawing(**{name: st.sampled_from(DRAWS[name]) for name in names})(method)
 
 
 class RepeatingGate(InjectedClock):

@@ -42,7 +42,7 @@ def test_a_lone_event_makes_one_message_and_a_reminder_another(crowd: Crowd) -> 
 
 def test_empty_ticks_run_until_the_lease_ends(crowd: Crowd) -> None:
     crowd.notify("a", spacing=TICKS)
-    answers = []
+    answers: list[Answer] = []
     while not answers or answers[-1] is Answer.PUBLISHED:
         run(crowd, "a", TICKS)
         answers.append(crowd.deadline_passes("a"))

@@ -75,13 +75,6 @@ def test_the_owner_of_the_table_does_not_get_the_rights_of_who_adopted_it(
     assert rows(engine, "SELECT FROM shop.caught") == []
 
 
-def test_a_type_of_somebodys_own_is_not_taken_for_one_of_postgres(engine: Engine, role: tuple[str, Engine]) -> None:
-    _, own = role
-    run(own, "CREATE TYPE shop.text AS (a int)", "CREATE TABLE shop.orders (id int PRIMARY KEY, customer shop.text)")
-    with pytest.raises(InvalidInput, match=r"customer is of type shop\.text"):
-        adoption(engine, "shop.orders", "customer", ["id"])
-
-
 @pytest.mark.parametrize("kind", ["int", "text"])
 def test_a_statement_that_changes_a_row_twice_does_not_fail(engine: Engine, kind: str) -> None:
     run(
@@ -173,33 +166,6 @@ def test_a_row_is_found_by_its_index(engine: Engine, kind: str) -> None:
     reader.cursors._engine.dispose()
     run(engine, "SELECT pg_stat_force_next_flush()")
     assert rows(engine, scans) == before
-
-
-def test_an_empty_sweep_of_a_domain_that_allows_no_null_does_not_fail(engine: Engine) -> None:
-    run(
-        engine,
-        "CREATE DOMAIN whose AS text NOT NULL CHECK (VALUE <> '')",
-        "CREATE DOMAIN number AS int NOT NULL",
-        "CREATE TABLE orders (id number PRIMARY KEY, customer whose)",
-    )
-    found, reader = adopted(engine), Reader(engine)
-    assert reader.seen() == {}
-    run(engine, "INSERT INTO orders VALUES (1, 'acme'), (2, 'acme')")
-    assert reader.seen() == {"acme": ["1", "2"]}
-    begin_again(engine, "orders")
-    assert [page.rows for page in backfill(engine, found, 1)] == [1, 2, 2, 2, 2, 2]
-
-
-def test_unmatched_rows_of_one_key_and_several_tenants_are_several(engine: Engine) -> None:
-    run(engine, "CREATE TABLE orders (customer text, id int, PRIMARY KEY (customer, id))")
-    adopted(engine)
-    run(
-        engine,
-        "INSERT INTO orders VALUES (' bad', 1), ('', 1)",
-        "UPDATE orders SET customer = 'acme' WHERE customer = ''",
-    )
-    left = rows(engine, "SELECT reason FROM taskbridge.records WHERE tenant = '' AND discarded_at IS NULL")
-    assert [reason.partition(":")[0] for (reason,) in left] == ["the tenant ' bad' begins or ends with space"]
 
 
 def test_a_transaction_that_began_before_the_adoption_can_write(engine: Engine) -> None:

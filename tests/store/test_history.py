@@ -76,17 +76,6 @@ def test_a_run_that_fails_says_so_and_a_record_that_goes_to_quarantine_is_counte
     assert rows(inline.deployment.engine, found) == [("handled", 1, 1)]
 
 
-def test_a_run_that_goes_on_after_what_seemed_its_last_batch_has_a_second_row(inline: Inline) -> None:
-    def saves_another(batch: Batch) -> None:
-        if batch[0].external_id == "2":
-            inline.deployment.save("acme", "3", notify=False)
-
-    inline.handle(saves_another, batch_size=1)
-    handle(inline, "1", "2")
-    columns = "events, burst_run, records, outcome"
-    assert history(inline.deployment.engine, columns) == [(2, 1, 2, "handled"), (0, 0, 1, "handled")]
-
-
 @pytest.mark.parametrize("does", ["nothing more", "writes", "rejects", "keeps a part"])
 def test_of_a_token_that_began_twice_the_history_has_each_record_once(
     does: str, inline: Inline, caplog: pytest.LogCaptureFixture
@@ -142,16 +131,6 @@ def test_of_a_token_that_began_twice_the_history_has_each_record_once(
     assert sum(row[0] for row in history(engine, "records")) == len(numbers)
     assert rows(engine, "SELECT records FROM taskbridge.sync_cursors") == [(len(numbers),)]
     assert "history cannot be written" not in caplog.text
-
-
-def test_an_event_that_is_older_than_the_column_holds_fails_no_run(inline: Inline) -> None:
-    inline.handle(lambda _: None)
-    inline.deployment.save("acme", "1")
-    first = inline.runtime.gate.now_ms() - 40 * 86_400_000
-    inline.deployment.redis.hset(inline.runtime.keys.runner("invoices", "acme"), "first", first)
-    inline.run_all()
-    assert history(inline.deployment.engine, "outcome, first_event_ms") == [("handled", 2**31 - 1)]
-    assert inline.seen == ["1"]
 
 
 def test_runs_that_advance_together_have_a_row_each(inline: Inline) -> None:
@@ -212,7 +191,13 @@ def insert(where: Engine | Connection, days_ago: float, **columns: Any) -> None:
         with where.begin() as connection:
             insert(connection, days_ago, **columns)
         return
-    values = {"pipeline": "invoices", "tenant": "acme", "token": OLD, "reason": "event", "worker": "celery@here"}
+    values: dict[str, Any] = {
+        "pipeline": "invoices",
+        "tenant": "acme",
+        "token": OLD,
+        "reason": "event",
+        "worker": "celery@here",
+    }
     values |= {"outcome": "handled", "events": 1, "burst_run": 1, "records": 1, "rejected": 0, **columns}
     where.exec_driver_sql(
         f"INSERT INTO taskbridge.runs (began_at, ended_at, {', '.join(values)}) "  # noqa: S608 - the test's own names
@@ -342,7 +327,15 @@ def test_a_history_that_cannot_be_written_keeps_nobody_from_work(
         else:
             run(engine, reason)
         works_without_a_history(inline)
-        works_with_what_a_handler_writes(engine)
+        write(engine, "1", tenant="other")
+        cursors = Cursors(engine)
+        page = claim(cursors, tenant="other")
+        with cursors.transaction(key("other")) as transaction:
+            transaction.connect().exec_driver_sql("INSERT INTO ledger (tenant) VALUES ('acme')")
+            transaction.connect().exec_driver_sql("SET work_mem = '100MB'")
+            transaction.advance(transaction.move(page, row=ROW._replace(tenant="other")))
+        assert rows(engine, "SELECT count(*) FROM ledger") == [(1,)]
+        assert rows(engine, "SHOW work_mem") != [("100MB",)], "nor is anything left of it"
     assert caplog.text.count("the run history cannot be written") == 1
 
 
@@ -363,18 +356,6 @@ def works_without_a_history(inline: Inline) -> None:
     assert rows(inline.deployment.engine, failures) == [(1, "RuntimeError: the service is away, at 3")]
 
 
-def works_with_what_a_handler_writes(engine: Engine) -> None:
-    write(engine, "1", tenant="other")
-    cursors, who = Cursors(engine), key("other")
-    page = claim(cursors, tenant="other")
-    with cursors.transaction(who) as transaction:
-        transaction.connect().exec_driver_sql("INSERT INTO ledger (tenant) VALUES ('acme')")
-        transaction.connect().exec_driver_sql("SET work_mem = '100MB'")
-        transaction.advance(transaction.move(page, row=replace(ROW, tenant="other")))
-    assert rows(engine, "SELECT count(*) FROM ledger") == [(1,)]
-    assert rows(engine, "SHOW work_mem") != [("100MB",)]
-
-
 def test_a_worker_keeps_the_history(deployment: Deployment) -> None:
     insert(deployment.engine, 20 * MINUTE, pipeline="invoices")
     # Before a worker is there: its poller may find the record before the event comes.
@@ -387,20 +368,8 @@ def test_a_worker_keeps_the_history(deployment: Deployment) -> None:
     ]
     assert (reason, worker, records) == ("event", "worker-0@test", 1)
     assert status.worker in (None, "worker-0@test")
-    assert {*named(deployment.engine, 1, 2)} <= {*partitions(deployment.engine)}
+    assert {*named(1, 2)} <= {*partitions(deployment.engine)}
     assert len(minutes(deployment.engine, "minute")) == 1
-
-
-def test_which_run_read_a_record_follows_from_its_place(inline: Inline) -> None:
-    inline.handle(lambda _: None, batch_size=2)
-    for numbers in ("abc", "d", "ef"):
-        handle(inline, *numbers)
-    found = (
-        "SELECT r.key, (SELECT count(*) FROM taskbridge.runs h WHERE h.pipeline = 'invoices' "
-        "AND h.tenant = r.tenant AND taskbridge.is_handled(r.xid, r.id, h.snapshot, h.target, h.at_xid, h.at_id)) "
-        "FROM taskbridge.records r ORDER BY r.key"
-    )
-    assert rows(inline.deployment.engine, found) == [("a", 3), ("b", 3), ("c", 3), ("d", 2), ("e", 1), ("f", 1)]
 
 
 def test_only_who_may_drops_the_history(engine: Engine) -> None:

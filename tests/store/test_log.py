@@ -104,15 +104,6 @@ def test_a_source_that_could_be_mistaken_is_refused_by_python_and_sql(engine: En
             by_sql(engine, source, "acme", "1", {})
 
 
-def test_a_document_that_is_no_object_is_refused_by_sql_too(engine: Engine) -> None:
-    insert = "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('orders', 'acme', '1', %s)"
-    for document in (None, [1], "text", 7):
-        with pytest.raises(DataError, match="'acme', record '1': the document is no JSON object"):
-            by_sql(engine, "orders", "acme", "1", document)
-        with pytest.raises(DataError, match="record '1': the document is no JSON object"), engine.begin() as connection:
-            connection.exec_driver_sql(insert, (None if document is None else json.dumps(document),))
-
-
 def test_many_records_are_written_in_their_order_and_changes_are_counted_by_tenant(engine: Engine) -> None:
     some = [(f"t{at % 3}", f"{at:05}", {"at": at}) for at in range(12_001)]
     assert record_many(engine, "orders", some) == {"t0": 4001, "t1": 4000, "t2": 4000}

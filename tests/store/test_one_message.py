@@ -25,6 +25,7 @@ from taskbridge.store import (
 from taskbridge.store.db import checked_out, in_one_message
 from tests.store.adopting import rows, run
 from tests.store.sweeping import OLD, claim, key, write
+from tests.tracing import Trace
 from tests.waiting import taking_at_most
 
 TENANTS = ["a", "b", "c", "d", "e"]
@@ -48,18 +49,14 @@ def handled(engine: Engine) -> list[str]:
 
 @contextmanager
 def traced(engine: Engine, path: Path) -> Iterator[list[str]]:
-    """Note the kinds of the messages that the next session of the pool sends meanwhile, in order."""
+    """Note the names of the messages that the next session of the pool sends meanwhile, in order."""
     sent: list[str] = []
+    with checked_out(engine) as session:
+        trace = Trace(session.pgconn, path)
+    yield sent
+    sent += [message.name for message in trace.end() if message.is_ours]
     with checked_out(engine) as driver:
-        session, pgconn = driver, driver.pgconn
-    with path.open("w") as file:
-        pgconn.trace(file.fileno())
-        yield sent
-        with checked_out(engine) as driver:
-            assert driver is session
-            pgconn.untrace()
-    lines = (line.split("\t") for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
-    sent += [line[3] for line in lines if len(line) > 3 and line[1] == "F"]
+        assert driver is session
 
 
 def test_a_shared_advance_and_a_success_and_what_a_round_has_seen_are_one_message_each(

@@ -30,32 +30,6 @@ def left(engine: Engine, snapshot: str, pipeline: str = "invoices") -> dict[str,
     return Tenants(engine, pipeline).pending_before(pipeline, TENANTS, snapshot)
 
 
-def test_a_pause_is_kept_once_with_its_first_time_and_its_last_reason(pauses: Pauses) -> None:
-    first, new = pauses.pause("invoices", "acme", "wrong prices")
-    assert (first.tenant, first.reason, new) == ("acme", "wrong prices", True)
-    again, new = pauses.pause("invoices", "acme")
-    assert (again, new) == (first, False)
-    renamed, _ = pauses.pause("invoices", "acme", "wrong taxes")
-    assert renamed == first._replace(reason="wrong taxes")
-    assert pauses.of("invoices").tenants == {"acme": renamed}
-    assert pauses.release("invoices", "acme") is True
-    assert pauses.release("invoices", "acme") is False
-    assert pauses.of("invoices") == (None, {})
-
-
-def test_a_pipeline_and_its_tenants_are_paused_apart(pauses: Pauses) -> None:
-    whole, _ = pauses.pause("invoices")
-    own, _ = pauses.pause("invoices", "acme")
-    pauses.pause("mirror", "bolt")
-    paused = pauses.of("invoices")
-    assert (paused.whole, paused.tenants) == (whole, {"acme": own})
-    assert whole.tenant is None
-    assert [paused.holding(tenant) for tenant in ("acme", "bolt")] == [own, whole]
-    pauses.release("invoices")
-    after = pauses.of("invoices")
-    assert [after.holding(tenant) for tenant in ("acme", "bolt")] == [own, None]
-
-
 def test_what_was_committed_before_the_snapshot_counts_until_it_is_handled(
     engine: Engine, pauses: Pauses, other: Connection
 ) -> None:

@@ -106,18 +106,6 @@ def test_a_discarded_record_leaves_a_trace_and_can_come_back(engine: Engine, qua
     assert find(quarantine, external_ids=["2"])[0].discarded_at is None
 
 
-def test_what_left_quarantine_meanwhile_is_not_marked(engine: Engine, quarantine: Quarantine) -> None:
-    chosen = find(quarantine, tenant="acme")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM taskbridge.quarantine WHERE tenant = 'acme' AND external_id = '1'")
-        connection.exec_driver_sql(
-            "UPDATE taskbridge.quarantine SET revision = 0 WHERE tenant = 'acme' AND external_id = '2'"
-        )
-    assert quarantine.retry("invoices", chosen) == [("acme", "3")]
-    assert quarantine.retry("invoices", []) == []
-    assert quarantine.discard("mirror", chosen) == []
-
-
 def test_pipelines_with_criteria_have_a_quarantine_of_their_own_rows(engine: Engine, quarantine: Quarantine) -> None:
     for pipeline in ("alerts", "other"):
         register_pipeline(engine, pipeline, pipeline)
