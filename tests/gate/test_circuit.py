@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskbridge.gate import Answer, Begun, Blame, Outcome, State
+from taskbridge.gate import Answer, Begun, Blame, Outcome
 from tests.gate.crowd import PIPELINE, Crowd
 
 NOBODY, RECORD, DOWNSTREAM, WHOLE = Blame.NOBODY, Blame.RECORD, Blame.DOWNSTREAM, Blame.PIPELINE
@@ -133,17 +133,6 @@ def test_a_run_learns_of_whom_it_is_the_successor(crowd: Crowd) -> None:
 
     assert isinstance(begun, Begun)
     assert begun.died == (dead, "worker-1")
-
-
-def test_a_circuit_goes_by_itself(broken: Crowd) -> None:
-    key = broken.keys.circuit(PIPELINE)
-    assert 86_000_000 < broken.lifetime(key) <= 86_400_000, "when nothing has failed for a day"
-    broken.come("opener")
-    broken.begin("opener")
-    broken.settle("opener", handled=1)
-    assert 86_000_000 < broken.lifetime(key) <= 86_400_000
-    assert broken.status("opener").state is State.IDLE
-    assert list(broken.client.scan_iter(f"{broken.keys.prefix}:*")) == [key]
 
 
 def test_a_circuit_that_never_opened_leaves_nothing_once_something_was_handled(crowd: Crowd) -> None:

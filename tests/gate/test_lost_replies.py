@@ -20,7 +20,7 @@ from sqlalchemy import make_url
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
 from taskbridge.embedded import Servers
-from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Reminder, Settlement, State, client
+from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Settlement, State, client
 from taskbridge.gate.message import lua_message
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.wire import COMMAND
@@ -28,7 +28,6 @@ from tests.runs import begin, settle
 from verification.torture.proxy import Proxy
 
 SPACING = Spacing(delay=200, lease=1_200)
-EAGER = Spacing(delay=0)
 TENANTS = [f"tenant-{at}" for at in range(16)]
 MESSAGE = lua_message(Celery("tests", set_as_current=False))
 
@@ -166,54 +165,6 @@ def test_messages_that_are_taken_come_to_who_took_them(
 
     assert [message.run.tenant for message in (*messages, *following)] == TENANTS
     assert redis_client.llen(keys.queue(Queue.FIRST)) == 0
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(lambda gate: gate.notify("invoices", "acme", EAGER), id="notify"),
-        pytest.param(lambda gate: gate.notify_many([("invoices", "acme", EAGER)])[0], id="notify_many"),
-        pytest.param(lambda gate: gate.remind("invoices", [Reminder("acme", 0)])[0], id="remind"),
-    ],
-)
-def test_a_run_whose_broker_is_elsewhere_is_published_by_who_started_it(
-    gate: Gate, cut_off: Gate, proxy: Proxy, keys: Keys, tokens: list[str], call: Callable[[Gate], Answer]
-) -> None:
-    with losing_reply(proxy, keys):
-        answer = call(cut_off)
-
-    (status,) = gate.look("invoices", ["acme"])
-    assert answer is Answer.STARTED
-    assert tokens == [status.token]
-    assert (status.state, status.deadline_ms is not None) == (State.QUEUED, True)
-    assert gate.notify("invoices", "acme", EAGER) is Answer.ABSORBED, "another event"
-
-
-STALE = Settlement(Outcome.STALE, owner="1999999999999999-000000")
-
-
-@pytest.mark.parametrize(
-    ("end", "due", "expected"),
-    [
-        pytest.param(Settlement(Outcome.MORE), False, Answer.CONTINUED, id="settle: more"),
-        pytest.param(STALE, False, Answer.REISSUED, id="settle: stale"),
-        pytest.param(Settlement(Outcome.RETRY), True, Answer.PUBLISHED, id="expire"),
-    ],
-)
-def test_a_run_whose_broker_is_elsewhere_is_published_by_who_settled_it_or_saw_its_deadline(
-    gate: Gate, cut_off: Gate, proxy: Proxy, keys: Keys, tokens: list[str], end: Settlement, due: bool, expected: Answer
-) -> None:
-    gate.notify("invoices", "acme", SPACING)
-    run = RunKey("invoices", "acme", tokens[-1])
-    begin(gate, run)
-    if due:
-        settle(gate, run, end, SPACING)
-
-    with losing_reply(proxy, keys):
-        answer = cut_off.expire("invoices", ["acme"])[0] if due else settle(cut_off, run, end, SPACING)
-
-    assert answer is expected
-    assert tokens[1:] == [gate.look("invoices", ["acme"])[0].token]
 
 
 def test_a_settle_that_is_sent_again_ends_nobody_elses_run(

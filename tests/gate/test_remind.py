@@ -50,15 +50,6 @@ def test_empty_ticks_run_until_the_lease_ends(crowd: Crowd) -> None:
     assert answers[-1] is Answer.ENDED
 
 
-def test_a_burst_that_a_reminder_began_has_no_event(crowd: Crowd) -> None:
-    crowd.gate.remind(PIPELINE, [Reminder("a", 200)])
-    begun = crowd.begin("a")
-
-    assert isinstance(begun, Begun)
-    assert (begun.events, begun.new_events, begun.runs, begun.found) == (0, 0, 1, True)
-    assert crowd.settle("a") is Answer.FINISHED
-
-
 HOUR_MS = 3_600_000
 
 

@@ -112,18 +112,6 @@ def test_all_who_waited_for_an_outage_have_their_turns_in_their_order(crowd: Cro
     assert 0 < crowd.lifetime(crowd.keys.fair_queue) <= Constant.DAY_MS
 
 
-def test_a_pipeline_after_its_outage_takes_turns_with_the_others(crowd: Crowd) -> None:
-    found(crowd, "bulk", 100)
-    names = outage(crowd, 100)
-    crowd.settle(names[0], Outcome.MORE, handled=1)
-    found(crowd, "orders", 12)
-
-    members = crowd.gate.fair_queue(37)
-
-    assert [member for member in members if member.startswith("orders")] == [f"orders:t{at:05}" for at in range(12)]
-    assert sum(member.startswith("bulk") for member in members) in (12, 13)
-
-
 def test_the_slow_start_of_a_pipeline_without_a_cap_ends_and_the_others_have_their_turns(crowd: Crowd) -> None:
     crowd.start("first")
     crowd.settle("first", Outcome.RETRY, retry_ms=1_000, failed=False, all_wait=True)
@@ -217,30 +205,6 @@ def test_a_pipeline_that_had_many_turns_while_nobody_else_waited_has_its_share_a
     members = served(crowd, 40)
 
     assert sum(member.startswith("bulk") for member in members) == 20
-
-
-def test_a_pipeline_pays_for_turns_that_it_did_not_need(crowd: Crowd) -> None:
-    """All of its tenants had an event: the next that is found stands where the pipeline's first did."""
-    found(crowd, "bulk", 1_000)
-    found(crowd, "orders", 500)
-    for at in range(500):
-        assert crowd.gate.notify("orders", f"t{at:05}", SPACING) is Answer.STARTED
-    crowd.gate.remind("orders", [Reminder("next", 0)], by_reconciler=True)
-
-    assert "orders:next" in served(crowd, 3)
-
-
-@pytest.mark.parametrize("lost", ["fair_queue", "virtual_time"])
-def test_turns_go_on_where_their_tags_or_their_set_are_lost(crowd: Crowd, lost: str) -> None:
-    found(crowd, "bulk", 20)
-    crowd.client.delete(getattr(crowd.keys, lost))
-    found(crowd, "orders", 20)
-    crowd.gate.remind("bulk", [Reminder("late", 0)], by_reconciler=True)
-
-    members = served(crowd, 21 if lost == "fair_queue" else 41)
-
-    assert "bulk:late" in members[:3]
-    assert crowd.client.zcard(crowd.keys.fair_queue) == 0
 
 
 def test_a_ticker_gives_turns_where_no_run_ends_and_no_first_event_waits(deployment: Deployment) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import redis
 
@@ -56,36 +54,6 @@ def test_as_many_runs_are_on_as_the_pipeline_may_have_and_each_that_ends_calls_t
         assert crowd.lifetime(crowd.keys.running(PIPELINE)) > 0
         crowd.settle(tenant)
     assert list(crowd.client.scan_iter(f"{crowd.keys.prefix}:*")) == []
-
-
-def test_who_is_not_called_comes_by_itself_and_then_waits_as_long_again(crowd: Crowd) -> None:
-    crowd.start("a", "b")
-    crowd.put_in_queue("c")
-    times = []
-    for _ in range(10):
-        crowd.deadline_passes("c")
-        for other in "ab":
-            crowd.gate.beat(RunKey(PIPELINE, other, crowd.tokens[other]))
-            crowd.client.zadd(crowd.keys.running(PIPELINE), {other: crowd.gate.us})
-        times.append(crowd.now())
-        assert crowd.begin("c") is Answer.POSTPONED
-
-    waits = [after - before for before, after in pairwise(times)]
-    assert waits == [4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 256_000, 300_000, 300_000]
-
-
-def test_the_slot_of_a_run_that_died_is_free_for_another(crowd: Crowd) -> None:
-    crowd.start("a", "b")
-    crowd.passes(TIMING.runner_ttl - 10)
-    crowd.gate.beat(RunKey(PIPELINE, "b", crowd.tokens["b"]))
-    crowd.put_in_queue("c")
-    crowd.passes(20)
-
-    assert isinstance(crowd.begin_of("d"), Begun)
-    # A run that was frozen has no slot to give away.
-    assert crowd.gate.beat(RunKey(PIPELINE, "a", crowd.tokens["a"])), "no ticker has looked yet"
-    assert crowd.settle("a") is Answer.FINISHED
-    assert (crowd.slots(), crowd.wait_queue()) == ({"b", "d"}, ["c"])
 
 
 def test_a_cap_that_is_lowered_is_kept_once_the_runs_that_are_on_have_ended(crowd: Crowd) -> None:

@@ -69,7 +69,7 @@ def message(engine: Engine, message_id: str, tenant: str | None) -> None:
     Records(engine, ALERTS).write(message_id, "{}", found)
 
 
-def put_in_quarantine(engine: Engine, pipeline: str, number: str, **times: datetime) -> None:
+def put_in_quarantine(engine: Engine, pipeline: str, number: str, **times: Any) -> None:
     quarantined.put_in_quarantine(engine, "acme", number, pipeline=pipeline, attempts=5, **times)
 
 

@@ -54,7 +54,7 @@ def write(engine: Engine, tenant: str, number: str, days: float = 31, source: st
 def put_in_quarantine(
     engine: Engine, tenant: str, number: str, state: str = "quarantined", pipeline: str = INVOICES, days: float = 31
 ) -> None:
-    times = {"quarantined_at": ago(days)}
+    times: dict[str, Any] = {"quarantined_at": ago(days)}
     times |= {"retry_at": ago(0)} if state.endswith("retried") else {}
     times |= {"discarded_at": ago(0)} if state.startswith("discarded") else {}
     quarantined_records.put_in_quarantine(engine, tenant, number, pipeline=pipeline, **times)

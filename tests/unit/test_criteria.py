@@ -35,8 +35,6 @@ def nested(depth: int, key: str | None = None) -> Any:
     [
         ("level", r'"level" is no JSONPath \(expected \'\$\', found \'l\', line 1, column 0\): write'),
         ("", "is no JSONPath"),
-        ("$.a.", "unexpected end of expression"),
-        ("$[?nope(@)]", "'nope' is not defined"),
         ("$[?" + "(" * 3000 + "@" + ")" * 3000 + "]", "recursion"),
         ("$.\ud800", "is no JSONPath"),
         (5, "is 5: give a JSONPath as text"),
@@ -102,8 +100,6 @@ def test_a_criterion_that_fails_does_not_stop_one_that_applies() -> None:
     ("payload", "text"),
     [
         ({"level": "INFO"}, 'no criterion applies: $.level gives "INFO", needed "ERROR" or "WARNING"'),
-        ({}, 'no criterion applies: $.level gives no value, needed "ERROR" or "WARNING"'),
-        ({"level": ["ERROR"]}, "$.level gives an array, needed"),
         ({"level": None}, "$.level gives null, needed"),
         (None, "$.level gives no value"),
     ],
@@ -118,11 +114,8 @@ def test_a_value_that_no_criterion_has_is_reported_with_what_was_needed(payload:
         ([], "parameter path $.service[*] gives no value"),
         (["A", "A"], "parameter path $.service[*] gives 2 values instead of one"),
         ([5], "parameter path $.service[*] gives a number: a tenant is a string"),
-        ([{}], "gives an object"),
-        ([""], "gives a string that is no tenant: the tenant is empty"),
         ([" A"], 'gives a string that is no tenant: the tenant " A" begins or ends with space: strip it'),
         (["A\n"], 'gives a string that is no tenant: the tenant "A\\n" contains the control character U+000A'),
-        (["x" * 201], "has 201 characters"),
     ],
 )
 def test_a_parameter_that_is_no_tenant_is_reported_before_criteria_about_other_values(service: Any, text: str) -> None:
