@@ -1,4 +1,4 @@
-"""The circuit of a pipeline: what opens it, who probes with which record, what closes it.
+"""The circuit of a pipeline: what opens it, who probes with which record, what closes it; and a cap on its runs.
 
 `test_admission.py` has the table, and what happens to runs that are on meanwhile, to a cap, and where keys are lost.
 """
@@ -144,3 +144,18 @@ def test_a_circuit_that_never_opened_leaves_nothing_once_something_was_handled(c
         crowd.settle(tenant, handled=1)
 
     assert list(crowd.client.scan_iter(f"{crowd.keys.prefix}:*")) == []
+
+
+def test_a_cap_that_is_lowered_is_kept_once_the_runs_that_are_on_have_ended(crowd: Crowd) -> None:
+    crowd.most_runs = 4
+    crowd.start(*"abcd")
+    crowd.most_runs = 2
+    crowd.put_in_queue("e")
+    for tenant in "ab":
+        crowd.settle(tenant)
+        assert crowd.begin("e") is Answer.POSTPONED, "it was called, and two others are on"
+        assert "e" not in crowd.slots()
+
+    crowd.settle("c")
+    assert isinstance(crowd.begin("e"), Begun)
+    assert crowd.slots() == {"d", "e"}

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import Engine
-from sqlalchemy.exc import DataError, ProgrammingError
+from sqlalchemy.exc import ProgrammingError
 
 from taskbridge.errors import InvalidInput, InvalidName, Unavailable
 from taskbridge.store import (
@@ -28,8 +28,6 @@ from taskbridge.store import (
     backfills_due,
     check_adoptions,
     choose_from_now_on,
-    record,
-    record_many,
     register_pipeline,
     trigger_faults,
     unadopt,
@@ -473,25 +471,6 @@ def test_large_rows_come_with_their_batch(engine: Engine, reader: Reader) -> Non
     assert (dict(bare["100"].document), bare["100"].deleted, bare["102"].deleted) == ({}, False, True)
     loaded = [reader.cursors.load(bare[name]) for name in ("100", "102")]
     assert [(one.deleted, len(one.document)) for one in loaded if one] == [(False, 4), (True, 0)]
-
-
-def test_a_record_that_somebody_writes_into_the_source_brings_a_deleted_row_back(
-    engine: Engine, reader: Reader
-) -> None:
-    run(engine, "DELETE FROM orders WHERE id = 1")
-    write = "SELECT taskbridge.record('orders', 'acme', '1', '{}')"
-    refused = "the source orders is a table that was adopted, whose rows are its records: change the row"
-    for key in ("1", "new"):
-        with pytest.raises(InvalidInput, match=refused):
-            record(engine, "orders", "acme", key, {"a": 1})
-        with pytest.raises(InvalidInput, match=refused):
-            record_many(engine, "orders", [("acme", key, {"a": 1})])
-    with pytest.raises(DataError, match=refused):
-        run(engine, write)
-    assert reader.keys("acme") == ["-1"]
-    unadopt(engine, "orders")
-    run(engine, write)
-    assert [dict(one.document) for one in reader.records("acme")] == [{}]
 
 
 @pytest.mark.parametrize("size", [1, 100])

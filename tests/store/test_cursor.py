@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Engine, event
 
@@ -46,6 +46,15 @@ STEPS = st.lists(
 )
 
 
+A_COMMIT_IN_THE_MIDDLE_OF_A_SWEEP: list[tuple[str, int, Any]] = [
+    *(("write", at, "a") for at in range(3)),
+    *(("end", at, True) for at in (0, 2)),
+    ("batch", 1, False),
+    ("end", 1, True),
+    ("batch", 1, False),
+]
+
+
 @settings(
     max_examples=80,
     derandomize=True,
@@ -54,6 +63,7 @@ STEPS = st.lists(
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
 )
 @given(steps=STEPS)
+@example(steps=A_COMMIT_IN_THE_MIDDLE_OF_A_SWEEP)
 def test_every_committed_revision_is_delivered_exactly_once(engine: Engine, steps: list[tuple[str, int, Any]]) -> None:
     """Four sessions commit and roll back in any order, some in savepoints; batches of any size, crashes between."""
     run(engine, "TRUNCATE taskbridge.records, taskbridge.sync_cursors")

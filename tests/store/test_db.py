@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
 import subprocess
 import sys
 from typing import Any
@@ -16,7 +14,7 @@ from sqlalchemy import Engine, make_url
 
 from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError
-from taskbridge.store import NoAnswer, check_version, connect, record_invoice, undeclared_readers
+from taskbridge.store import connect, record_invoice, undeclared_readers
 from taskbridge.store.db import checked_out, parameters_of, scalar
 
 PID = "SELECT pg_backend_pid()"
@@ -109,18 +107,6 @@ def test_a_session_has_its_limits_again_after_a_long_look(bounded: Engine) -> No
         assert (scalar(session, "SHOW statement_timeout"), scalar(session, PID)) == ("500ms", before)
     with pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"), checked_out(bounded) as session:
         session.execute("SELECT pg_sleep(5)")
-
-
-def test_a_silent_session_ends_a_look_and_the_next_one_has_another(bounded: Engine) -> None:
-    with checked_out(bounded) as session:
-        pid = scalar(session, PID)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(NoAnswer, match=r"has not answered for 1\.5 s"):
-            check_version(bounded)
-        check_version(bounded)
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_after_an_error_the_next_look_begins_anew(bounded: Engine, engine: Engine) -> None:

@@ -225,24 +225,16 @@ def test_partitions_are_made_ahead_and_dropped_when_their_days_are_over(engine: 
     assert partitions(engine) == [*named(0, 1, 2), OTHER], "today goes when it is over"
 
 
-def test_a_run_of_a_day_without_a_partition_is_kept_and_goes_when_it_is_old(engine: Engine) -> None:
+def test_a_run_of_a_day_without_a_partition_is_kept_and_who_writes_keeps_no_other_from_being_made(
+    engine: Engine,
+) -> None:
     insert(engine, 0, tenant="today")
     insert(engine, 9, tenant="old")
-    keep_runs(engine, 7)
-    assert partitions(engine) == [*named(1, 2), OTHER], "a day that has rows elsewhere stays there"
-    assert history(engine, "tenant, tableoid::regclass::text") == [("today", OTHER)]
-    insert(engine, 0, tenant="later")
-    assert [tenant for (tenant,) in history(engine, "tenant")] == ["later", "today"]
-
-
-def test_who_writes_into_a_day_keeps_no_other_from_being_made(engine: Engine) -> None:
-    keep_runs(engine, 7)
-    run(engine, f"DROP TABLE {named(2)[0]}")
     with engine.begin() as writing:
-        insert(writing, 0)
+        insert(writing, 0, tenant="writing")
         keep_runs(engine, 7)
-    assert partitions(engine) == [*named(0, 1, 2), OTHER]
-    assert history(engine, "tableoid::regclass::text") == [(named(0)[0],)]
+    assert partitions(engine) == [*named(1, 2), OTHER], "a day that has rows elsewhere stays there"
+    assert history(engine, "tenant, tableoid::regclass::text") == [("today", OTHER), ("writing", OTHER)]
 
 
 def test_who_looks_at_the_history_for_long_holds_up_no_run(engine: Engine) -> None:

@@ -30,28 +30,6 @@ def left(engine: Engine, snapshot: str, pipeline: str = "invoices") -> dict[str,
     return Tenants(engine, pipeline).pending_before(pipeline, TENANTS, snapshot)
 
 
-def test_what_was_committed_before_the_snapshot_counts_until_it_is_handled(
-    engine: Engine, pauses: Pauses, other: Connection
-) -> None:
-    cursors = Cursors(engine)
-    for tenant, number in (("acme", "1"), ("acme", "2"), ("acme", "3"), ("bolt", "1")):
-        record_invoice(engine, tenant, number, {"version": 1})
-    record_invoice(engine, "acme", "uncommitted", {}, other)
-    snapshot = pauses.snapshot()
-    assert left(engine, snapshot) == {"acme": 3, "bolt": 1}
-    # Neither what commits later nor what changes later is waited for.
-    other.commit()
-    record_invoice(engine, "acme", "later", {})
-    record_invoice(engine, "acme", "3", {"version": 2})
-    assert left(engine, snapshot) == {"acme": 2, "bolt": 1}
-    assert left(engine, pauses.snapshot()) == {"acme": 5, "bolt": 1}
-    assert Tenants(engine).pending_before("invoices", ["bolt"], snapshot) == {"bolt": 1}
-    assert batch(cursors) == ["1", "2", "uncommitted", "later", "3"]
-    assert left(engine, snapshot) == {"bolt": 1}
-    assert batch(cursors, tenant="bolt") == ["1"]
-    assert left(engine, snapshot) == {}
-
-
 def test_in_the_middle_of_a_sweep_what_it_passed_is_handled(engine: Engine, pauses: Pauses, other: Connection) -> None:
     cursors = Cursors(engine)
     register_pipeline(engine, "invoices", "invoices")

@@ -82,14 +82,6 @@ def test_a_record_that_changed_or_is_gone_is_not_in_quarantine(engine: Engine, q
     }
 
 
-def test_another_try_makes_a_record_pending_and_is_asked_for_once(engine: Engine, quarantine: Quarantine) -> None:
-    chosen = find(quarantine, external_ids=["1"])
-    assert sorted(quarantine.retry("invoices", chosen)) == [("acme", "1"), ("bolt", "1")]
-    assert states(engine)["acme", "1"] == states(engine)["bolt", "1"] == "pending"
-    assert [one.state for one in find(quarantine, tenant="acme")] == ["retrying", "quarantined", "quarantined"]
-    assert len(quarantine.retry("invoices", find(quarantine, external_ids=["1"]))) == 2
-
-
 def test_a_discarded_record_leaves_a_trace_and_can_come_back(engine: Engine, quarantine: Quarantine) -> None:
     quarantine.retry("invoices", find(quarantine, external_ids=["2"]))
     (chosen,) = find(quarantine, external_ids=["2"])

@@ -45,14 +45,6 @@ def test_a_last_run_is_kept_for_the_longest_delay_whichever_event_comes(criteria
     assert policy.spacing_for(900_000) == Spacing(delay=900_000, lease=0, last_ttl=900_000, empty_tick=0)
 
 
-def test_a_policys_criteria_cannot_change_after_they_were_checked() -> None:
-    criteria = [ERROR]
-    policy = DelaySinceLastRun(criteria)
-    criteria.append(ERROR)
-    assert policy.criteria == (ERROR,)
-    assert policy == DelaySinceLastRun((ERROR,))
-
-
 def handler(batch: Batch) -> None:
     """Take a batch."""
 
