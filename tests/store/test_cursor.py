@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event
 
 from taskbridge.store import Changes, CursorLost, Cursors, StaleToken, Unread, connect, record_invoice
 from taskbridge.store.checkout import end_checkout
@@ -44,6 +44,12 @@ STEPS = st.lists(
     min_size=12,
     max_size=40,
 )
+
+
+def write_beside_another(session: Connection, number: str, version: int) -> None:
+    """Record something, and the same of a tenant whose records nobody may see."""
+    for tenant in ("acme", "another"):
+        record_invoice(session.engine, tenant, number, {"version": version}, session)
 
 
 A_COMMIT_IN_THE_MIDDLE_OF_A_SWEEP: list[tuple[str, int, Any]] = [
@@ -102,8 +108,7 @@ def test_every_committed_revision_is_delivered_exactly_once(engine: Engine, step
                 deliver(at, crash=what)
             else:
                 with sessions[at].begin_nested() if step == "savepoint" else nullcontext():
-                    for tenant in ("acme", "another"):
-                        record_invoice(engine, tenant, f"{what}{at}", {"version": version}, sessions[at])
+                    write_beside_another(sessions[at], f"{what}{at}", version)
                 written[at][f"{what}{at}"] = version
         for at in range(4):
             end(at, commits=True)
