@@ -17,6 +17,7 @@ from sqlalchemy import make_url
 from taskbridge.declaring.policy import Spacing
 from taskbridge.embedded import Servers
 from taskbridge.embedded.redis_server import RedisServer
+from taskbridge.errors import Unavailable
 from taskbridge.gate import Answer, Gate, Keys, client
 from tests.transactions.black_hole import BlackHole
 from tests.waiting import wait_until
@@ -146,3 +147,13 @@ def test_a_pool_of_few_connections(redis_client: redis.Redis, keys: Keys, most: 
         list(threads.map(work, ["t0", "t1", "t2", "t3"]))
 
     assert [status.events for status in gate.look("invoices", ["t0", "t3"])] == [20, 20]
+
+
+def test_a_redis_that_is_too_old_is_refused_with_the_remedy(
+    redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(redis_client, keys, publish=lambda *_: None)
+    gate.check_version()
+    monkeypatch.setattr("taskbridge.gate.inspector.OLDEST_REDIS", (99, 1))
+    with pytest.raises(Unavailable, match=r"Redis [\d.]+ is too old: upgrade it to 99.1 or newer"):
+        gate.check_version()

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import Engine, make_url
 
 from taskbridge.embedded import Servers
-from taskbridge.errors import ConfigurationError
-from taskbridge.store import connect, record_invoice, undeclared_readers
+from taskbridge.errors import ConfigurationError, Unavailable
+from taskbridge.store import check_version, connect, record_invoice, undeclared_readers
 from taskbridge.store.db import checked_out, parameters_of, scalar
 
 PID = "SELECT pg_backend_pid()"
@@ -150,3 +150,10 @@ def test_a_child_that_ends_leaves_the_session_of_its_parent_alone(postgres_url: 
         [sys.executable, "-c", FORKS, postgres_url], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_postgres_that_is_too_old_is_refused_with_the_remedy(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_version(engine)
+    monkeypatch.setattr("taskbridge.store.db.OLDEST_POSTGRES", 99)
+    with pytest.raises(Unavailable, match=r"PostgreSQL \d+ is too old: upgrade it to 99 or newer"):
+        check_version(engine)
