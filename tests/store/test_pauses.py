@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Connection, Engine
 
-from taskbridge.common.run_key import RunKey
-from taskbridge.store import Claim, Cursors, Page, Pauses, Quarantine, Tenants, record_invoice, register_pipeline
+from taskbridge.store import Cursors, Pauses, Quarantine, Tenants, record_invoice, register_pipeline
 from tests.quarantined import put_in_quarantine, states
+from tests.store.sweeping import batch
 
-TOKEN = "0000000000000001-aaaaaaaaaaaa"
 TENANTS = ("acme", "bolt", "nobody")
 
 
@@ -27,69 +26,8 @@ def other(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def read(cursors: Cursors, limit: int = 100, tenant: str = "acme", pipeline: str = "invoices") -> Page:
-    key = RunKey(pipeline, tenant, TOKEN)
-    return cursors.claim(Claim(key, limit, events=1, runs=1))
-
-
-def handle(cursors: Cursors, limit: int = 100, tenant: str = "acme", pipeline: str = "invoices") -> list[str]:
-    """Advance past one batch; return what it held."""
-    page = read(cursors, limit, tenant, pipeline)
-    with cursors.transaction(RunKey(pipeline, tenant, TOKEN)) as transaction:
-        transaction.advance(transaction.move(page))
-    return [record.external_id for record in page.records]
-
-
 def left(engine: Engine, snapshot: str, pipeline: str = "invoices") -> dict[str, int]:
     return Tenants(engine, pipeline).pending_before(pipeline, TENANTS, snapshot)
-
-
-def test_a_pause_is_kept_once_with_its_first_time_and_its_last_reason(pauses: Pauses) -> None:
-    first, new = pauses.pause("invoices", "acme", "wrong prices")
-    assert (first.tenant, first.reason, new) == ("acme", "wrong prices", True)
-    again, new = pauses.pause("invoices", "acme")
-    assert (again, new) == (first, False)
-    renamed, _ = pauses.pause("invoices", "acme", "wrong taxes")
-    assert renamed == first._replace(reason="wrong taxes")
-    assert pauses.of("invoices").tenants == {"acme": renamed}
-    assert pauses.release("invoices", "acme") is True
-    assert pauses.release("invoices", "acme") is False
-    assert pauses.of("invoices") == (None, {})
-
-
-def test_a_pipeline_and_its_tenants_are_paused_apart(pauses: Pauses) -> None:
-    whole, _ = pauses.pause("invoices")
-    own, _ = pauses.pause("invoices", "acme")
-    pauses.pause("mirror", "bolt")
-    paused = pauses.of("invoices")
-    assert (paused.whole, paused.tenants) == (whole, {"acme": own})
-    assert whole.tenant is None
-    assert [paused.holding(tenant) for tenant in ("acme", "bolt")] == [own, whole]
-    pauses.release("invoices")
-    after = pauses.of("invoices")
-    assert [after.holding(tenant) for tenant in ("acme", "bolt")] == [own, None]
-
-
-def test_what_was_committed_before_the_snapshot_counts_until_it_is_handled(
-    engine: Engine, pauses: Pauses, other: Connection
-) -> None:
-    cursors = Cursors(engine)
-    for tenant, number in (("acme", "1"), ("acme", "2"), ("acme", "3"), ("bolt", "1")):
-        record_invoice(engine, tenant, number, {"version": 1})
-    record_invoice(engine, "acme", "uncommitted", {}, other)
-    snapshot = pauses.snapshot()
-    assert left(engine, snapshot) == {"acme": 3, "bolt": 1}
-    # Neither what commits later nor what changes later is waited for.
-    other.commit()
-    record_invoice(engine, "acme", "later", {})
-    record_invoice(engine, "acme", "3", {"version": 2})
-    assert left(engine, snapshot) == {"acme": 2, "bolt": 1}
-    assert left(engine, pauses.snapshot()) == {"acme": 5, "bolt": 1}
-    assert Tenants(engine).pending_before("invoices", ["bolt"], snapshot) == {"bolt": 1}
-    assert handle(cursors) == ["1", "2", "uncommitted", "later", "3"]
-    assert left(engine, snapshot) == {"bolt": 1}
-    assert handle(cursors, tenant="bolt") == ["1"]
-    assert left(engine, snapshot) == {}
 
 
 def test_in_the_middle_of_a_sweep_what_it_passed_is_handled(engine: Engine, pauses: Pauses, other: Connection) -> None:
@@ -98,23 +36,23 @@ def test_in_the_middle_of_a_sweep_what_it_passed_is_handled(engine: Engine, paus
     record_invoice(engine, "acme", "late", {}, other)
     for number in "abc":
         record_invoice(engine, "acme", number, {})
-    assert handle(cursors, limit=2) == ["a", "b"]
+    assert batch(cursors, limit=2) == ["a", "b"]
     other.commit()
     # `late` has a lower transaction id than where the sweep stands, and is not part of it.
     snapshot = pauses.snapshot()
     pending = [number for (_, number), state in states(engine).items() if state == "pending"]
     assert sorted(pending) == ["c", "late"]
     assert left(engine, snapshot) == {"acme": 2}
-    assert handle(cursors, limit=2) == ["c"]
+    assert batch(cursors, limit=2) == ["c"]
     assert left(engine, snapshot) == {"acme": 1}
-    assert handle(cursors) == ["late"]
+    assert batch(cursors) == ["late"]
     assert left(engine, snapshot) == {}
 
 
 def test_what_is_tried_again_counts_and_what_is_quarantined_does_not(engine: Engine, pauses: Pauses) -> None:
     for number in "12":
         record_invoice(engine, "acme", number, {})
-    handle(Cursors(engine))
+    batch(Cursors(engine))
     put_in_quarantine(engine, "acme", "1", "2")
     snapshot = pauses.snapshot()
     assert left(engine, snapshot) == {}
