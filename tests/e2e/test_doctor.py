@@ -6,11 +6,8 @@ import json
 import re
 import subprocess
 import sys
-from contextlib import ExitStack
 
 import pytest
-import redis
-from sqlalchemy import make_url
 
 from taskbridge.integration import checks
 from taskbridge.integration.checks import Finding, examine
@@ -47,25 +44,6 @@ def test_a_worker_that_lacks_a_pipeline_or_has_a_short_time_limit_is_named(deplo
         with deployment.worker():
             assert lacks(deployment, "worker-0") == named
             wait_until(lambda: deployment.delivered("acme"), "the other worker's run")
-
-
-def test_workers_on_another_broker_are_told_apart_from_none(deployment: Deployment) -> None:
-    def found() -> Finding:
-        return told(deployment, "workers")[0]
-
-    gate = make_url(deployment.settings.redis_url)
-    broker = gate.set(database=str(int(gate.database or 0) % 14 + 1)).render_as_string(hide_password=False)
-    with redis.Redis.from_url(broker) as client, ExitStack() as workers:
-        workers.callback(client.flushdb)
-        workers.enter_context(deployment.worker(TASKBRIDGE_BROKER_URL=broker))
-        wait_until(lambda: "but no worker that serves it replies at" in found().text, "the poller is looked at")
-        assert (found().level, len(told(deployment, "workers"))) == ("problem", 1)
-        assert found().text.endswith(f" at redis://:**@{gate.host}:{gate.port}/{gate.database}")
-        assert "TASKBRIDGE_BROKER_URL" in found().remedy
-        with deployment.worker():
-            # Modules that other tests import declare pipelines that this worker lacks.
-            serving = [one.level for one in told(deployment, "workers") if "does not declare" not in one.text]
-            assert serving == ["ok", "ok"]
 
 
 def test_workers_that_answer_no_questions_are_not_missed(deployment: Deployment) -> None:

@@ -10,8 +10,6 @@ import pytest
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.gate import Answer, Begun, State
-from taskbridge.store import record_invoice
-from taskbridge.worker import slot
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.waiting import wait_until
@@ -87,18 +85,6 @@ def test_a_cursor_with_a_higher_owner_costs_one_run_and_is_not_stuck(inline: Inl
     assert owner > ahead
 
 
-def test_a_late_message_does_nothing(inline: Inline) -> None:
-    inline.handle(lambda _: None)
-    inline.deployment.save("acme", "a")
-    message = inline.message()
-    assert message is not None
-    slot.run_tenant(inline.runtime, *message)
-    inline.deployment.save("acme", "b")
-    slot.run_tenant(inline.runtime, *message)
-    assert inline.seen == ["a"]
-    assert inline.state() is State.QUEUED
-
-
 def test_a_batch_knows_whether_its_run_still_holds_the_tenant(inline: Inline) -> None:
     standing: list[bool] = []
     kept: list[Batch] = []
@@ -144,17 +130,3 @@ def test_a_process_that_was_frozen_while_its_run_began_knows_that_it_was_replace
     assert isinstance(frozen[0], Begun)
     assert owned[0] is False
     assert inline.state() is State.IDLE
-
-
-def test_a_batch_is_a_sequence_of_its_records(inline: Inline) -> None:
-    batches: list[Batch] = []
-    inline.handle(batches.append)
-    for number in ("a", "b", "c"):
-        record_invoice(inline.deployment.engine, "acme", number, {"number": number})
-    inline.deployment.notify_event.delay("acme")
-    inline.run_all()
-    (batch,) = batches
-    assert (len(batch), batch[0].external_id, batch[-1].document) == (3, "a", {"number": "c"})
-    assert [record.external_id for record in batch[1:]] == ["b", "c"]
-    assert repr(batch) == "<Batch invoices 'acme': 3 records>"
-    assert len({record.idempotency_key for record in batch}) == 3

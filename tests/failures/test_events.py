@@ -44,19 +44,6 @@ def test_a_run_whose_records_the_poller_was_quicker_with_has_its_events(drill: D
     assert counted(drill) == (3, 3)
 
 
-def test_a_run_that_finds_nothing_and_had_no_event_has_no_row(drill: Drill) -> None:
-    drill.handle(journal)
-    poll_changes(drill.runtime, "invoices")
-    drill.deployment.save("acme", "1", notify=False)
-    poll_changes(drill.runtime, "invoices")
-    drill.deployment.execute("DELETE FROM taskbridge.records")
-    assert drill.run_one()
-    assert rows(drill) == []
-    assert drill.deployment.rows("SELECT runs, bursts, found_bursts FROM taskbridge.sync_cursors") == [(1, 0, 1)], (
-        "absorbed is events less bursts"
-    )
-
-
 def test_a_death_that_ends_in_quarantine_has_no_event_twice(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its row is written before another record is tried, and quarantine moves the cursor after that."""
     killer, sent = Killer(drill, monkeypatch), 1
