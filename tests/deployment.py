@@ -179,6 +179,11 @@ class Deployment:
             if notify:
                 self.notify_event.delay(tenant)
 
+    def execute(self, statement: str, values: tuple[Any, ...] | None = None) -> None:
+        """Execute a statement, and commit it."""
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql(statement, values)
+
     def rows(self, statement: str) -> list[Any]:
         with self.engine.connect() as connection:
             return list(connection.exec_driver_sql(statement))

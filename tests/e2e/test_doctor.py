@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
-from contextlib import ExitStack
-from typing import Any
 
-import psutil
 import pytest
-import redis
-from sqlalchemy import make_url
 
 from taskbridge.integration import checks
 from taskbridge.integration.checks import Finding, examine
-from taskbridge.observe import health
 from taskbridge.process.runtime import runtime_of
 from tests.deployment import ROOT, Deployment
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
+
+PRIORITIES = json.dumps({"priority_steps": [1, 5, 9], "queue_order_strategy": "priority"})
+"""None of them is 0, the one that producers write to."""
 
 
 def told(deployment: Deployment, check: str) -> list[Finding]:
@@ -35,7 +31,7 @@ def lacks(deployment: Deployment, worker: str) -> list[Finding]:
 
 def test_a_worker_that_lacks_a_pipeline_or_has_a_short_time_limit_is_named(deployment: Deployment) -> None:
     options = ("--time-limit", "1")
-    with deployment.worker(*options, TASKBRIDGE_PIPELINES="tests.pipelines_with_orders_alone") as lacking:
+    with deployment.worker(*options, TASKBRIDGE_PIPELINES="tests.pipelines_with_criteria") as lacking:
         named = lacks(deployment, "worker-0")
         assert [one.level for one in named] == ["warning"]
         assert re.match(r"worker-0@test does not declare (.+, )?invoices", named[0].text)
@@ -50,68 +46,29 @@ def test_a_worker_that_lacks_a_pipeline_or_has_a_short_time_limit_is_named(deplo
             wait_until(lambda: deployment.delivered("acme"), "the other worker's run")
 
 
-def test_workers_on_another_broker_are_told_apart_from_none(deployment: Deployment) -> None:
-    def found() -> Finding:
-        return told(deployment, "workers")[0]
-
-    gate = make_url(deployment.settings.redis_url)
-    broker = gate.set(database=str(int(gate.database or 0) % 14 + 1)).render_as_string(hide_password=False)
-    with redis.Redis.from_url(broker) as client, ExitStack() as workers:
-        workers.callback(client.flushdb)
-        workers.enter_context(deployment.worker(TASKBRIDGE_BROKER_URL=broker))
-        wait_until(lambda: "but no worker that serves it replies at" in found().text, "the poller is looked at")
-        assert (found().level, len(told(deployment, "workers"))) == ("problem", 1)
-        assert found().text.endswith(f" at redis://:**@{gate.host}:{gate.port}/{gate.database}")
-        assert "TASKBRIDGE_BROKER_URL" in found().remedy
-        with deployment.worker():
-            # Modules that other tests import declare pipelines that this worker lacks.
-            serving = [one.level for one in told(deployment, "workers") if "does not declare" not in one.text]
-            assert serving == ["ok", "ok"]
+def test_workers_that_answer_no_questions_are_not_missed(deployment: Deployment) -> None:
+    deployment.app.conf.worker_enable_remote_control = False
+    assert [one.level for one in told(deployment, "workers")] == ["warning"]
 
 
-@pytest.mark.parametrize(("app", "level"), [("tests.host.prefixed", "ok"), ("tests.host.silent", "warning")])
-def test_workers_of_another_app_are_examined_with_the_broker_options_of_that_app(
-    deployment: Deployment, app: str, level: str
-) -> None:
+def test_workers_of_another_app_are_examined_with_the_broker_options_of_that_app(deployment: Deployment) -> None:
     def doctor(*arguments: str) -> dict[str, list[dict[str, str]]]:
         command = [sys.executable, "-c", "from taskbridge.cli.main import main; main()", "doctor", "--json", *arguments]
         ended = subprocess.run(
-            command, env=deployment.environment(), cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
         )
         found: dict[str, list[dict[str, str]]] = {}
         for one in json.loads(ended.stdout)["findings"]:
             found.setdefault(one["check"], []).append(one)
         return found
 
-    with deployment.worker(app=app):
+    options = json.dumps({"global_keyprefix": "shop-"})
+    environment = deployment.environment(TEST_BROKER_OPTIONS=options)
+    with deployment.worker(app="tests.host.options", TEST_BROKER_OPTIONS=options):
         wait_until(lambda: "doctor -A MODULE" in doctor()["workers"][0]["remedy"], "the worker was seen elsewhere")
-        found = doctor("-A", app)
-    assert {one["level"] for one in found["workers"] if "does not declare" not in one["text"]} == {level}
+        found = doctor("-A", "tests.host.options")
+    assert {one["level"] for one in found["workers"] if "does not declare" not in one["text"]} == {"ok"}
     assert [one["level"] for one in found["probe"]] == ["ok"]
-
-
-@pytest.mark.slow
-def test_pool_processes_that_are_all_frozen_are_found_though_the_worker_answers(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def waiting() -> list[Finding]:
-        return [one for one in told(deployment, "work") if "in the queue for" in one.text]
-
-    monkeypatch.setattr(health, "QUEUED_SECONDS", 2.0)
-    with deployment.worker() as worker:
-        deployment.save("acme", "1")
-        deployment.wait_until_idle()
-        assert waiting() == []
-        children = psutil.Process(worker.process.pid).children(recursive=True)
-        for one in children:
-            one.send_signal(signal.SIGSTOP)
-        deployment.save("acme", "2")
-        wait_until(lambda: [one.level for one in waiting()] == ["problem"], "it is found", 60)
-        assert "frozen" in waiting()[0].remedy
-        for one in children:
-            one.send_signal(signal.SIGCONT)
-        deployment.wait_until_idle(60)
-        assert waiting() == []
 
 
 def test_a_probe_comes_back_from_a_worker_that_is_busy_or_not_and_leaves_nothing(
@@ -135,24 +92,9 @@ def test_a_probe_comes_back_from_a_worker_that_is_busy_or_not_and_leaves_nothing
         worker.kill()
 
 
-@pytest.mark.parametrize("nobody_reads", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_probe_that_does_not_come_back_is_a_problem(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, nobody_reads: bool
-) -> None:
-    """Whatever the reason: here workers read other lists than producers write, or have another gate."""
+def test_a_probe_that_does_not_come_back_is_a_problem(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the reason: here workers read other lists than producers write."""
     monkeypatch.setattr(checks, "PROBE_SECONDS", 2.0)
-    broker = deployment.settings.redis_url
-    options: dict[str, Any] = {"app": "tests.host.own_priorities"}
-    if not nobody_reads:
-        here = make_url(broker)
-        database = str(int(here.database or 0) % 14 + 1)
-        elsewhere = here.set(database=database).render_as_string(hide_password=False)
-        options = {"TASKBRIDGE_REDIS_URL": elsewhere, "TASKBRIDGE_BROKER_URL": broker}
-    with ExitStack() as stack:
-        if not nobody_reads:
-            stack.callback(stack.enter_context(redis.Redis.from_url(elsewhere)).flushdb)
-        stack.enter_context(deployment.worker(**options))
-        found = told(deployment, "probe")
-        assert [one.level for one in found] == ["problem", "problem"]
-        assert ("TASKBRIDGE_REDIS_URL" in found[0].remedy) is not nobody_reads
+    with deployment.worker(app="tests.host.options", TEST_BROKER_OPTIONS=PRIORITIES):
+        assert [one.level for one in told(deployment, "probe")] == ["problem", "problem"]
         assert not any(map(deployment.redis.llen, runtime_of(deployment.app).keys.queues))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from taskbridge.common.run_key import RunKey
+from taskbridge.gate import Answer
+from taskbridge.observe.metrics import Metrics
 from taskbridge.store import record_invoice
+from taskbridge.testing.clock import inject_clock
 from tests.deployment import Deployment, Worker
 from tests.inline import Inline
-from tests.scraping import SAMPLES, free_ports, reachable, scrape
+from tests.runs import begin
+from tests.scraping import SAMPLES, free_ports, reachable, samples, scrape
 from tests.waiting import wait_until
 
 NUMBERS = [f"{number:03}" for number in range(40)]
@@ -30,11 +34,8 @@ def serving(deployment: Deployment, *options: str, **extra: Any) -> Iterator[tup
 # The poller may find a record before its event comes, and its reminder counts as one.
 @pytest.mark.e2e
 @pytest.mark.parametrize("deployment", [{"tail_interval": 60.0, "base_interval": 600.0}], indirect=True)
-@pytest.mark.parametrize(
-    "pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.slow) for pool in ("threads", "solo"))]
-)
-def test_the_figures_of_a_burst_are_those_of_the_ledger(deployment: Deployment, pool: str) -> None:
-    with serving(deployment, "-P", pool) as (_, port):
+def test_the_figures_of_a_burst_are_those_of_the_ledger(deployment: Deployment) -> None:
+    with serving(deployment) as (_, port):
         # given a burst, and a tenant with one event
         deployment.save("acme", *NUMBERS)
         deployment.save("other", "1")
@@ -66,33 +67,28 @@ def test_the_figures_of_a_burst_are_those_of_the_ledger(deployment: Deployment, 
     assert {name.partition(" ")[0] for name in found} == SAMPLES
 
 
-@pytest.mark.slow
-@pytest.mark.e2e
-@pytest.mark.parametrize("deployment", [{"runner_ttl": 1.0, "republish_after": 1.0}], indirect=True)
 def test_a_killed_runner_and_lost_messages_are_told_apart(deployment: Deployment) -> None:
-    # given a worker that dies in mid-batch, and run messages that vanish
-    with deployment.worker(handler_seconds=30) as first:
-        deployment.save("acme", "1")
-        wait_until(lambda: deployment.delivered("acme"), "delivered")
-        first.kill()
-    for tenant in ("lost", "also-lost"):
-        deployment.save(tenant, "1")
+    inline = Inline(deployment)
+    gate = inject_clock(inline.runtime)
+    deployment.save("killed", "1")
+    message = inline.message()
+    assert message is not None
+    begin(gate, RunKey(*message))
+    deployment.save("lost", "1")
     assert deployment.redis.delete("taskbridge.first") == 1
-    # when another worker takes over
-    with serving(deployment) as (_, port):
-        wait_until(lambda: len(deployment.deliveries()) == 3, "all delivered")
-        deployment.wait_until_idle()
-        found = scrape(port)
-    assert found["taskbridge_runs_replaced_total"] == 1
-    assert found["taskbridge_messages_republished_total"] >= 2
-    assert found["taskbridge_tick_lateness_seconds_count"] >= 1
+    gate.us += 6_000_000
+    assert gate.expire("invoices", ["killed", "lost"]) == [Answer.REISSUED, Answer.REPUBLISHED]
+    found = samples(Metrics(inline.runtime).text())
+    assert (found["taskbridge_runs_replaced_total"], found["taskbridge_messages_republished_total"]) == (1, 1)
 
 
 @pytest.mark.e2e
-def test_failures_a_backlog_and_orphaned_tenants_are_seen(deployment: Deployment) -> None:
+def test_failures_a_backlog_and_orphaned_tenants_are_seen_and_a_server_that_is_away_costs_its_own_metrics(
+    deployment: Deployment,
+) -> None:
     # given a tenant whose producer died before its event, and one with a record that cannot be handled
     deployment.save("orphan", "1", notify=False)
-    with serving(deployment) as (_, port):
+    with serving(deployment, "-P", "threads") as (worker, port):
         wait_until(lambda: deployment.deliveries() == [("orphan", "1")], "found in Postgres")
         record_invoice(deployment.engine, "acme", "bad", {"fail": True})
         deployment.notify_event.delay("acme")
@@ -100,47 +96,25 @@ def test_failures_a_backlog_and_orphaned_tenants_are_seen(deployment: Deployment
         found = scrape(port)
         (cursor,) = deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors WHERE tenant = 'acme'")
         assert 1 <= found["taskbridge_failed_runs_total"] <= cursor.failed_runs
-    assert found["taskbridge_failing_tenants"] == 1
-    assert found["taskbridge_pending_records"] == 1
-    assert 0 < found["taskbridge_oldest_pending_seconds"] < 60
-    assert found["taskbridge_runners"] >= 1
-    assert found["taskbridge_orphaned_tenants_total"] == 1
-
-
-@pytest.mark.e2e
-def test_a_server_that_is_away_costs_its_own_metrics_and_not_the_worker(deployment: Deployment) -> None:
-    with serving(deployment, "-P", "threads") as (worker, port):
-        deployment.save("acme", "1")
-        deployment.wait_until_idle()
+        assert found["taskbridge_failing_tenants"] == 1
+        assert found["taskbridge_pending_records"] == 1
+        assert 0 < found["taskbridge_oldest_pending_seconds"] < 60
+        assert found["taskbridge_runners"] >= 1
+        assert found["taskbridge_orphaned_tenants_total"] == 1
         # when Postgres has no schema any more
-        with deployment.engine.begin() as connection:
-            connection.exec_driver_sql("ALTER TABLE taskbridge.sync_cursors RENAME TO away")
+        deployment.execute("ALTER TABLE taskbridge.sync_cursors RENAME TO away")
         found = scrape(port)
         assert (found["taskbridge_up postgres"], found["taskbridge_up redis"]) == (0, 1)
         assert "taskbridge_events_total" not in found
-        assert found["taskbridge_runners"] == 0
         # and then holds every reader up, longer than anyone waits
         with deployment.engine.begin() as connection:
             connection.exec_driver_sql("ALTER TABLE taskbridge.away RENAME TO sync_cursors")
             assert scrape(port)["taskbridge_up postgres"] == 0
         # then the worker goes on
-        deployment.save("acme", "2")
+        deployment.save("other", "1")
         wait_until(lambda: len(deployment.deliveries()) == 2, "delivered")
         assert scrape(port)["taskbridge_up postgres"] == 1
         assert worker.process.poll() is None
-
-
-@pytest.mark.e2e
-def test_a_port_in_use_ends_the_worker_with_one_sentence(deployment: Deployment) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        environment = deployment.environment(TASKBRIDGE_METRICS_PORT=str(port))
-        worker = Worker(environment, deployment.logs / "worker.log", ["-P", "solo"])
-        assert worker.process.wait(timeout=60) == 1
-    assert f"taskbridge: metrics cannot be served on 127.0.0.1, port {port} (" in worker.text()
-    assert "Traceback" not in worker.text()
 
 
 def test_a_burst_whose_first_run_takes_three_batches_has_one_first_event(deployment: Deployment) -> None:

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
-import secrets
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import redis
 from celery import Celery
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import create_engine
 
 from taskbridge import (
     Batch,
-    Criterion,
-    DelaySinceLastRun,
     RateLimit,
     RetryAfter,
     app,
     install,
     notify_event,
     pipeline,
-    record_event,
     record_invoice,
 )
 from taskbridge.declaring.pipeline import DECLARED
 from taskbridge.embedded import Servers
-from taskbridge.errors import ConfigurationError, UnknownPipeline
-from taskbridge.gate import Keys, Queue, State
-from taskbridge.process.runtime import new_runtimes, runtime_of
+from taskbridge.errors import UnknownPipeline
+from taskbridge.gate import State
+from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.testing import assert_notified, drain, drain_all, notified
 from taskbridge.testing.deploying import own_deployment
-from taskbridge.testing.servers import servers_for_tests
-from taskbridge.web import deliver
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("taskbridge_settings")
@@ -126,34 +117,6 @@ def test_a_handler_s_error_reaches_the_test_and_the_next_drain_tries_again() -> 
     assert calls == ["acme", "acme"]
 
 
-@pytest.fixture
-def gone() -> Iterator[str]:
-    """The URL of an endpoint that answers 410."""
-
-    class Gone(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_error(410)
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Gone) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-def test_an_endpoint_that_is_gone_pauses_its_tenant(gone: str) -> None:
-    secret = "whsec_" + base64.b64encode(b"k" * 32).decode()
-    pipeline("invoices")(deliver(gone, secret, allow_private=True))
-    save("acme", "1")
-    with pytest.raises(AssertionError, match="check whether it is paused"):
-        drain("acme", most_runs=2)
-    assert runtime_of(app).pauses.of("invoices").tenants["acme"].reason == "its endpoint answered 410 (Gone)"
-
-
 def test_through_failures_the_bad_record_is_in_quarantine_and_the_others_are_handled(
     taskbridge_settings: Settings,
 ) -> None:
@@ -180,20 +143,6 @@ def test_back_off_and_rate_limits_are_not_waited_for() -> None:
     assert drain("acme") > 3
 
 
-def test_a_delay_since_the_last_run_is_not_waited_for() -> None:
-    taken: list[int] = []
-
-    @pipeline("alerts", policy=DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 3600),)))
-    def note(batch: Batch) -> None:
-        taken.append(len(batch))
-
-    for several in (1, 3):
-        for _ in range(several):
-            record_event("alerts", {"level": "ERROR", "service": "billing"})
-        assert drain("billing", "alerts") == 1
-    assert taken == [1, 3]
-
-
 def test_a_tenant_that_never_ends_fails_the_test() -> None:
     @pipeline("invoices")
     def never(_: Batch) -> None:
@@ -213,19 +162,6 @@ def test_a_pipeline_that_is_not_there_is_named() -> None:
     for call in (lambda: drain("acme", "nothing"), lambda: assert_notified("acme", "nothing")):
         with pytest.raises(UnknownPipeline, match="'nothing'"):
             call()
-
-
-@pytest.mark.parametrize("test", ["the first", "the second"])
-def test_the_fixture_names_servers_of_its_own(taskbridge_settings: Settings, test: str) -> None:
-    assert os.environ["TASKBRIDGE_KEY_PREFIX"] == taskbridge_settings.key_prefix
-    assert Settings.read().postgres_url == taskbridge_settings.postgres_url
-    save("acme", "1")
-    prefix = taskbridge_settings.key_prefix
-    queue = Keys(prefix).queue(Queue.FIRST)
-    with redis.Redis.from_url(taskbridge_settings.redis_url, decode_responses=True) as client:
-        assert client.llen(queue) == 1
-        notify_event.apply_async(("acme",), countdown=0)  # the ordinary way, through kombu
-        assert client.llen(queue) == 2, test
 
 
 def test_nothing_stays_in_redis_whichever_app_it_was(
@@ -254,26 +190,11 @@ def test_nothing_stays_in_redis_whichever_app_it_was(
     second.close()
 
 
-def test_another_app_has_its_runtime_back_after_the_block(taskbridge_settings: Settings) -> None:
-    runtime = runtime_of(app)
-    with new_runtimes():
-        assert runtime_of(app) is not runtime
-    assert runtime_of(app) is runtime
-    assert runtime.settings == taskbridge_settings
-
-
-@pytest.mark.parametrize(("there", "missing"), [("POSTGRES", "REDIS"), ("REDIS", "POSTGRES")])
-def test_one_server_of_two_is_refused(there: str, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(f"TASKBRIDGE_TEST_{there}_URL", "somewhere")
-    monkeypatch.delenv(f"TASKBRIDGE_TEST_{missing}_URL", raising=False)
-    with pytest.raises(ConfigurationError, match=f"TASKBRIDGE_TEST_{missing}_URL is not: set both"):
-        servers_for_tests().__enter__()
-
-
 USERS_TEST = """
     import os, pytest
     from taskbridge import Batch, app, notify_event, pipeline, record_invoice
-    from taskbridge.testing import drain
+    from taskbridge.errors import ConfigurationError
+    from taskbridge.testing import assert_notified, drain, drain_all, notified
 
     seen = []
 
@@ -291,6 +212,11 @@ USERS_TEST = """
         drain("acme")
         assert seen == [("acme", [number])]
 
+    @pytest.mark.parametrize("ask", [lambda: drain("acme"), drain_all, notified, lambda: assert_notified("acme")])
+    def test_forgot_the_fixture(ask):
+        with pytest.raises(ConfigurationError, match="use the fixture `taskbridge_settings`"):
+            ask()
+
     def test_after_the_fixture_all_is_as_before():
         assert "TASKBRIDGE_KEY_PREFIX" not in os.environ
         assert app.conf.broker_url == broker
@@ -298,73 +224,20 @@ USERS_TEST = """
 """
 
 
-@pytest.fixture
-def user(
+def test_a_user_s_tests_run_in_a_process_of_their_own(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, root: Path, taskbridge_settings: Settings
-) -> pytest.Pytester:
-    """Somebody with tests of their own, in a process of its own that has the servers and no other setting of ours."""
+) -> None:
+    """It has the servers and no other setting of ours; one of its modules is that of the page, on an adopted table."""
     for name in [name for name in os.environ if name.startswith("TASKBRIDGE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TASKBRIDGE_TEST_POSTGRES_URL", taskbridge_settings.postgres_url)
     monkeypatch.setenv("TASKBRIDGE_TEST_REDIS_URL", taskbridge_settings.redis_url)
     monkeypatch.setenv("PYTHONPATH", str(root))
-    return pytester
-
-
-@pytest.mark.slow
-def test_a_role_that_may_make_no_databases_is_told_so(
-    user: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, engine: Engine
-) -> None:
-    name = f"guest_{secrets.token_hex(4)}"
-    own = engine.url.set(username=name, password="secret").render_as_string(hide_password=False)
-    monkeypatch.setenv("TASKBRIDGE_TEST_POSTGRES_URL", own)
-    user.makepyfile(USERS_TEST)
-    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        connection.exec_driver_sql(f"CREATE ROLE {name} LOGIN PASSWORD 'secret'")
-        result = user.runpytest_subprocess("-p", "taskbridge.testing.plugin")
-        connection.exec_driver_sql(f"DROP ROLE {name}")
-    result.assert_outcomes(passed=1, errors=2)
-    result.stdout.fnmatch_lines(["*Unavailable: Postgres refuses the statement: permission denied to create database"])
-
-
-def test_a_user_s_tests_run_in_a_process_of_their_own(user: pytest.Pytester) -> None:
-    user.makepyfile(USERS_TEST)
-    result = user.runpytest_subprocess("-p", "taskbridge.testing.plugin", "-W", "error")
-    result.assert_outcomes(passed=3)
-
-
-WITHOUT_A_DEPLOYMENT = """
-    import pytest
-    from taskbridge.errors import ConfigurationError
-    from taskbridge.testing import assert_notified, drain, drain_all, notified
-
-    @pytest.mark.parametrize("ask", [lambda: drain("acme"), drain_all, notified, lambda: assert_notified("acme")])
-    def test_forgot_the_fixture(ask):
-        with pytest.raises(ConfigurationError, match="use the fixture `taskbridge_settings`"):
-            ask()
-"""
-
-
-@pytest.mark.slow
-def test_a_test_that_has_no_deployment_of_its_own_does_no_runs_of_the_environment_s(
-    user: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, taskbridge_settings: Settings
-) -> None:
-    save("acme", "1")
-    monkeypatch.setenv("TASKBRIDGE_POSTGRES_URL", taskbridge_settings.postgres_url)
-    monkeypatch.setenv("TASKBRIDGE_REDIS_URL", taskbridge_settings.redis_url)
-    monkeypatch.setenv("TASKBRIDGE_KEY_PREFIX", taskbridge_settings.key_prefix)
-    user.makepyfile(WITHOUT_A_DEPLOYMENT)
-    result = user.runpytest_subprocess("-p", "taskbridge.testing.plugin", "-W", "error")
-    result.assert_outcomes(passed=4)
-    assert states(taskbridge_settings) == {"1": "pending"}
-
-
-def test_the_adopted_table_of_the_page_is_tested_as_it_says(user: pytest.Pytester, root: Path) -> None:
     page = (root / "docs/how-to/test-your-pipeline.md").read_text(encoding="utf-8")
     (shown,) = (
         one for one in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE) if "CliRunner" in one
     )
     declared = '\nfrom taskbridge import pipeline\n\n@pipeline("orders")\ndef handle(batch):\n    pass\n'
-    user.makepyfile(shown + declared)
-    result = user.runpytest_subprocess("-p", "taskbridge.testing.plugin", "-W", "error")
-    result.assert_outcomes(passed=1)
+    pytester.makepyfile(test_invoices=USERS_TEST, test_orders=shown + declared)
+    result = pytester.runpytest_subprocess("-p", "taskbridge.testing.plugin", "-W", "error")
+    result.assert_outcomes(passed=8)

@@ -13,6 +13,7 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import Handler, Pipeline, Pipelines
 from taskbridge.declaring.policy import Limits
 from taskbridge.gate import Answer, CircuitStatus, RunnerStatus
+from taskbridge.handlers.journal import journal
 from taskbridge.store import record_invoice
 from taskbridge.testing.clock import inject_clock
 from taskbridge.worker import slot
@@ -24,6 +25,34 @@ BAD = "07"
 """Among them, the one that cannot be handled."""
 SOON = pytest.mark.parametrize("deployment", [{"statement_timeout": 0.5}], indirect=True)
 """A statement of the store ends soon."""
+
+
+def refuse(*numbers: str) -> Callable[[Batch], None]:
+    """Return a handler that raises where it is given one of `numbers`, and writes the journal else."""
+
+    def handler(batch: Batch) -> None:
+        for record in batch:
+            if record.external_id in numbers:
+                raise ValueError(f"{record.external_id} is bad")
+        journal(batch)
+
+    return handler
+
+
+class Downstream:
+    """What a handler calls: down until the test heals it. A record called `malformed` is rejected before."""
+
+    def __init__(self, error: Exception, malformed: str = "") -> None:
+        self.error: Exception | None = error
+        self._malformed = malformed
+
+    def __call__(self, batch: Batch) -> None:
+        for record in batch:
+            if record.external_id == self._malformed:
+                batch.reject(record, "malformed")
+        if self.error is not None and len(batch.rejected) < len(batch):
+            raise self.error
+        journal(batch)
 
 
 class Drill:
@@ -68,6 +97,12 @@ class Drill:
             for number in numbers:
                 record_invoice(self.deployment.engine, tenant, number, {"number": number, **document}, connection)
         self.deployment.notify_event.delay(tenant)
+
+    def deliver(self, handler: Handler, *numbers: str, **options: Any) -> None:
+        """Let `handler` have invoices of the tenant acme, until nothing is left to do."""
+        self.handle(handler, **options)
+        self.save("acme", *numbers)
+        self.go_on()
 
     def run_one(self) -> bool:
         """Run the next message; return whether there was one."""

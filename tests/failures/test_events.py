@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch, RetryAfter
-from taskbridge.gate import Answer, Outcome, Settlement
 from taskbridge.handlers.journal import journal
-from taskbridge.store import read_counters
 from taskbridge.worker.poller import poll_changes
 from tests.failures.drill import BAD, Drill
-from tests.failures.test_runs_that_do_not_end import Killer
-from tests.runs import begin, settle
+from tests.failures.test_deaths import Killer
 
 
 def notify(drill: Drill, count: int = 1, tenant: str = "acme") -> None:
@@ -34,20 +30,6 @@ def rows(drill: Drill) -> list[tuple[str, str, int, int, int]]:
     return [tuple(row) for row in found]
 
 
-def ask_to_wait(_: Batch) -> None:
-    raise RetryAfter(30)
-
-
-def gives_back(drill: Drill) -> None:
-    """Let the next run begin and be given back before it has claimed its cursor."""
-    message = drill.inline.message()
-    assert message is not None
-    key = RunKey(*message)
-    begin(drill.gate, key)
-    spacing = drill.runtime.pipelines["invoices"].policy.spacing
-    assert settle(drill.gate, key, Settlement(Outcome.STOPPED), spacing) is Answer.CONTINUED
-
-
 def test_a_run_whose_records_the_poller_was_quicker_with_has_its_events(drill: Drill) -> None:
     drill.handle(journal)
     poll_changes(drill.runtime, "invoices")
@@ -60,47 +42,6 @@ def test_a_run_whose_records_the_poller_was_quicker_with_has_its_events(drill: D
     drill.go_on()
     assert rows(drill) == [("record", "handled", 0, 1, 1), ("event", "handled", 3, 1, 0)]
     assert counted(drill) == (3, 3)
-
-
-def test_a_run_that_finds_nothing_and_had_no_event_has_no_row(drill: Drill) -> None:
-    drill.handle(journal)
-    poll_changes(drill.runtime, "invoices")
-    drill.deployment.save("acme", "1", notify=False)
-    poll_changes(drill.runtime, "invoices")
-    with drill.deployment.engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM taskbridge.records")
-    assert drill.run_one()
-    assert rows(drill) == []
-    assert drill.deployment.rows("SELECT runs, bursts, found_bursts FROM taskbridge.sync_cursors") == [(1, 0, 1)], (
-        "absorbed is events less bursts"
-    )
-
-
-def test_a_claim_that_never_reaches_postgres_costs_no_event(drill: Drill) -> None:
-    drill.handle(journal)
-    drill.save("acme", "1")
-    notify(drill, 4)
-    gives_back(drill)
-    gives_back(drill)
-    assert counted(drill) == (0, 0)
-    notify(drill)
-    drill.go_on()
-    assert counted(drill) == (6, 1), "the runs that did not reach Postgres have no row"
-    assert rows(drill) == [("burst", "handled", 1, 3, 1)]
-    assert drill.deployment.rows("SELECT bursts FROM taskbridge.sync_cursors") == [(1,)]
-
-
-def test_a_burst_that_redis_has_older_counts_of_counts_no_event_back(drill: Drill) -> None:
-    """After a failover its hash may be older than the cursor."""
-    drill.handle(ask_to_wait)
-    drill.save("acme", "1")
-    notify(drill, 4)
-    drill.run_one()
-    assert counted(drill) == (5, 5)
-    drill.deployment.redis.hset(drill.runtime.keys.runner("invoices", "acme"), mapping={"events": 2, "swept": 1})
-    drill.handle(journal)
-    drill.go_on()
-    assert counted(drill)[0] == 5
 
 
 def test_a_death_that_ends_in_quarantine_has_no_event_twice(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,20 +75,3 @@ def test_a_failure_a_probe_and_a_wait_have_their_events(drill: Drill, reason: st
     drill.handle(journal)
     drill.go_on()
     assert counted(drill) == (3 * len(tenants), 3 * len(tenants))
-
-
-def test_a_burst_that_the_poller_began_absorbs_each_event(drill: Drill) -> None:
-    """Else the counter of absorbed events would fall, which no counter may."""
-    drill.handle(ask_to_wait)
-    poll_changes(drill.runtime, "invoices")
-    drill.deployment.save("acme", "1", notify=False)
-    poll_changes(drill.runtime, "invoices")
-    drill.run_one()
-    figures = read_counters(drill.deployment.engine, ["invoices"])["invoices"]
-    assert (figures.events, figures.bursts, figures.absorbed) == (0, 1, 0)
-    notify(drill, 2)
-    drill.handle(journal)
-    drill.go_on()
-    figures = read_counters(drill.deployment.engine, ["invoices"])["invoices"]
-    assert (figures.events, figures.bursts, figures.absorbed) == (2, 1, 2)
-    assert counted(drill) == (2, 2)

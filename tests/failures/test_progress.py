@@ -51,9 +51,7 @@ ERRORS = {"an error": ValueError("no"), "downstream": ConnectionError("gone"), "
 @pytest.mark.parametrize("together", [False, True])
 def test_requests_that_were_made_before_one_failed_are_made_again(drill: Drill, error: str, together: bool) -> None:
     downstream = Downstream(dict.fromkeys(("05", "08", "12"), ERRORS[error]))
-    drill.handle(downstream.deliver_together if together else downstream.deliver, batch_size=100)
-    drill.save("acme", *NUMBERS)
-    drill.go_on()
+    drill.deliver(downstream.deliver_together if together else downstream.deliver, *NUMBERS, batch_size=100)
 
     # Of those that began together, the ones behind the first that failed come again.
     once = NUMBERS[:4] if together else NUMBERS
@@ -81,9 +79,7 @@ def test_what_was_written_before_a_handler_returned_a_wait_is_kept(drill: Drill,
 
     with drill.deployment.engine.begin() as connection:
         connection.execute(text("CREATE TABLE sent (key text PRIMARY KEY)"))
-    drill.handle(write_in_a_coroutine if is_coroutine else write, batch_size=100)
-    drill.save("acme", *NUMBERS)
-    drill.go_on()
+    drill.deliver(write_in_a_coroutine if is_coroutine else write, *NUMBERS, batch_size=100)
 
     assert downstream.accepted == dict.fromkeys(NUMBERS, 1)
     assert drill.deployment.rows("SELECT key FROM sent ORDER BY key") == [(number,) for number in NUMBERS]
@@ -104,9 +100,7 @@ def test_what_was_written_out_of_order_before_a_wait_is_rolled_back(drill: Drill
 
     with drill.deployment.engine.begin() as connection:
         connection.execute(text("CREATE TABLE sent (key text PRIMARY KEY)"))
-    drill.handle(write, batch_size=100)
-    drill.save("acme", *NUMBERS)
-    drill.go_on()
+    drill.deliver(write, *NUMBERS, batch_size=100)
 
     (error,) = drill.errors
     assert "handle records in the order of the batch" in str(error)
@@ -115,9 +109,7 @@ def test_what_was_written_out_of_order_before_a_wait_is_rolled_back(drill: Drill
 
 def test_a_batch_shrinks_although_its_handler_says_how_far_it_came(drill: Drill) -> None:
     downstream = Downstream({"04": RetryAfter(2), "08": RetryAfter(2)})
-    drill.handle(downstream.deliver, batch_size=4)
-    drill.save("acme", *NUMBERS)
-    drill.go_on()
+    drill.deliver(downstream.deliver, *NUMBERS, batch_size=4)
 
     batches = (NUMBERS[:4], NUMBERS[3:7], NUMBERS[7:11], NUMBERS[7:11], NUMBERS[11:])
     assert drill.calls == [("acme", batch) for batch in batches]
@@ -134,9 +126,7 @@ def test_the_bad_record_of_a_batch_takes_the_others_along(drill: Drill) -> None:
             downstream.take(record)
             batch.handled(record)
 
-    drill.handle(reject_one, batch_size=100, max_attempts=2)
-    drill.save("acme", *NUMBERS)
-    drill.go_on()
+    drill.deliver(reject_one, *NUMBERS, batch_size=100, max_attempts=2)
 
     assert drill.states() == {"handled": 10, "quarantined": 2}
     assert [(number, cause) for _, number, cause, _, _ in drill.quarantine()] == [("02", "rejected"), ("07", "failed")]
@@ -152,9 +142,7 @@ def test_what_was_handled_is_kept_although_the_handler_fails_after_the_last(dril
         downstream.deliver(batch)
         raise ValueError("cannot close the client")
 
-    drill.handle(fail_at_the_end)
-    drill.save("acme", *NUMBERS)
-    drill.go_on()
+    drill.deliver(fail_at_the_end, *NUMBERS)
 
     assert downstream.accepted == Counter(NUMBERS)
     assert [str(error) for error in drill.errors] == ["cannot close the client"]
@@ -162,8 +150,7 @@ def test_what_was_handled_is_kept_although_the_handler_fails_after_the_last(dril
 
 
 def test_a_mark_commits_what_is_half_written(drill: Drill) -> None:
-    with drill.deployment.engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE effects (number text)")
+    drill.deployment.execute("CREATE TABLE effects (number text)")
 
     def write(batch: Batch) -> None:
         for record in batch:
@@ -172,30 +159,10 @@ def test_a_mark_commits_what_is_half_written(drill: Drill) -> None:
                 raise ValueError("half of it")
             batch.handled(record)
 
-    drill.handle(write)
-    drill.save("acme", *NUMBERS)
-    drill.go_on()
+    drill.deliver(write, *NUMBERS)
 
     assert drill.calls[1] == ("acme", NUMBERS)
     assert [number for (number,) in drill.deployment.rows("SELECT number FROM effects ORDER BY number")] == NUMBERS
-
-
-def test_a_replaced_run_moves_the_cursor_with_what_it_handled(drill: Drill) -> None:
-    def overslept(batch: Batch) -> None:
-        if len(drill.calls) > 1:
-            return
-        batch.handled(batch[0])
-        drill.gate.us += 6_000_000
-        drill.gate.expire("invoices", [batch.tenant])
-        assert drill.run_one()
-        raise ValueError("too late to matter")
-
-    drill.handle(overslept)
-    drill.save("acme", *NUMBERS)
-    drill.go_on()
-
-    assert drill.calls == [("acme", NUMBERS), ("acme", NUMBERS)]
-    assert drill.deployment.rows("SELECT failures, records FROM taskbridge.sync_cursors") == [(0, 12)]
 
 
 def test_a_process_that_is_told_to_end_doubles_what_it_sent(drill: Drill) -> None:
@@ -212,6 +179,8 @@ def test_a_process_that_is_told_to_end_doubles_what_it_sent(drill: Drill) -> Non
     drill.save("acme", *NUMBERS)
     with pytest.raises(KeyboardInterrupt):
         drill.run_one()
+    assert drill.run_one(), "its batch is handed over, at once and as no failure"
     drill.go_on()
 
     assert downstream.accepted == Counter(NUMBERS)
+    assert drill.deployment.rows("SELECT failed_runs FROM taskbridge.sync_cursors") == [(0,)]

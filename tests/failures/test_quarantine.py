@@ -1,4 +1,4 @@
-"""One bad record: found by halving, put into quarantine with its error, and the rest of its tenant go on."""
+"""One bad record: found by halving, put into quarantine on evidence, and the rest of its tenant continue."""
 
 from __future__ import annotations
 
@@ -7,30 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.batch import Batch, Record
+from taskbridge.errors import HandlerMistake
 from taskbridge.handlers.journal import journal
-from tests.failures.drill import Drill
+from taskbridge.store import record_invoice
+from tests.failures.drill import Downstream, Drill, refuse
 
 NUMBERS = [f"{number:03}" for number in range(1, 101)]
 
 
-def refuse(*numbers: str) -> Callable[[Batch], None]:
-    """Return a handler that raises where it is given one of `numbers`, and writes the journal else."""
-
-    def handler(batch: Batch) -> None:
-        for record in batch:
-            if record.external_id in numbers:
-                raise ValueError(f"{record.external_id} is bad")
-        journal(batch)
-
-    return handler
-
-
-@pytest.mark.parametrize("bad", ["001", "050", "100"])
-def test_one_bad_record_among_many_is_found_and_the_rest_is_handled_once(drill: Drill, bad: str) -> None:
-    drill.handle(refuse(bad), batch_size=64)
-    drill.save("acme", *NUMBERS)
-    drill.go_on()
+def test_one_bad_record_among_many_is_found_and_the_rest_is_handled_once(drill: Drill) -> None:
+    bad = "050"
+    drill.deliver(refuse(bad), *NUMBERS, batch_size=64)
     assert drill.states() == {"handled": 99, "quarantined": 1}
     assert drill.quarantine() == [("acme", bad, "failed", f"ValueError: {bad} is bad", 5)]
     assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in NUMBERS if number != bad]
@@ -39,34 +27,10 @@ def test_one_bad_record_among_many_is_found_and_the_rest_is_handled_once(drill: 
     assert len(drill.calls) <= 25
 
 
-def test_several_bad_records_are_found_one_after_another(drill: Drill) -> None:
-    bad = ("003", "004", "040", "041", "090")
-    drill.handle(refuse(*bad), batch_size=32)
-    drill.save("acme", *NUMBERS)
-    drill.go_on()
-    assert drill.states() == {"handled": 95, "quarantined": 5}
-    assert tuple(row[1] for row in drill.quarantine()) == bad
-
-
-def test_a_record_that_fails_now_and_then_is_handled(drill: Drill) -> None:
-    def fail_the_first_three(batch: Batch) -> None:
-        if len(drill.calls) <= 3:
-            raise ValueError("not now")
-        journal(batch)
-
-    drill.handle(fail_the_first_three)
-    drill.save("acme", "a", "b", "c")
-    drill.go_on()
-    assert drill.states() == {"handled": 3}
-    assert [len(numbers) for _, numbers in drill.calls[:3]] == [3, 3, 2]
-
-
 def test_the_only_record_of_the_pipeline_goes_to_quarantine_after_the_limit_and_its_back_off_doubles(
     drill: Drill,
 ) -> None:
-    drill.handle(refuse("a"), max_attempts=4)
-    drill.save("acme", "a")
-    drill.go_on()
+    drill.deliver(refuse("a"), "a", max_attempts=4)
     assert drill.quarantine() == [("acme", "a", "failed", "ValueError: a is bad", 4)]
     waits = [later - earlier for earlier, later in zip(drill.times, drill.times[1:], strict=False)][:3]
     for wait, longest in zip(waits, (500, 1000, 2000), strict=True):
@@ -75,21 +39,12 @@ def test_the_only_record_of_the_pipeline_goes_to_quarantine_after_the_limit_and_
     assert since < at
 
 
-def test_an_event_does_not_shorten_a_back_off(drill: Drill) -> None:
-    drill.handle(refuse("a"))
-    drill.save("acme", "a")
-    drill.run_one()
-    drill.save("acme", "b")
-    assert not drill.run_one(), "the event was absorbed"
-    (status,) = drill.standing()
-    assert status.held
-    assert status.events == 2
-
-
 def test_a_failure_is_written_down_and_forgotten_after_a_success(drill: Drill) -> None:
     drill.handle(refuse("a"))
     drill.save("acme", "a", "b")
     drill.run_one()
+    drill.save("acme", "c")
+    assert not drill.run_one(), "an event does not shorten the back-off"
     ((failures, error, since),) = drill.deployment.rows(
         "SELECT failures, last_error, failing_since FROM taskbridge.sync_cursors"
     )
@@ -101,39 +56,34 @@ def test_a_failure_is_written_down_and_forgotten_after_a_success(drill: Drill) -
     assert (failures, since) == (0, None)
 
 
-def test_a_handler_puts_one_record_into_quarantine_at_once(drill: Drill) -> None:
-    def reject_the_second(batch: Batch) -> None:
-        if len(batch) > 1:
-            batch.reject(batch[1], "no such customer")
+def test_a_handler_puts_records_into_quarantine_at_once(drill: Drill) -> None:
+    def reject_two(batch: Batch) -> None:
+        batch.reject(batch[1], "no such customer")
+        batch.reject(batch[2], " ")
+        if len(drill.calls) == 1:
+            assert drill.quarantine() == []
+            raise ValueError("a rejection takes effect with the cursor or not at all")
         journal(batch)
 
-    drill.handle(reject_the_second)
-    drill.save("acme", "a", "b", "c")
-    drill.go_on()
-    assert len(drill.calls) == 1
-    assert drill.quarantine() == [("acme", "b", "rejected", "no such customer", 1)]
-    assert drill.deployment.deliveries() == [("acme", "a"), ("acme", "c")]
+    drill.deliver(reject_two, "a", "b", "c", "d")
+    assert len(drill.calls) == 2
+    assert drill.quarantine() == [
+        ("acme", "b", "rejected", "no such customer", 1),
+        ("acme", "c", "rejected", "no reason given", 1),
+    ]
+    assert drill.deployment.deliveries() == [("acme", "a"), ("acme", "d")]
 
 
-def test_a_rejection_takes_effect_with_the_cursor_or_not_at_all(drill: Drill) -> None:
-    def reject_and_fail(batch: Batch) -> None:
-        batch.reject(batch[0], "never mind")
-        raise ValueError("no")
-
-    drill.handle(reject_and_fail)
-    drill.save("acme", "a", "b")
-    drill.run_one()
-    assert drill.quarantine() == []
-    assert drill.states() == {"pending": 2}
-
-
-def test_a_record_of_another_batch_cannot_be_marked(drill: Drill) -> None:
+def test_a_record_of_another_batch_or_of_one_that_is_over_cannot_be_marked(drill: Drill) -> None:
     batches: list[Batch] = []
+
+    def marks(batch: Batch) -> list[Callable[[Record], None]]:
+        return [lambda record: batch.reject(record, "why"), batch.handled]
 
     def mark_another(batch: Batch) -> None:
         batches.append(batch)
         if len(batches) == 2:
-            for mark in (lambda one: batch.reject(one, "why"), batch.handled):
+            for mark in marks(batch):
                 with pytest.raises(ValueError, match=r"'a' of tenant '(acme|other)' is not in this batch"):
                     mark(batches[0][0])
 
@@ -142,29 +92,22 @@ def test_a_record_of_another_batch_cannot_be_marked(drill: Drill) -> None:
     drill.save("other", "a")
     drill.go_on()
     assert len(batches) == 2
-
-
-@pytest.mark.parametrize("reason", ["", " "])
-def test_a_rejection_without_a_reason_costs_no_other_record(drill: Drill, reason: str) -> None:
-    drill.handle(lambda batch: batch.reject(batch[0], reason))
-    drill.save("acme", "a", "b")
-    drill.go_on()
-    assert drill.states() == {"quarantined": 1, "handled": 1}
-    assert ["no reason given" in one for one in drill.quarantine()] == [True]
+    for mark in marks(batches[0]):
+        with pytest.raises(HandlerMistake, match="the batch is over"):
+            mark(batches[0][0])
 
 
 def ask_for_another_try(drill: Drill, number: str) -> None:
-    with drill.deployment.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "UPDATE taskbridge.quarantine SET retry_at = now() WHERE external_id = %s", (number,)
-        )
+    drill.deployment.execute("UPDATE taskbridge.quarantine SET retry_at = now() WHERE external_id = %s", (number,))
     drill.deployment.notify_event.delay("acme")
 
 
 def test_a_record_that_is_tried_again_is_handled_once_and_leaves_quarantine(drill: Drill) -> None:
-    drill.handle(refuse("b"), max_attempts=1)
-    drill.save("acme", "a", "b", "c")
+    drill.deliver(refuse("b"), "a", "b", max_attempts=2)
+    ask_for_another_try(drill, "b")
+    drill.save("acme", "c")
     drill.go_on()
+    assert drill.quarantine() == [("acme", "b", "failed", "ValueError: b is bad", 4)], "it failed again"
     assert drill.states() == {"handled": 2, "quarantined": 1}
     drill.handle(refuse())
     drill.save("acme", "d")
@@ -178,55 +121,176 @@ def test_a_record_that_is_tried_again_is_handled_once_and_leaves_quarantine(dril
     assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in "abcd"]
 
 
-def test_a_record_that_fails_again_returns_to_quarantine_with_all_its_attempts(drill: Drill) -> None:
-    drill.handle(refuse("b"), max_attempts=2)
-    drill.save("acme", "a", "b")
-    drill.go_on()
-    ask_for_another_try(drill, "b")
-    drill.save("acme", "c")
-    drill.go_on()
-    assert drill.quarantine() == [("acme", "b", "failed", "ValueError: b is bad", 4)]
-    assert drill.states() == {"handled": 2, "quarantined": 1}
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_records_out_of_quarantine_in_the_middle_of_a_sweep_lose_nothing(drill: Drill, batch_size: int) -> None:
-    drill.handle(refuse("002", "004", "005"), max_attempts=1, batch_size=batch_size)
+def test_records_out_of_quarantine_in_the_middle_of_a_sweep_lose_nothing(drill: Drill) -> None:
+    drill.handle(refuse("002", "004", "005"), max_attempts=1, batch_size=3)
     drill.save("acme", *NUMBERS[:9])
     drill.go_on()
-    drill.handle(refuse(), batch_size=batch_size)
+    drill.handle(refuse(), batch_size=3)
     drill.runtime.settings = replace(drill.runtime.settings, run_budget=0.01)
     drill.save("acme", *NUMBERS[9:30])
     drill.run_one()
-    with drill.deployment.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE taskbridge.quarantine SET retry_at = now()")
+    drill.deployment.execute("UPDATE taskbridge.quarantine SET retry_at = now()")
     drill.deployment.notify_event.delay("acme")
     drill.go_on()
     assert drill.states() == {"handled": 30}
     assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in NUMBERS[:30]]
 
 
-def test_a_record_that_changes_in_the_source_leaves_quarantine_by_itself(drill: Drill) -> None:
-    drill.handle(refuse("b"), max_attempts=1)
-    drill.save("acme", "a", "b")
-    drill.go_on()
-    drill.handle(refuse())
-    drill.save("acme", "b", corrected=True)
-    assert drill.states() == {"handled": 1, "pending": 1}
-    drill.go_on()
-    assert drill.states() == {"handled": 2}
-    assert drill.quarantine() == []
-
-
-def test_a_record_that_changes_before_it_is_tried_again_comes_once_as_it_is_now(drill: Drill) -> None:
-    drill.handle(refuse("b"), max_attempts=1)
-    drill.save("acme", "a", "b")
-    drill.go_on()
+def test_a_record_that_changes_in_the_source_leaves_quarantine_by_itself_and_comes_once(drill: Drill) -> None:
+    drill.deliver(refuse("b", "c"), "a", "b", "c", "d", max_attempts=1)
+    assert drill.states() == {"handled": 2, "quarantined": 2}
     drill.handle(refuse())
     drill.calls.clear()
-    ask_for_another_try(drill, "b")
-    drill.save("acme", "b", corrected=True)
+    ask_for_another_try(drill, "c")
+    drill.save("acme", "b", "c", corrected=True)
+    assert drill.states() == {"handled": 2, "pending": 2}
     drill.go_on()
-    assert drill.calls == [("acme", ["b"])]
-    assert drill.states() == {"handled": 2}
+    assert [sorted(numbers) for _, numbers in drill.calls] == [["b", "c"]]
+    assert drill.states() == {"handled": 4}
     assert drill.quarantine() == []
+
+
+MALFORMED = "b"
+
+
+def failed_alone(drill: Drill) -> int:
+    """How often the suspect of acme failed."""
+    return sum(
+        row.attempts for row in drill.deployment.rows("SELECT attempts FROM taskbridge.sync_cursors WHERE suspects = 1")
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "tenants"), [(ConnectionError("refused"), ["acme"]), (ValueError("503"), ["acme", "other"])], ids=str
+)
+def test_a_record_that_the_handler_rejects_is_no_evidence_against_another(
+    drill: Drill, error: Exception, tenants: list[str]
+) -> None:
+    away = Downstream(error, MALFORMED)
+    drill.handle(away, max_attempts=2)
+    for tenant in tenants:
+        drill.save(tenant, "a", MALFORMED, "c", "d")
+    drill.go_on(within_ms=600_000)
+    assert {number for _, number, *_ in drill.quarantine()} <= {MALFORMED}
+    assert drill.circuit().open is (len(tenants) > 1), "no rejection closes it"
+    assert drill.circuit().opened == len(tenants) - 1
+    assert drill.deployment.rows("SELECT FROM taskbridge.pipelines WHERE succeeded_at IS NOT NULL") == []
+    assert len(drill.calls) < 200
+    away.error = None
+    drill.go_on()
+    assert drill.states() == {"handled": 3 * len(tenants), "quarantined": len(tenants)}
+
+
+def test_beside_records_that_are_all_rejected_a_bad_one_goes_as_one_that_is_alone(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        if batch[0].external_id == "00":
+            raise ValueError("bad")
+        for record in batch:
+            batch.reject(record, "malformed")
+
+    drill.deliver(handler, *(f"{number:02}" for number in range(20)), max_attempts=2)
+    causes = {number: cause for _, number, cause, *_ in drill.quarantine()}
+    assert causes.pop("00") == "failed"
+    assert set(causes.values()) == {"rejected"}
+    assert drill.states() == {"quarantined": 20}
+
+
+def test_a_downstream_that_comes_back_during_the_trial_costs_no_record_that_is_rejected_then(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        if batch[0].external_id == "a":
+            if len(drill.calls) < 5:
+                raise ConnectionError("refused")
+            batch.reject(batch[0], "malformed")
+        journal(batch)
+
+    drill.deliver(handler, "a", "c", max_attempts=2)
+    assert [(number, cause, reason) for _, number, cause, reason, _ in drill.quarantine()] == [
+        ("a", "rejected", "malformed")
+    ]
+
+
+def test_a_record_that_fails_now_in_one_way_and_now_in_another_goes_to_quarantine(drill: Drill) -> None:
+    tries = 0
+
+    def handler(batch: Batch) -> None:
+        nonlocal tries
+        if batch[0].tenant == "acme":
+            tries += 1
+            if tries == 1:
+                raise ValueError("bad")
+            raise ConnectionError("refused") if tries % 7 else ValueError("bad")
+        journal(batch)
+
+    drill.handle(handler, max_attempts=3)
+    drill.save("acme", "a")
+    for number in range(40):
+        before = tries
+        drill.save("other", str(number))
+        drill.go_on(until=lambda before=before: tries > before or bool(drill.quarantine()))  # type: ignore[misc]
+    assert [number for _, number, *_ in drill.quarantine()] == ["a"]
+    assert tries == 4 * 3, "errors of both kinds together, at one that says downstream"
+
+
+def test_what_was_handled_before_a_records_first_failure_is_no_evidence(drill: Drill) -> None:
+    away = Downstream(ValueError("500"))
+    drill.handle(away)
+    drill.save("acme", "last week")
+    drill.run_one()
+    away.error = None
+    drill.go_on()
+    drill.save("other", "since")
+    drill.go_on()
+    away.error = ValueError("500")
+    drill.handle(away, max_attempts=1, batch_size=1)
+    drill.save("acme", "a", "c")
+    drill.go_on(within_ms=100_000)
+    assert failed_alone(drill) > 1
+    assert drill.quarantine() == []
+
+
+def test_a_record_inherits_no_attempts_of_the_one_before_it(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        if batch[0].document.get("bad"):
+            raise ValueError("bad")
+        if batch[0].external_id == "b" and not transient:
+            transient.append("once")
+            raise ValueError("not now")
+        journal(batch)
+
+    transient: list[str] = []
+    drill.handle(handler, max_attempts=5)
+    drill.save("acme", "a", bad=True)
+    drill.save("acme", "b")
+    drill.go_on(until=lambda: failed_alone(drill) == 4)
+    record_invoice(drill.deployment.engine, "acme", "a", {"bad": False})
+    drill.save("other", "works")
+    drill.go_on()
+    assert drill.quarantine() == []
+    assert drill.states() == {"handled": 3}
+
+
+@pytest.mark.parametrize(
+    ("story", "max_attempts"),
+    [("kill, kill, error", 3), ("error, error, error, error, kill", 5)],
+)
+def test_kills_from_outside_count_for_no_error_of_the_record(drill: Drill, story: str, max_attempts: int) -> None:
+    left = story.split(", ")
+
+    def handler(batch: Batch) -> None:
+        match left.pop(0) if left else None:
+            case "error":
+                raise ValueError("not now")
+            case "kill":
+                drill.replace_run("acme")
+                raise KeyboardInterrupt
+        journal(batch)
+
+    drill.handle(handler, max_attempts=max_attempts, batch_size=1)
+    drill.save("acme", "1")
+    for _ in range(story.count("kill")):
+        with pytest.raises(KeyboardInterrupt):
+            drill.go_on()
+    drill.go_on()
+
+    assert drill.quarantine() == []
+    assert drill.states() == {"handled": 1}

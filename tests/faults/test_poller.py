@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate import Keys
 from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
-from taskbridge.store import Changes, ChangesPage, Kind, NoAnswer
+from taskbridge.producer.notify import notify
+from taskbridge.store import Changes, Kind, NoAnswer
 from taskbridge.worker.poller import Poller
+from taskbridge.worker.ticker import fire_due
 from tests.deployment import Deployment
 from tests.waiting import wait_until
 
@@ -58,21 +58,11 @@ def holder(deployment: Deployment) -> str | None:
 SELDOM = pytest.mark.parametrize("deployment", [{"base_interval": 600.0}], indirect=True)
 
 
-@SELDOM
-def test_a_plain_insert_is_delivered_without_any_notify(deployment: Deployment) -> None:
-    with deployment.worker():
-        insert(deployment, "acme", "1", "2")
-        wait_for(deployment, "acme", "1", "2", within=15)
-        deployment.wait_until_idle()
-    assert deployment.delivered("acme") == [["1", "2"]]
-
-
 @pytest.mark.parametrize(
     "deployment", [{"tail_interval": 30.0, "base_interval": 600.0, "tail_listens": True}], indirect=True
 )
 def test_a_commit_that_is_announced_is_found_at_once(deployment: Deployment) -> None:
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql("SELECT taskbridge.announce('invoices')")
+    deployment.execute("SELECT taskbridge.announce('invoices')")
     with deployment.worker() as worker:
         wait_until(lambda: len(listeners(deployment)) == 1, "the worker listens", 10)
         before = listeners(deployment)
@@ -93,23 +83,6 @@ def listeners(deployment: Deployment) -> list[int]:
         "SELECT pid FROM pg_stat_activity WHERE query = 'LISTEN taskbridge' AND datname = current_database()"
     )
     return [row.pid for row in found]
-
-
-@SELDOM
-def test_an_event_that_came_before_its_commit_loses_nothing(deployment: Deployment) -> None:
-    with deployment.worker(), deployment.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('invoices', 'acme', '1', '{}')"
-        )
-        deployment.notify_event.delay("acme")
-        wait_until(lambda: deployment.idle() and runs(deployment, "acme") == 1, "the run found nothing")
-        connection.commit()
-        wait_for(deployment, "acme", "1", within=15)
-
-
-def runs(deployment: Deployment, tenant: str) -> int:
-    found = deployment.rows("SELECT tenant, runs FROM taskbridge.sync_cursors")
-    return next((int(row.runs) for row in found if row.tenant == tenant), 0)
 
 
 @SELDOM
@@ -177,161 +150,73 @@ def test_a_round_that_fails_ends_no_other_pipelines_round(deployment: Deployment
     assert poller.states["invoices"].extra == 0
 
 
-def test_the_holder_of_the_poller_alone_makes_rounds(deployment: Deployment) -> None:
+def poller_of(deployment: Deployment, page: int) -> Poller:
+    """A poller that has made its first passes."""
     runtime = runtime_of(deployment.app)
-    first, second = Poller(runtime), Poller(runtime)
-    first.poll_pages()
-    other = runtime.make_gate(type(runtime.gate))
-    assert 0 < other.hold_polling("invoices", 700).wait_ms <= 700
-    assert second.states["invoices"].holds_until == 0.0
-    runtime.redis.delete(Keys().tailing("invoices"))
-    hold = other.hold_polling("invoices", 700)
-    assert (hold.wait_ms, hold.lost) == (0, True)
-    older = str(deployment.redis.get(Keys().tailing("invoices")))
-    hold = other.hold_polling("invoices", 700, hold)
-    assert (hold.wait_ms, hold.lost) == (0, False)
-    runtime.redis.set(Keys().tailing("invoices"), older)
-    third = runtime.make_gate(type(runtime.gate))
-    assert third.hold_polling("invoices", 700, hold).lost, "Redis came back with older data, whoever holds by them"
-    assert other.hold_polling("invoices", 700, hold).lost, "Redis came back with older data"
-    runtime.redis.delete(Keys().tailing("invoices"))
-    short = other.hold_polling("invoices", 1)
-    time.sleep(0.02)
-    assert not other.hold_polling("invoices", 700, short).lost, "it ended, and nobody took it"
-
-
-def test_what_is_too_much_for_a_page_is_found_by_the_next_ones(deployment: Deployment) -> None:
-    runtime = runtime_of(deployment.app)
-    runtime.changes = Changes(deployment.engine, page=2)
+    runtime.changes = Changes(deployment.engine, page=page)
     poller = Poller(runtime)
-    poller.poll_pages()
-    tenants = [f"t{number}" for number in range(7)]
-    for tenant in tenants:
-        insert(deployment, tenant, "1")
-    assert poller.poll_pages() < 0.1, "there is more"
-    assert 2 <= len(runtime.gate.active("invoices")) < 7
-    wait_until(lambda: poller.poll_pages() > 0.1, "the last page", 5)
-    assert sorted(runtime.gate.active("invoices")) == tenants
-    for tenant in tenants:
-        deployment.redis.delete(Keys().runner("invoices", tenant))
-    deployment.redis.delete(Keys().due("invoices"))
-    wait_until(lambda: poller.reconcile_pages() > 0.1, "the last page", 5)
-    assert sorted(runtime.gate.active("invoices")) == tenants
+    for kind in Kind:
+        to_the_end(poller, kind)
+    return poller
 
 
-class Slow(Changes):
-    """Looks that take so many seconds longer, or fail."""
-
-    seconds = 0.0
-    error: Exception | None = None
-    kinds: tuple[Kind, ...] = (*Kind,)
-    looked: Counter[Kind]
-    seconds_asked: list[float]
-    """For the pipeline invoices: the passes of others may be due at any time."""
-
-    def __init__(self, engine: Engine, **options: Any) -> None:
-        super().__init__(engine, **options)
-        self.looked, self.seconds_asked = Counter(), []
-
-    def read_page(self, kind: Kind, pipeline: str, *arguments: Any, **options: Any) -> ChangesPage:
-        self.looked[kind] += 1
-        if kind in self.kinds:
-            if pipeline == "invoices":
-                self.seconds_asked.append(options["more_seconds"])
-            time.sleep(self.seconds)
-            if self.error is not None:
-                raise self.error
-        return super().read_page(kind, pipeline, *arguments, **options)
-
-
-Make = Callable[..., tuple[Poller, Slow]]
-
-
-@pytest.fixture
-def slow_poller(deployment: Deployment) -> Iterator[Make]:
-    """Makes the passes of one process more."""
-    apps = []
-
-    def make(**options: Any) -> tuple[Poller, Slow]:
-        apps.append(make_app(deployment.settings).app)
-        runtime = runtime_of(apps[-1])
-        changes = runtime.changes = Slow(deployment.engine, **options)
-        return Poller(runtime), changes
-
-    yield make
-    for app in apps:
-        runtime_of(app).close()
-        app.close()
-
-
-@pytest.mark.parametrize("deployment", [{"base_interval": 0.1}], indirect=True)
-def test_few_slow_base_rounds_stretch_nothing_and_more_are_followed_by_a_rest(slow_poller: Make) -> None:
-    poller, changes = slow_poller()
-    poller.poll_pages()
+def page(poller: Poller, kind: Kind) -> bool:
+    """Make a page; whether another one follows."""
     state = poller.states["invoices"]
+    if kind is Kind.POLLER:
+        poller.poll_pages()
+        return state.polling is not None
+    state.reconciles_at, state.holds_until = 0.0, time.monotonic() + 60
+    poller.reconcile_pages()
+    return state.reconciling is not None
 
-    def rest_after_a_round() -> float:
-        state.reconciles_at, state.holds_until = 0.0, time.monotonic() + 60
-        poller.reconcile_pages()
-        return state.reconciles_at - time.monotonic()
 
-    rest_after_a_round()
-    changes.seconds = 0.3
-    assert [rest_after_a_round() < 10 for _ in range(4)] == [True, True, True, False]
-    changes.seconds = 0.0
-    assert rest_after_a_round() < 10
-    changes.error = NoAnswer("silent")
-    assert rest_after_a_round() < 2
+def to_the_end(poller: Poller, kind: Kind) -> None:
+    wait_until(lambda: not page(poller, kind), "the last page")
+
+
+def stands(deployment: Deployment) -> dict[str, Any]:
+    found = deployment.rows("SELECT kind, snapshot::text AS snapshot, stored_at FROM taskbridge.tails")
+    return {one.kind: one for one in found}
+
+
+def forget(deployment: Deployment, *tenants: str) -> None:
+    """Let Redis forget the runners of tenants."""
+    deployment.redis.delete(Keys().due("invoices"), *(Keys().runner("invoices", tenant) for tenant in tenants))
 
 
 @pytest.mark.parametrize("deployment", [{"base_interval": 0.1}], indirect=True)
 def test_a_page_that_took_too_long_gets_more_time_and_the_round_goes_on_from_it(
-    deployment: Deployment, slow_poller: Make
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poller, changes = slow_poller(page=2)
-    poller.poll_pages()
-    with deployment.engine.begin() as connection:
-        for tenant in "abcdef":
-            insert_in(connection, tenant, "1")
-    wait_until(lambda: poller.poll_pages() > 0.1, "the poller has seen all of it", 5)
-    deployment.redis.delete(Keys().due("invoices"), *(Keys().runner("invoices", tenant) for tenant in "abcdef"))
-    poller.reconcile_pages()
-    state = poller.states["invoices"]
+    poller = poller_of(deployment, page=2)
+    for tenant in "abcdef":
+        insert(deployment, tenant, "1")
+    to_the_end(poller, Kind.POLLER)
+    forget(deployment, *"abcdef")
+    assert page(poller, Kind.RECONCILER)
+    asked = []
+
+    def silent(*_: Any, more_seconds: float, **__: Any) -> None:
+        asked.append(more_seconds)
+        raise NoAnswer("silent")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Changes, "read_page", silent)
+        for _ in range(3):
+            page(poller, Kind.RECONCILER)
+    assert asked == [0.0, 1.0, 2.0]
     assert len(deployment.gate.active("invoices")) == 2
-    changes.error, changes.kinds = NoAnswer("silent"), (Kind.RECONCILER,)
-    changes.seconds_asked.clear()
-    for _ in range(3):
-        state.reconciles_at, state.holds_until = 0.0, time.monotonic() + 60
-        poller.reconcile_pages()
-    assert changes.seconds_asked == [0.0, 1.0, 2.0]
-    changes.error, state.reconciles_at = None, 0.0
-    poller.reconcile_pages()
+    assert page(poller, Kind.RECONCILER)
     assert len(deployment.gate.active("invoices")) == 4
-    assert state.reconcile_extra == 0.0
-    wait_until(lambda: poller.reconcile_pages() > 0.05, "the last page", 5)
+    assert poller.states["invoices"].reconcile_extra == 0.0
+    to_the_end(poller, Kind.RECONCILER)
     assert sorted(deployment.gate.active("invoices")) == [*"abcdef"]
 
 
-def test_records_to_be_tried_again_are_found_where_no_page_of_the_base_can_be_read(
-    deployment: Deployment, slow_poller: Make
-) -> None:
-    poller, changes = slow_poller()
-    insert(deployment, "acme", "1")
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, retry_at) "
-            "SELECT 'invoices', tenant, key, revision, 'bad', now() FROM taskbridge.records"
-        )
-    changes.error, changes.kinds = NoAnswer("silent"), (Kind.RECONCILER,)
-    poller.poll_pages()
-    deployment.redis.delete(Keys().due("invoices"), Keys().runner("invoices", "acme"))
-    poller.poll_pages()
-    poller.reconcile_pages()
-    assert deployment.gate.active("invoices") == ["acme"]
-
-
-def test_who_takes_the_poller_over_makes_a_base_round_within_the_base_interval(slow_poller: Make) -> None:
-    first, second = (slow_poller()[0] for _ in range(2))
+def test_who_takes_the_poller_over_makes_a_base_round_within_the_base_interval(deployment: Deployment) -> None:
+    other = make_app(deployment.settings).app
+    first, second = Poller(runtime_of(deployment.app)), Poller(runtime_of(other))
     second.poll_pages()
     assert second.states["invoices"].reconciles_at == 0.0
     first.poll_pages()
@@ -342,21 +227,18 @@ def test_who_takes_the_poller_over_makes_a_base_round_within_the_base_interval(s
     wait_until(lambda: first.poll_pages() > 0 and state.holds_until > 0, "the first takes it over", 5)
     assert 0 < state.reconciles_at - time.monotonic() <= BASE_INTERVAL
     assert state.lost == 0
+    runtime_of(other).close()
+    other.close()
 
 
-def test_a_redis_that_forgets_the_reminders_of_a_base_round_is_noticed(
-    deployment: Deployment, slow_poller: Make
-) -> None:
-    poller, _ = slow_poller()
-    poller.poll_pages()
-    poller.reconcile_pages()
+def test_a_redis_that_forgets_the_reminders_of_a_base_round_is_noticed(deployment: Deployment) -> None:
+    poller = poller_of(deployment, page=100)
     insert(deployment, "acme", "1")
-    wait_until(lambda: poller.poll_pages() > 0.1, "the poller has seen it", 5)
-    deployment.redis.delete(Keys().due("invoices"), Keys().runner("invoices", "acme"))
+    to_the_end(poller, Kind.POLLER)
+    forget(deployment, "acme")
     state = poller.states["invoices"]
     older, lost = str(deployment.redis.get(Keys().tailing("invoices"))), state.lost
-    state.reconciles_at, state.holds_until = 0.0, time.monotonic() + 60
-    poller.reconcile_pages()
+    page(poller, Kind.RECONCILER)
     assert deployment.gate.active("invoices") == ["acme"]
     # It has lost what came after the reconciler's pass had begun.
     deployment.redis.flushdb()
@@ -365,3 +247,53 @@ def test_a_redis_that_forgets_the_reminders_of_a_base_round_is_noticed(
     assert state.lost == lost + 1
     poller.reconcile_pages()
     assert deployment.gate.active("invoices") == ["acme"]
+
+
+@pytest.mark.parametrize("kind", [*Kind])
+@pytest.mark.parametrize("together", [False, True], ids=["transactions of one record", "one transaction"])
+def test_a_round_begins_anew_where_what_its_page_stored_is_lost(
+    deployment: Deployment, kind: Kind, together: bool
+) -> None:
+    """Postgres crashed, and they were written with `synchronous_commit = off`; or a replica that lags took over."""
+    poller = poller_of(deployment, page=2)
+    with deployment.engine.connect() as connection:
+        for tenant in "abcde":
+            insert_in(connection, tenant, "1")
+            if not together:
+                connection.commit()
+        connection.commit()
+    if kind is Kind.RECONCILER:
+        to_the_end(poller, Kind.POLLER)
+        forget(deployment, *"abcde")
+    before = stands(deployment)[kind]
+    assert page(poller, kind)
+    assert sorted(deployment.gate.active("invoices")) == ["a", "b"]
+    # The server is what it was before the page, and the id of a record that this saw is another's.
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "UPDATE taskbridge.tails SET snapshot = %s::pg_snapshot, stored_at = %s WHERE kind = %s",
+            (before.snapshot, before.stored_at, kind.value),
+        )
+        connection.exec_driver_sql("SET LOCAL taskbridge.keep_ids = 'on'")
+        connection.exec_driver_sql("UPDATE taskbridge.records SET tenant = 'victim' WHERE tenant = 'a'")
+
+    to_the_end(poller, kind)
+    assert sorted(deployment.gate.active("invoices")) == [*"abcde", "victim"]
+
+
+def test_an_error_in_one_pipelines_tick_leaves_the_others_alone(deployment: Deployment) -> None:
+    runtime = runtime_of(deployment.app)
+    pipelines = Pipelines()
+    for name in ("alpha", "invoices", "zebra"):
+        pipelines.declare(Pipeline(name, print, LatencyNeutral(), 500))
+    runtime.pipelines = pipelines
+    # given deadlines that passed long ago, and in one pipeline something that is none
+    for name in ("alpha", "zebra"):
+        notify(deployment.app, "acme", name)
+        deployment.redis.zadd(runtime.keys.due(name), {"acme": 1})
+    deployment.redis.set(runtime.keys.due("invoices"), "no sorted set")
+    fire_due(runtime)
+    for name in ("alpha", "zebra"):
+        (runner,) = runtime.gate.look(name, ["acme"])
+        assert runner.deadline_ms is not None
+        assert runner.deadline_ms > 1, "its message was published again"

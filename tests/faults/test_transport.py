@@ -28,13 +28,10 @@ RUNS = 20
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
-def test_a_run_costs_no_command_beside_its_scripts_and_the_look_into_the_queue(
-    deployment: Deployment, pool: str
-) -> None:
+def test_a_run_costs_no_command_beside_its_scripts_and_the_look_into_the_queue(deployment: Deployment) -> None:
     database = deployment.redis.connection_pool.connection_kwargs["db"]
     sent: Counter[str] = Counter()
-    with deployment.worker("-P", pool), deployment.redis.monitor() as monitor:  # type: ignore[no-untyped-call]
+    with deployment.worker(), deployment.redis.monitor() as monitor:  # type: ignore[no-untyped-call]
         for number in range(RUNS):
             deployment.save(f"tenant-{number}", "1")
             wait_until(lambda: len(deployment.deliveries()) == number + 1, "delivered")  # noqa: B023 - at once
@@ -49,9 +46,8 @@ def test_a_run_costs_no_command_beside_its_scripts_and_the_look_into_the_queue(
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("deployment", [UNHURRIED], indirect=True)
-@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def test_a_worker_reserves_no_message_for_a_busy_slot_and_a_warm_shutdown_keeps_their_order(
-    deployment: Deployment, pool: str
+    deployment: Deployment,
 ) -> None:
     def queued() -> list[str]:
         """Return the tenants of the queued messages, the next one first."""
@@ -59,7 +55,7 @@ def test_a_worker_reserves_no_message_for_a_busy_slot_and_a_warm_shutdown_keeps_
         return [json.loads(one["body"])[0][1] for one in messages]
 
     # given two runs that take long, and what else their worker has
-    with deployment.worker("-P", pool, handler_seconds=1.5) as stopping:
+    with deployment.worker(handler_seconds=1.5) as stopping:
         for tenant in ORDER:
             deployment.save(tenant, "1")
         wait_until(lambda: len(deployment.rows("SELECT 1 FROM ledger")) == 2, "two handlers are at work")
@@ -69,37 +65,11 @@ def test_a_worker_reserves_no_message_for_a_busy_slot_and_a_warm_shutdown_keeps_
     begun = {tenant for tenant, _ in deployment.deliveries()}
     assert len(begun) < len(ORDER) - 2
     assert queued() == [tenant for tenant in ORDER if tenant not in begun]
-    with deployment.worker("-P", pool):
+    with deployment.worker():
         wait_until(lambda: len(deployment.deliveries()) == len(ORDER), "delivered")
 
 
 OURS = "taskbridge.integration.transport:"
-
-
-@pytest.mark.parametrize("task", [RUN_TASK, "another"])
-def test_a_lost_connection_can_be_closed_while_messages_are_out_and_they_be_acknowledged_later(task: str) -> None:
-    """Celery closes it so, and a worker ends at any error but one of the connection."""
-    with open_directory() as folder, closing(RedisHere(folder)) as server:
-        server.start()
-        connection = Connection(server.url, transport=f"{OURS}Transport")
-        queue, taken = Queue("some"), list[Any]()
-        connection.Producer().publish({}, routing_key="some", declare=[queue], headers={"task": task})
-        connection.Consumer([queue], callbacks=[lambda _, message: taken.append(message)]).consume()
-        commands = Queue("commands", Exchange("commands", type="fanout"), auto_delete=True)
-        Consumer(connection.channel(), [commands]).consume()
-        # given a message, and a look into the queue that Redis does not answer before it dies
-        with suppress(TimeoutError):
-            while True:
-                connection.drain_events(timeout=0.5)
-        server.strike(signal.SIGKILL)
-        # when it is ended as a worker ends it
-        connection.collect()
-        connection.close()
-        # nor does the task that ends later, and whose message comes again
-        for message in taken:
-            message.ack()
-    assert len(taken) == 1
-    assert not connection.connected
 
 
 @pytest.fixture
@@ -108,6 +78,32 @@ def server() -> Iterator[RedisHere]:
     with open_directory() as folder, closing(RedisHere(folder)) as own:
         own.start()
         yield own
+
+
+@pytest.mark.parametrize("task", [RUN_TASK, "another"])
+def test_a_lost_connection_can_be_closed_while_messages_are_out_and_they_be_acknowledged_later(
+    server: RedisHere, task: str
+) -> None:
+    """Celery closes it so, and a worker ends at any error but one of the connection."""
+    connection = Connection(server.url, transport=f"{OURS}Transport")
+    queue, taken = Queue("some"), list[Any]()
+    connection.Producer().publish({}, routing_key="some", declare=[queue], headers={"task": task})
+    connection.Consumer([queue], callbacks=[lambda _, message: taken.append(message)]).consume()
+    commands = Queue("commands", Exchange("commands", type="fanout"), auto_delete=True)
+    Consumer(connection.channel(), [commands]).consume()
+    # given a message, and a look into the queue that Redis does not answer before it dies
+    with suppress(TimeoutError):
+        while True:
+            connection.drain_events(timeout=0.5)
+    server.strike(signal.SIGKILL)
+    # when it is ended as a worker ends it
+    connection.collect()
+    connection.close()
+    # nor does the task that ends later, and whose message comes again
+    for message in taken:
+        message.ack()
+    assert len(taken) == 1
+    assert not connection.connected
 
 
 @pytest.fixture
@@ -168,23 +164,6 @@ def test_a_message_without_an_entry_gets_one_when_redis_takes_it(server: RedisHe
     assert entries(server) == (0, 0)
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["shutdown", "lost connection"])
-def test_what_is_refused_until_the_end_is_logged_once(
-    server: RedisHere, shop: Any, lost: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    shop.put({})
-    messages = [shop.get(), shop.get()]
-    server.client.config_set("min-replicas-to-write", 1)
-    for message in messages:
-        message.ack()
-    if lost:
-        shop.channel.connection.client.collect()
-    shop.channel.close()
-    (logged,) = [one for one in caplog.messages if "visibility timeout" in one]
-    assert "requeue 2 messages" in logged
-    assert entries(server) == (2, 2)
-
-
 CERTIFICATES = {"ssl_cert_reqs": ssl.CERT_NONE}
 
 
@@ -197,10 +176,8 @@ CERTIFICATES = {"ssl_cert_reqs": ssl.CERT_NONE}
             "SecureTransport",
             "rediss://host:1/2",
         ),
-        ({"broker_url": "rediss://host:1/2?ssl_cert_reqs=CERT_NONE"}, "SecureTransport", "rediss://host:1/2"),
         ({"broker_url": ["sentinel://a:1", "sentinel://b:1"]}, "SentinelTransport", "sentinel://a:1//"),
         ({"broker_url": "rediss://host:1/2"}, None, ""),
-        ({"broker_url": "redis+socket:///tmp/socket"}, None, ""),
         ({"broker_url": "amqp://host//"}, None, ""),
         ({"broker_url": "redis://host", "broker_transport": "package.module:Theirs"}, None, ""),
         ({"broker_url": "redis://host", "broker_transport_options": {"ack_emulation": False}}, None, ""),

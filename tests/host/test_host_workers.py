@@ -4,51 +4,29 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from importlib.metadata import version
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import redis
-from celery import Celery, chain, chord
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
+from celery import chain, chord
 
 from taskbridge.gate import Queue
 from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import Level, examine
 from taskbridge.process.runtime import runtime_of
-from tests.deployment import ROOT, Deployment, worker_command
+from tests.deployment import Deployment
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
 SHOP = "tests.host.shop"
-SIGNED = "tests.host.signed"
-ACCEPTING = "tests.host.accepting"
 EXAMPLE = "examples.host_app"
 NOWHERE = "postgresql://a:secret@127.0.0.1:1/b"
-
-
-def that_ends(deployment: Deployment, app: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Start a worker of an app that cannot start; return what it said."""
-    return subprocess.run(
-        worker_command("-P", "solo", app=app),
-        env=deployment.environment(**variables),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
 
 
 @pytest.fixture
@@ -105,84 +83,13 @@ def test_a_shop_and_taskbridge_in_one_worker(shop: ModuleType, deployment: Deplo
     assert deployment.deliveries() == [("acme", n) for n in "123"] + [("other", n) for n in "456"]
 
 
-def write_keys(folder: Path) -> None:
-    """Make a key and a certificate for it that has signed itself."""
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "shop")]), datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / "key.pem").write_bytes(key.private_bytes(*plain))
-    (folder / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-
-
-@pytest.mark.skipif(
-    version("celery").startswith("5.4."),
-    reason="Celery 5.4 compares times with and without a zone, so it can read no certificate",
-)
-@pytest.mark.parametrize("installs", ["last", pytest.param("first", marks=pytest.mark.slow)])
-def test_an_app_that_accepts_signed_messages_alone_still_does(
-    deployment: Deployment, installs: str, tmp_path: Path
-) -> None:
-    write_keys(tmp_path)
-    broker = deployment.settings.redis_url
-    shop: Any = {"SHOP_KEYS": str(tmp_path), "SHOP_BROKER": broker, "SHOP_INSTALLS": installs}
-    with deployment.worker("-Q", "celery,taskbridge.first,taskbridge.next", app=SIGNED, **shop) as worker:
-        # given messages that nobody signed, one of them in the queue of the runs
-        with Celery(broker=broker, set_as_current=False) as foreign:
-            foreign.send_task("signed.pay", ("unsigned",))
-            foreign.send_task("signed.pay", ("unsigned",), queue="taskbridge.first")
-            foreign.send_task("taskbridge.notify_event", ("nobody",), queue="taskbridge.first")
-        # when the shop's own program sends its messages, an event among them
-        environment = deployment.environment(**shop)
-        subprocess.run([sys.executable, "-m", SIGNED], env=environment, cwd=ROOT, check=True, timeout=60)
-        wait_until((tmp_path / "paid-signed").exists, "its own task")
-        deployment.wait_until_idle()
-        wait_until(lambda: worker.text().count("ContentDisallowed: Refusing to deserialize") == 3, "refused")
-    # then these were taken, and nothing else
-    assert deployment.deliveries() == [("acme", "1")]
-    assert not (tmp_path / "paid-unsigned").exists()
-
-
-def test_an_app_whose_own_serializer_its_workers_refuse_gets_one_that_they_take(deployment: Deployment) -> None:
-    broker, accepts = deployment.settings.redis_url, "application/x-yaml,pickle"
-    shop: Any = {"SHOP_BROKER": broker, "SHOP_ACCEPTS": accepts, "C_FORCE_ROOT": "1"}
-    with deployment.worker(app=ACCEPTING, **shop) as worker:
-        environment = deployment.environment(**shop)
-        subprocess.run([sys.executable, "-m", ACCEPTING], env=environment, cwd=ROOT, check=True, timeout=60)
-        wait_until(lambda: len(deployment.deliveries()) == 3 or "ContentDisallowed" in worker.text(), "delivered")
-        assert "ContentDisallowed" not in worker.text()
-    assert sorted(deployment.deliveries()) == [("acme", "1"), ("by-message", "1"), ("by-record", "1")]
-
-
-@pytest.mark.slow
-def test_an_app_that_accepts_nothing_that_can_be_written_does_not_start(deployment: Deployment) -> None:
-    shop: Any = {"SHOP_BROKER": deployment.settings.redis_url, "SHOP_ACCEPTS": "application/x-shop"}
-    ended = that_ends(deployment, ACCEPTING, **shop)
-    said = "this app accepts no message that it can write: its accept_content is ['application/x-shop']"
-    assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith(f"taskbridge: {said}")
-    # and so says doctor
-    deployment.app.conf.accept_content = ["application/x-shop"]
-    (broker,) = [one for one in examine(runtime_of(deployment.app)) if one.check == "broker"]
-    assert (broker.level, broker.text) == (Level.PROBLEM, said)
-
-
 def test_the_doctor_asks_for_the_app_if_workers_answer_with_another_serializer(
     shop: ModuleType, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given an app of ours, as the command line has, and one whose workers answer with pickle
     ours = make_app(deployment.settings).app
     monkeypatch.setenv("TASKBRIDGE_PIPELINES", "tests.pipelines")
-    shops: Any = {"SHOP_ACCEPTS": "pickle,json", "TASKBRIDGE_PIPELINES": "tests.pipelines_with_orders_alone"}
+    shops: Any = {"SHOP_ACCEPTS": "pickle,json", "TASKBRIDGE_PIPELINES": "tests.pipelines_with_criteria"}
     with deployment.worker("-n", "shop@test", app=SHOP, **shops):
         refused, found = (examine(runtime_of(app)) for app in (ours, shop.app))
     first, following = runtime_of(ours).keys.queues
@@ -201,21 +108,21 @@ def test_the_doctor_asks_for_the_app_if_workers_answer_with_another_serializer(
     assert "socket_keepalive" in unbounded.remedy
 
 
-def test_versions_that_do_not_go_together_are_told_with_what_to_install(
+def test_what_keeps_a_worker_from_its_broker_is_told_by_the_doctor(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = that_ends(deployment, "tests.host.old_redis")
-    assert ended.returncode == 1
-    last = ended.stderr.splitlines()[-1]
-    assert last.startswith(f"taskbridge: kombu {version('kombu')} does not work with redis-py 3.1.0: ")
-    assert "pip install 'kombu[redis]'" in last
-    assert "Traceback" not in ended.stderr
-    # and so says doctor
+    def found() -> tuple[str, str]:
+        (broker,) = [one for one in examine(runtime_of(deployment.app)) if one.check == "broker"]
+        assert broker.level is Level.PROBLEM
+        return broker.text, broker.remedy
+
+    deployment.app.conf.accept_content = ["application/x-shop"]
+    assert found()[0] == "this app accepts no message that it can write: its accept_content is ['application/x-shop']"
+    deployment.app.conf.accept_content = ["json"]
     monkeypatch.setattr(redis, "VERSION", (3, 1, 0))
-    (broker,) = [one for one in examine(runtime_of(deployment.app)) if one.check == "broker"]
-    assert broker.level is Level.PROBLEM
-    assert broker.text.startswith("kombu ")
-    assert broker.remedy == "run `pip install 'kombu[redis]'`, which installs versions that do"
+    text, remedy = found()
+    assert text.startswith("kombu ")
+    assert remedy == "run `pip install 'kombu[redis]'`, which installs versions that do"
 
 
 @pytest.mark.parametrize("deployment", [{"key_prefix": "north"}], indirect=True)

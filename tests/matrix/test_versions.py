@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 from tests.docs.printed import REFERENCE
-from tests.matrix.runs import table
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -41,13 +38,6 @@ def test_the_lowest_versions_that_are_allowed_are_those_that_are_tested() -> Non
     assert {name: release(pinned[name]) for name in declared()} == declared()
 
 
-def test_pip_takes_a_kombu_that_goes_with_the_redis_that_is_there() -> None:
-    asked = {re.split(r"\W", one)[0]: one for one in PROJECT["dependencies"]}
-    # Celery's own extra asks for redis alone before 5.5, and pip then takes any kombu.
-    assert "[redis]" in asked["kombu"]
-    assert "[redis]" in asked["celery"]
-
-
 def test_the_page_names_the_lowest_version_of_each_library() -> None:
     page = (REFERENCE / "versions.md").read_text(encoding="utf-8")
     named = {
@@ -56,17 +46,6 @@ def test_the_page_names_the_lowest_version_of_each_library() -> None:
     }
     assert named.pop("python") == release(PROJECT["requires-python"].removeprefix(">="))
     assert named == declared()
-
-
-def test_a_run_is_told_by_what_it_has_shown(tmp_path: Path) -> None:
-    tests = tmp_path / "test_some.py"
-    bodies = ("def test_good(): pass", "def test_bad(): 1 / 0", "@pytest.mark.skip", "def test_ugly(): pass")
-    tests.write_text("\n".join(("import pytest", *bodies)))
-    name = "junit_suite_name=lowest; Python 3.11.7; tests/unit tests/matrix"
-    results = tmp_path / "lowest.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "--junitxml", str(results), "-o", name]
-    subprocess.run([*command, str(tests)], capture_output=True, check=False, timeout=60)
-    assert table([results]).splitlines()[2].startswith("| lowest | 3.11.7 | `tests/unit tests/matrix` | 1 | 1 | 1 | 20")
 
 
 def test_every_python_that_is_named_is_tried() -> None:

@@ -6,11 +6,9 @@ it says that they do.
 
 from __future__ import annotations
 
-from taskbridge.common.run_key import RunKey
-from taskbridge.gate import Answer, Begun
+from taskbridge.declaring.batch import Batch
+from taskbridge.gate import Answer
 from taskbridge.producer.notify import notify
-from taskbridge.store import count_unmatched, read_unmatched
-from tests.runs import begin
 from tests.second.world import ERROR, MINUTE, PIPELINE, World
 
 
@@ -88,70 +86,23 @@ def test_the_table(world: World) -> None:
     assert world.published() == 0
 
 
-def test_a_warning_alone_is_due_at_13_16_and_an_error_pulls_it_to_13_06(world: World) -> None:
-    world.record("WARNING", "A")
-    world.go_to(at("13:01"))
-    world.run_all()
-    world.go_to(at("13:05"))
-    world.record("WARNING", "A")
-    assert shown(world.due("A")) == "13:16"
-    world.record("ERROR", "A")
-    assert shown(world.due("A")) == "13:06"
+def test_what_comes_during_a_run_is_due_by_its_smallest_delay_since_that_run(world: World) -> None:
+    def meanwhile(_: Batch) -> None:
+        if len(world.batches) == 1:
+            world.gate.us += 30_000_000
+            for level in ("ERROR", "WARNING"):
+                world.record(level, "A")
 
-
-def test_the_last_run_is_forgotten_when_it_can_delay_nothing_any_more(world: World) -> None:
+    world.meanwhile = meanwhile
     world.record("WARNING", "A")
     world.run_all()
-    world.go_to(at("13:16"))
-    assert world.record("WARNING", "A").answer is Answer.STARTED
-
-
-def test_a_run_that_finds_nothing_does_not_move_the_last_run(world: World) -> None:
-    # given a record that came during a run, early enough to be taken by it, so that its own run finds nothing
-    world.record("WARNING", "A")
-    message = world.inline.message()
-    assert message is not None
-    begun = begin(world.gate, RunKey(*message))
-    assert isinstance(begun, Begun)
-    world.record("ERROR", "A")
-    world.gate.us += 5_000_000
-    # The first run dies; the next one takes both, and the event of the second asks for a run more.
-    (status,) = world.gate.look("log-alerts", ["A"])
-    assert status.deadline_ms is not None
-    world.go_to(status.deadline_ms - world.start_ms)
+    ((_, start, _),) = world.batches
+    assert world.due("A") == start + ERROR.delay_ms
+    world.go_to(start + ERROR.delay_ms)
     world.fire_due()
     world.run_all()
-    last = world.last_run("A")
-    assert len(world.batches) == 1
-    # when another event without a record comes, and its run finds nothing
-    world.go_to(at("13:20"))
-    world.gate.notify("log-alerts", "A", world.runtime.pipelines["log-alerts"].policy.spacing)
-    world.run_all()
-    # then the next record is spaced from the run that took something
-    assert len(world.batches) == 1
-    assert world.last_run("A") in (last, None)
-    world.go_to(world.now + 200)
-    assert world.record("ERROR", "A").answer is Answer.STARTED
-
-
-def test_a_message_that_comes_twice_is_one_record_and_one_run(world: World) -> None:
-    assert world.record("ERROR", "A", "m-1").new
-    again = world.record("ERROR", "A", "m-1")
-    assert (again.new, again.answer) == (False, None)
-    world.run_all()
-    assert [ids for _, _, ids in world.batches] == [["m-1"]]
-    world.go_to(at("14:00"))
-    assert world.fire_due() == []
-
-
-def test_a_message_without_a_criterion_is_kept_with_its_reason(world: World) -> None:
-    kept = world.record("INFO", "A", "m-1")
-    assert kept.tenant is None
-    assert kept.reason
-    assert world.published() == 0
-    (record,) = read_unmatched(world.runtime.engine, "log-alerts")
-    assert (record.message_id, record.reason, record.payload) == ("m-1", kept.reason, {"level": "INFO", "service": "A"})
-    assert count_unmatched(world.runtime.engine, "log-alerts") == 1
+    assert [len(ids) for _, _, ids in world.batches] == [1, 2]
+    assert world.due("A") is None
 
 
 def test_events_without_records_make_a_run_each_tick_at_the_most(world: World) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
@@ -16,7 +13,6 @@ from taskbridge.testing.servers import open_directory
 from verification.shops import ROOT, Shop, survive
 
 FOLDER = ROOT / "examples/fastapi_shop"
-MOST_LINES = 15
 TASKBRIDGE = "from taskbridge.cli.main import main; main()"
 
 
@@ -40,32 +36,6 @@ SHOP = Shop(
     ),
     environment=variables,
 )
-
-
-def lines_of_taskbridge(page: Path) -> list[str]:
-    """Return the lines that name TaskBridge, without the pipeline: its declaration and its handler."""
-    text = page.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    for node in ast.walk(ast.parse(text)):
-        of_it: list[ast.AST] = []
-        if isinstance(node, ast.FunctionDef) and any("pipeline" in ast.dump(one) for one in node.decorator_list):
-            of_it = [*node.decorator_list, node]
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):  # a docstring
-            of_it = [node]
-        for one in of_it:
-            assert isinstance(one, (ast.expr, ast.stmt))
-            for number in range(one.lineno, (one.end_lineno or one.lineno) + 1):
-                lines[number - 1] = ""
-    return [line.strip() for line in lines if re.search(r"taskbridge|\bbridge\b", line, re.IGNORECASE)]
-
-
-def test_the_shop_has_few_lines_of_taskbridge_and_no_sql_of_its_own() -> None:
-    pages = [page for page in FOLDER.glob("*.py") if not page.name.startswith("test_")]
-    found = [line for page in pages for line in lines_of_taskbridge(page)]
-    assert "bridge = taskbridge.install(app)" in found
-    assert len(found) <= MOST_LINES, found
-    for page in pages:
-        assert not re.search(r"execute|\b(TRIGGER|LISTEN|NOTIFY)\b", page.read_text(encoding="utf-8")), page.name
 
 
 @pytest.mark.slow

@@ -10,30 +10,25 @@ import pytest
 
 from taskbridge.worker import group, slot
 from tests.deployment import Deployment
-from tests.inline import Inline
-from tests.slot.doing import (
-    Locks,
-)
+from tests.slot.slots import Locks, Slot
 
 
 @pytest.fixture
-def inline(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Inline:
+def inline(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> Slot:
     # A slow machine must not make short runs long.
     monkeypatch.setattr(slot, "SLICE", 30.0)
     monkeypatch.setattr(group, "ADVANCED_WITHIN", 30.0)
-    made = Inline(deployment)
-    made.runtime.taken_from = frozenset(made.runtime.keys.queues)
-    return made
+    return Slot(deployment)
 
 
 @pytest.fixture
-def threads(inline: Inline) -> Iterator[ThreadPoolExecutor]:  # noqa: ARG001 - it ends before the deployment
+def threads(inline: Slot) -> Iterator[ThreadPoolExecutor]:  # noqa: ARG001 - it ends before the deployment
     with ThreadPoolExecutor() as pool:
         yield pool
 
 
 @pytest.fixture
-def locks(inline: Inline, threads: ThreadPoolExecutor) -> Iterator[Locks]:  # noqa: ARG001 - threads may wait for them
+def locks(inline: Slot, threads: ThreadPoolExecutor) -> Iterator[Locks]:  # noqa: ARG001 - threads may wait for them
     with inline.deployment.engine.connect() as session:
         yield Locks(session)
 

@@ -1,4 +1,4 @@
-"""The spans of runs: where each leads, what is below it, and what none of them has."""
+"""The spans of runs: where each leads, what is below it, what none has; and that no run needs OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -147,23 +147,6 @@ def test_a_run_that_failed_says_so_and_quotes_nothing(deployment: Deployment, in
     assert "acme" in text
     assert SECRET not in text
     assert "the-key" not in text
-
-
-def test_a_run_that_finds_an_end_and_no_records_is_no_span(
-    deployment: Deployment, inline: Inline, spans: Spans
-) -> None:
-    # Runs that began together end after one batch, and the next ones find that nothing is left of their sweeps.
-    inline.handle(lambda _: None, batch_size=2)
-    for tenant in ("acme", "bolt"):
-        deployment.save(tenant, "1", "2", notify=False)
-        deployment.notify_event.delay(tenant)
-    runs = 0
-    while keys := [message.run for message in inline.runtime.gate.take(16, 16)[0]]:
-        assert not any(slot.run_together(inline.runtime, keys))
-        runs += len(keys)
-
-    assert runs == 4
-    assert len(spans.named(RUN)) == 2
 
 
 def test_a_run_that_was_taken_along_is_below_no_other(deployment: Deployment, inline: Inline, spans: Spans) -> None:

@@ -34,14 +34,14 @@ class BlackHole:
     """An address before a server that passes on what comes, until it is `open`: from then on all is swallowed.
 
     `lose_connections` swallows what the present connections carry, and passes new ones. Answers are passed on
-    `answers_after` seconds later.
+    `answers_after` seconds later. `listener`: a socket that listens at an address of its own.
     """
 
-    def __init__(self, url: str, *, answers_after: float = 0.0) -> None:
+    def __init__(self, url: str, *, answers_after: float = 0.0, listener: socket.socket | None = None) -> None:
         self._answers_after = answers_after
         parts = urlsplit(url)
         self._target = (parts.hostname, parts.port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = listener or socket.create_server(("127.0.0.1", 0))
         user, _, _ = parts.netloc.rpartition("@")
         place = f"{user}@127.0.0.1" if user else "127.0.0.1"
         self.url = urlunsplit(parts._replace(netloc=f"{place}:{self._listener.getsockname()[1]}"))

@@ -22,95 +22,22 @@ __all__ = ["KINDS", "TELLING", "Held", "opened"]
 
 
 class Held:
-    """A connection of one kind."""
+    """A connection of SQLAlchemy; with a `runner`, one for coroutines."""
 
-    connection: Any
+    def __init__(self, connection: Any, runner: asyncio.Runner | None = None) -> None:
+        self.connection = connection
+        self.is_for_coroutines = runner is not None
+        self.run: Callable[[Any], Any] = runner.run if runner else lambda result: result
 
     def call(self, bridge: Bridge, name: str, *arguments: Any, **keywords: Any) -> Any:
         """Call what producers call on this connection: `record`, or `arecord` where it is for coroutines."""
-        return getattr(bridge, name)(*arguments, connection=self.connection, **keywords)
-
-    def execute(self, statement: str) -> None:
-        raise NotImplementedError
-
-    def commit(self) -> None:
-        raise NotImplementedError
-
-    def rollback(self) -> None:
-        raise NotImplementedError
-
-    def savepoint(self) -> AbstractContextManager[object]:
-        """A savepoint that is released at the end of the block, or rolled back where that raises."""
-        raise NotImplementedError
-
-
-class OfSQLAlchemy(Held):
-    """A Connection, a Session or a scoped_session: their methods have the same names."""
-
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
+        verb = getattr(bridge, f"a{name}" if self.is_for_coroutines else name)
+        return self.run(verb(*arguments, connection=self.connection, **keywords))
 
     def execute(self, statement: str) -> None:
         given = self.connection
-        (given if hasattr(given, "exec_driver_sql") else given.connection()).exec_driver_sql(statement)
-
-    def commit(self) -> None:
-        self.connection.commit()
-
-    def rollback(self) -> None:
-        self.connection.rollback()
-
-    def savepoint(self) -> AbstractContextManager[object]:
-        nested: AbstractContextManager[object] = self.connection.begin_nested()
-        return nested
-
-
-class OfPsycopg(OfSQLAlchemy):
-    def execute(self, statement: str) -> None:
-        self.connection.execute(statement)
-
-    def savepoint(self) -> AbstractContextManager[object]:
-        nested: AbstractContextManager[object] = self.connection.transaction()
-        return nested
-
-
-class OfDjango(Held):
-    """A connection in an `atomic` block, which the test ends."""
-
-    def __init__(self, connection: Any) -> None:
-        self.connection = connections["default"] = connection
-        self._begin()
-
-    def _begin(self) -> None:
-        self._atomic = transaction.atomic()
-        self._atomic.__enter__()
-
-    def execute(self, statement: str) -> None:
-        with self.connection.cursor() as cursor:
-            cursor.execute(statement)
-
-    def commit(self) -> None:
-        self._atomic.__exit__(None, None, None)
-        self._begin()
-
-    def rollback(self) -> None:
-        self.connection.set_rollback(True)
-        self.commit()
-
-    def savepoint(self) -> AbstractContextManager[object]:
-        nested: AbstractContextManager[object] = transaction.atomic()
-        return nested
-
-
-class ForCoroutines(Held):
-    """A connection for coroutines, on its loop."""
-
-    def __init__(self, runner: asyncio.Runner, connection: Any) -> None:
-        self.run = runner.run
-        self.connection = connection
-
-    def call(self, bridge: Bridge, name: str, *arguments: Any, **keywords: Any) -> Any:
-        return self.run(getattr(bridge, f"a{name}")(*arguments, connection=self.connection, **keywords))
+        found = given if hasattr(given, "exec_driver_sql") else self.run(given.connection())
+        self.run(found.exec_driver_sql(statement))
 
     def commit(self) -> None:
         self.run(self.connection.commit())
@@ -118,12 +45,17 @@ class ForCoroutines(Held):
     def rollback(self) -> None:
         self.run(self.connection.rollback())
 
-    def execute(self, statement: str) -> None:
-        self.run(self.connection.execute(statement))
+    def nested(self) -> Any:
+        return self.connection.begin_nested()
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        nested = self._nested()
+        """A savepoint that is released at the end of the block, or rolled back where that raises."""
+        nested = self.nested()
+        if not self.is_for_coroutines:
+            with nested:
+                yield
+            return
         self.run(nested.__aenter__())
         try:
             yield
@@ -132,28 +64,22 @@ class ForCoroutines(Held):
             raise
         self.run(nested.__aexit__(None, None, None))
 
-    def _nested(self) -> Any:
+
+class OfDriver(Held):
+    """A connection of psycopg."""
+
+    def execute(self, statement: str) -> None:
+        self.run(self.connection.execute(statement))
+
+    def nested(self) -> Any:
         return self.connection.transaction()
 
 
-class OfSQLAlchemyForCoroutines(ForCoroutines):
-    def execute(self, statement: str) -> None:
-        async def execute() -> None:
-            given = self.connection
-            found = given if hasattr(given, "exec_driver_sql") else await given.connection()
-            await found.exec_driver_sql(statement)
-
-        self.run(execute())
-
-    def _nested(self) -> Any:
-        return self.connection.begin_nested()
-
-
-class OfAsyncpg(ForCoroutines):
+class OfAsyncpg(OfDriver):
     """A connection of a pool, in a transaction that the test ends."""
 
-    def __init__(self, runner: asyncio.Runner, connection: Any) -> None:
-        super().__init__(runner, connection)
+    def __init__(self, connection: Any, runner: asyncio.Runner) -> None:
+        super().__init__(connection, runner)
         self._begin()
 
     def _begin(self) -> None:
@@ -169,39 +95,53 @@ class OfAsyncpg(ForCoroutines):
         self._begin()
 
 
-@contextmanager
-def _engine(url: str) -> Iterator[Engine]:
-    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
-    try:
-        yield engine
-    finally:
+class OfDjango(Held):
+    """A connection in an `atomic` block, which the test ends."""
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        connections["default"] = connection
+        self._begin()
+
+    def _begin(self) -> None:
+        self._atomic = transaction.atomic()
+        self._atomic.__enter__()
+
+    def execute(self, statement: str) -> None:
+        with self.connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    def commit(self) -> None:
+        self.end()
+        self._begin()
+
+    def rollback(self) -> None:
+        self.connection.set_rollback(True)
+        self.commit()
+
+    def end(self) -> None:
+        self._atomic.__exit__(None, None, None)
+
+    def nested(self) -> Any:
+        return transaction.atomic()
+
+
+def _sync(kind: Callable[[Engine], Any]) -> Callable[[str], AbstractContextManager[Held]]:
+    @contextmanager
+    def opened(url: str) -> Iterator[Held]:
+        engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+        found = kind(engine)
+        yield Held(found)
+        found.close()
         engine.dispose()
 
-
-@contextmanager
-def connection(url: str) -> Iterator[Held]:
-    with _engine(url) as engine, engine.connect() as found:
-        yield OfSQLAlchemy(found)
-
-
-@contextmanager
-def session(url: str) -> Iterator[Held]:
-    with _engine(url) as engine, Session(engine) as found:
-        yield OfSQLAlchemy(found)
-
-
-@contextmanager
-def scoped(url: str) -> Iterator[Held]:
-    with _engine(url) as engine:
-        found = scoped_session(sessionmaker(engine))
-        yield OfSQLAlchemy(found)
-        found.remove()
+    return opened
 
 
 @contextmanager
 def of_psycopg(url: str) -> Iterator[Held]:
     with closing(psycopg.connect(url)) as found:
-        yield OfPsycopg(found)
+        yield OfDriver(found)
 
 
 @contextmanager
@@ -232,7 +172,7 @@ def of_django(url: str) -> Iterator[Held]:
         yield held
     finally:
         held.rollback()
-        held._atomic.__exit__(None, None, None)
+        held.end()
         found.close()
         connections["default"] = own
 
@@ -243,51 +183,33 @@ def _greenlets(driver: str, kind: Callable[[Any], Any]) -> Callable[[str], Abstr
         with asyncio.Runner() as runner:
             engine = create_async_engine(make_url(url).set(drivername=f"postgresql+{driver}"))
             found = kind(engine)
-
-            async def close() -> None:
-                await found.close()
-                await engine.dispose()
-
             if isinstance(found, AsyncConnection):
-                runner.run(_started(found))
-            try:
-                yield OfSQLAlchemyForCoroutines(runner, found)
-            finally:
-                runner.run(close())
+                runner.run(_result_of(found))
+            yield Held(found, runner)
+            runner.run(found.close())
+            runner.run(engine.dispose())
 
     return opened
 
 
-async def _started(connection: AsyncConnection) -> None:
-    await connection.start()
+async def _result_of(awaitable: Any) -> Any:
+    return await awaitable
 
 
 @contextmanager
 def of_psycopg_for_coroutines(url: str) -> Iterator[Held]:
     with asyncio.Runner() as runner:
         found = runner.run(psycopg.AsyncConnection.connect(url))
-        try:
-            yield ForCoroutines(runner, found)
-        finally:
-            runner.run(found.close())
+        yield OfDriver(found, runner)
+        runner.run(found.close())
 
 
 @contextmanager
 def of_asyncpg(url: str) -> Iterator[Held]:
-    async def open_one() -> tuple[Any, Any]:
-        pool = await asyncpg.create_pool(url, min_size=1, max_size=1)
-        return pool, await pool.acquire()
-
     with asyncio.Runner() as runner:
-        pool, found = runner.run(open_one())
-        try:
-            yield OfAsyncpg(runner, found)
-        finally:
-            runner.run(_ended(pool))
-
-
-async def _ended(pool: Any) -> None:
-    pool.terminate()
+        pool = runner.run(_result_of(asyncpg.create_pool(url, min_size=1, max_size=1)))
+        yield OfAsyncpg(runner.run(_result_of(pool.acquire())), runner)
+        pool.terminate()
 
 
 def _of_task(found: Any) -> Any:
@@ -295,9 +217,9 @@ def _of_task(found: Any) -> Any:
 
 
 TELLING: Final[dict[str, Callable[[str], AbstractContextManager[Held]]]] = {
-    "Connection": connection,
-    "Session": session,
-    "scoped_session": scoped,
+    "Connection": _sync(lambda engine: engine.connect()),
+    "Session": _sync(Session),
+    "scoped_session": _sync(lambda engine: scoped_session(sessionmaker(engine))),
     "Django": of_django,
     "AsyncConnection, asyncpg": _greenlets("asyncpg", lambda engine: engine.connect()),
     "AsyncConnection, psycopg": _greenlets("psycopg", lambda engine: engine.connect()),

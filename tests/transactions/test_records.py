@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -72,49 +73,37 @@ def test_what_is_refused_leaves_the_transaction_usable(held: Held, bridge: Bridg
     assert stored(engine) == [("a", "1", {})]
 
 
-def test_a_record_that_the_database_refuses_has_its_sentence(bridge: Bridge, engine: Engine, postgres_url: str) -> None:
+@pytest.fixture
+def parcels(engine: Engine) -> Iterator[None]:
+    """A table that was adopted."""
     run(engine, "CREATE TABLE parcels (id int PRIMARY KEY, shop text NOT NULL)")
     adopted(engine, "parcels", "shop")
-    try:
-        for kind in KINDS:
-            with opened(kind, postgres_url) as held:
-                with pytest.raises(InvalidInput, match=r"^the source parcels is a table that was adopted"):
-                    held.call(bridge, "record", "a", "1", {}, source="parcels")
-                held.rollback()
-    finally:
-        unadopt(engine, "parcels")
-        run(engine, "DROP TABLE parcels")
+    yield
+    unadopt(engine, "parcels")
+    run(engine, "DROP TABLE parcels")
 
 
-def test_a_database_of_another_cluster_is_said_to_be_one(held: Held, bridge: Bridge, engine: Engine) -> None:
-    move = "UPDATE taskbridge.taskbridge_cluster SET system_identifier = system_identifier + %s"
-    with engine.begin() as connection:
-        connection.exec_driver_sql(move, (1,))
-    with pytest.raises(ForeignCluster, match="taskbridge migrate --rebase"):
-        held.call(bridge, "record", "a", "1", {}, source="orders")
-    with engine.begin() as connection:
-        connection.exec_driver_sql(move, (-1,))
-
-
-def test_a_database_without_our_schema_is_said_to_have_none(held: Held, bridge: Bridge, engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER SCHEMA taskbridge RENAME TO elsewhere")
-    try:
-        with pytest.raises(Unavailable, match="run `taskbridge migrate`"):
-            held.call(bridge, "record", "a", "1", {}, source="orders")
-    finally:
+@pytest.mark.usefixtures("parcels")
+def test_what_the_database_refuses_has_its_sentence(held: Held, bridge: Bridge, engine: Engine) -> None:
+    def refused(error: type[Exception], match: str, source: str = "orders") -> None:
+        with pytest.raises(error, match=match):
+            held.call(bridge, "record", "a", "1", {}, source=source)
         held.rollback()
-        with engine.begin() as connection:
-            connection.exec_driver_sql("ALTER SCHEMA elsewhere RENAME TO taskbridge")
 
-
-def test_a_connection_that_was_lost_is_said_to_be(held: Held, bridge: Bridge, engine: Engine) -> None:
+    refused(InvalidInput, "^the source parcels is a table that was adopted", source="parcels")
+    moved = "UPDATE taskbridge.taskbridge_cluster SET system_identifier = system_identifier"
+    run(engine, f"{moved} + 1")
+    refused(ForeignCluster, "taskbridge migrate --rebase")
+    run(engine, f"{moved} - 1")
+    run(engine, "ALTER SCHEMA taskbridge RENAME TO elsewhere")
+    refused(Unavailable, "run `taskbridge migrate`")
+    run(engine, "ALTER SCHEMA elsewhere RENAME TO taskbridge")
     held.call(bridge, "record", "a", "1", {}, source="orders")
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+    run(
+        engine,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    )
     with pytest.raises(Unavailable, match="Postgres"):
         held.call(bridge, "record", "a", "2", {}, source="orders")
 

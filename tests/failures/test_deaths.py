@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 
 import pytest
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
-from taskbridge.gate import Answer, Keys
+from taskbridge.gate import Keys
 from taskbridge.handlers.journal import journal
-from taskbridge.store import Claim, Cursors, Page
 from taskbridge.worker import slot
 from tests.failures.drill import BAD, NUMBERS, SOON, Drill
 from tests.runs import begin
@@ -101,8 +99,11 @@ def test_a_record_that_takes_its_process_and_the_sessions_of_postgres_with_it_en
                     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
         if drill.states() == {"handled": 1, "quarantined": 1}:
-            return
-    pytest.fail(f"{drill.states()}")
+            break
+    assert drill.states() == {"handled": 1, "quarantined": 1}
+    ((_, number, _, reason, attempts),) = drill.quarantine()
+    assert (number, attempts) == (BAD, 5)
+    assert reason.startswith("the previous run did not end")
 
 
 @pytest.mark.parametrize("first_kills", [True, False])
@@ -150,101 +151,44 @@ def test_a_death_counts_once_where_the_run_that_counted_it_is_stopped_while_it_t
 
 
 @SOON
-def test_a_death_is_not_forgotten_where_the_next_run_cannot_read_its_batch(
-    drill: Drill, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_death_is_not_forgotten_where_the_next_run_cannot_read_its_batch(drill: Drill) -> None:
     drill.handle(journal, batch_size=1)
     drill.save("acme", "1")
     dies(drill)
-    real = Cursors.claim
-
-    def claim_while_locked(self: Cursors, claim: Claim) -> Page:
-        with drill.deployment.engine.begin() as connection:
-            connection.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
-            return real(self, claim)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Cursors, "claim", claim_while_locked)
+    with drill.deployment.engine.begin() as connection:
+        connection.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
         assert drill.run_one()
-    counts = "SELECT failed_runs, attempts, deaths FROM taskbridge.sync_cursors"
-    assert drill.deployment.rows(counts) == [(1, 1, 0)], "the batch was not read, which is no death"
+    counts = "SELECT failed_runs, deaths FROM taskbridge.sync_cursors"
+    assert drill.deployment.rows(counts) == [(1, 0)], "the batch was not read, which is no death"
     # when it can be read again
-    drill.go_on(until=lambda: drill.deployment.rows(counts) != [(1, 1, 0)])
-    assert drill.deployment.rows(counts) == [(2, 1, 1)], "then the death is counted"
+    drill.go_on(until=lambda: drill.deployment.rows(counts) != [(1, 0)])
+    assert drill.deployment.rows(counts) == [(2, 1)], "then the death is counted"
     drill.go_on()
     assert drill.states() == {"handled": 1}
 
 
-def test_from_the_second_death_in_a_row_on_the_tenant_waits(drill: Drill) -> None:
-    drill.handle(journal)
+def test_from_the_second_death_in_a_row_on_the_tenant_waits(drill: Drill, monkeypatch: pytest.MonkeyPatch) -> None:
+    killer = Killer(drill, monkeypatch)
+
+    def handler(batch: Batch) -> None:
+        if len(drill.calls) <= 2:
+            killer.kill()
+        journal(batch)
+
+    drill.handle(handler)
     drill.save("acme", *NUMBERS)
-    dies(drill)
-    dies_after_a_claim(drill)
-    drill.run_one()
-    assert drill.calls == []
+    assert [killer.run_one() for _ in range(3)] == [True, True, False]
+    assert len(drill.calls) == 2
     (status,) = drill.standing()
     assert status.held
     drill.go_on()
     assert drill.states() == {"handled": 20}
 
 
-def dies_after_a_claim(drill: Drill) -> None:
-    """As `dies`, after the run counted the death before it."""
-    message = drill.inline.message()
-    assert message is not None
-    pipeline, tenant, token = message
-    begun = begin(drill.gate, RunKey(*message))
-    assert not isinstance(begun, Answer)
-    key = RunKey(pipeline, tenant, token)
-    drill.runtime.cursors_of("invoices").claim(Claim(key, 500, events=1, runs=1))
-    if begun.died:
-        drill.runtime.cursors_of("invoices").fail(key, "as the run would")
-    drill.replace_run(tenant)
-
-
-def test_a_record_that_holds_its_run_for_ever_goes_to_quarantine_and_the_rest_go_on(drill: Drill) -> None:
-    """As one that kills its process, or holds the interpreter: the gate hears no more of the run."""
-    entered, released, threads = threading.Event(), threading.Event(), list[threading.Thread]()
-
-    def handler(batch: Batch) -> None:
-        if any(record.external_id == BAD for record in batch):
-            entered.set()
-            released.wait()
-        journal(batch)
-
-    def run_one_in_a_thread() -> bool:
-        entered.clear()
-        thread = threading.Thread(target=run_one)
-        thread.start()
-        threads.append(thread)
-        while thread.is_alive() and not entered.wait(0.01):
-            pass
-        return ran.pop() if ran else True
-
-    ran: list[bool] = []
-    original = drill.run_one
-
-    def run_one() -> None:
-        ran.append(original())
-
-    drill.run_one = run_one_in_a_thread  # type: ignore[method-assign]
-    drill.handle(handler, max_attempts=3)
-    drill.save("acme", *NUMBERS)
-    drill.go_on(until=lambda: bool(drill.quarantine()), steps=200)
-    released.set()
-    for thread in threads:
-        thread.join(timeout=30)
-    drill.run_one = original  # type: ignore[method-assign]
-    drill.go_on()
-
-    assert drill.states() == {"handled": 19, "quarantined": 1}
-    ((_, number, _, reason, attempts),) = drill.quarantine()
-    assert (number, attempts) == (BAD, 5)
-    assert reason.startswith("the previous run did not end")
-    assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in NUMBERS if number != BAD]
-
-
-def test_a_handler_that_ignores_the_loss_of_its_heartbeat_cannot_advance(drill: Drill) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_replaced_run_that_does_not_notice_cannot_advance_and_says_nothing_against_a_record(
+    drill: Drill, fails: bool
+) -> None:
     def overslept(batch: Batch) -> None:
         if len(drill.calls) == 1:
             # The deadline passes unnoticed, and another worker takes the tenant over and does all of it.
@@ -252,28 +196,14 @@ def test_a_handler_that_ignores_the_loss_of_its_heartbeat_cannot_advance(drill: 
             drill.gate.expire("invoices", [batch.tenant])
             assert drill.run_one()
             assert drill.states() == {"handled": 2}
+            if fails:
+                batch.handled(batch[0])
+                raise ValueError("too late to matter")
         journal(batch)
 
-    drill.handle(overslept)
-    drill.save("acme", "a", "b")
-    drill.go_on()
+    drill.deliver(overslept, "a", "b", max_attempts=1)
     assert drill.calls == [("acme", ["a", "b"]), ("acme", ["a", "b"])]
     assert drill.deployment.deliveries() == [("acme", "a"), ("acme", "b")]
-    assert drill.standing() == []
-
-
-def test_a_replaced_run_that_fails_says_nothing_against_a_record(drill: Drill) -> None:
-    def overslept(batch: Batch) -> None:
-        if len(drill.calls) == 1:
-            drill.gate.us += 6_000_000
-            drill.gate.expire("invoices", [batch.tenant])
-            assert drill.run_one()
-            raise ValueError("too late to matter")
-        journal(batch)
-
-    drill.handle(overslept, max_attempts=1)
-    drill.save("acme", "a")
-    drill.go_on()
-    assert drill.deployment.deliveries() == [("acme", "a")]
     assert drill.quarantine() == []
+    assert drill.standing() == []
     assert drill.deployment.rows("SELECT failures, suspects FROM taskbridge.sync_cursors") == [(0, 0)]

@@ -1,4 +1,4 @@
-"""What a handler leaves in its session, in the driver's connection, or in a thread stays with its batch."""
+"""What a handler leaves in its session stays with its batch; what it writes commits with the cursor or not at all."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from sqlalchemy import Connection, event, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection, ForeignKey, event, inspect, select
+from sqlalchemy.exc import DBAPIError, IntegrityError, InvalidRequestError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
@@ -36,12 +37,23 @@ GRANT ALL ON public.effects TO shopkeeper
 """
 
 
+class Base(DeclarativeBase):
+    pass
+
+
+class Total(Base):
+    __tablename__ = "totals"
+    number: Mapped[str] = mapped_column(primary_key=True)
+    of: Mapped[str | None] = mapped_column(ForeignKey("totals.number", deferrable=True, initially="DEFERRED"))
+
+
 @pytest.fixture
 def drill(drill: Drill) -> Iterator[Drill]:
     engine = drill.deployment.engine
     with engine.begin() as connection:
         for statement in SCHEMA.split(";"):
             connection.exec_driver_sql(statement)
+    Base.metadata.create_all(engine)
     yield drill
     drill.runtime.engine.dispose()
     with engine.begin() as connection:
@@ -220,25 +232,6 @@ def test_a_session_behind_a_pooler_has_its_own_settings_again(drill: Drill) -> N
     pooler.close()
 
 
-def test_listeners_of_sqlalchemy_s_connection_end_with_the_batch(drill: Drill) -> None:
-    heard: list[str] = []
-
-    def handler(batch: Batch) -> None:
-        if batch.tenant == "acme":
-            event.listen(batch.connection, "before_cursor_execute", lambda *_: heard.append("connection"))
-            event.listen(batch.session, "after_flush", lambda *_: heard.append("session"))
-            batch.connection.execution_options(stream_results=True)
-        else:
-            batch.session.execute(text("INSERT INTO effects VALUES ('bolt')"))
-
-    drill.handle(handler)
-    for tenant in ("acme", "bolt"):
-        drill.save(tenant, "1")
-        drill.go_on()
-    assert heard == []
-    assert drill.states() == {"handled": 2}
-
-
 def streams(driver: psycopg.Connection[Any]) -> Any:
     rows = driver.cursor().stream("SELECT generate_series(1, 100000)")
     next(rows)
@@ -279,9 +272,13 @@ def test_a_connection_that_is_still_in_use_fails_its_batch_and_no_other(drill: D
         connection.exec_driver_sql("INSERT INTO effects VALUES (%s)", (batch.tenant,))
         if batch.tenant != "bolt" and batch.tenant not in failed:
             failed.append(batch.tenant)
-            kept.append(KEPT[batch.tenant](driver_of(connection)))
+            driver = driver_of(connection)
+            kept.append(KEPT[batch.tenant](driver))
+            if batch.tenant == "sleeps":
+                event.listen(drill.runtime.engine, "invalidate", lambda *_: at_work.append(driver.lock.locked()))
 
     failed: list[str] = []
+    at_work: list[bool] = []
     drill.handle(handler)
     for tenant in KEPT:
         drill.save(tenant, "1")
@@ -291,6 +288,8 @@ def test_a_connection_that_is_still_in_use_fails_its_batch_and_no_other(drill: D
         assert time.monotonic() - started < 60
     assert [type(error) for error in drill.errors] == [HandlerMistake] * len(KEPT)
     assert all("still in use" in str(error) for error in drill.errors)
+    # Else libpq would free what a thread works on, and the process would crash now and then.
+    assert at_work == [False], "no thread is inside the driver when its session is closed"
     assert drill.states() == {"handled": 2 * len(KEPT)}
     assert drill.deployment.rows("SELECT count(*) FROM effects") == [(2 * len(KEPT),)]
 
@@ -298,24 +297,6 @@ def test_a_connection_that_is_still_in_use_fails_its_batch_and_no_other(drill: D
 KEPT: dict[str, Callable[[psycopg.Connection[Any]], Any]] = {
     one.__name__: one for one in (streams, copies, queues, sleeps)
 }
-
-
-def test_no_thread_is_inside_the_driver_when_its_session_is_closed(drill: Drill) -> None:
-    """Else libpq frees what it works on, and the process crashes now and then."""
-    threads: list[threading.Thread] = []
-    at_work: list[bool] = []
-
-    def handler(batch: Batch) -> None:
-        if not threads:
-            threads.append(sleeps(driver_of(batch.connection)))
-            driver = driver_of(batch.connection)
-            event.listen(drill.runtime.engine, "invalidate", lambda *_: at_work.append(driver.lock.locked()))
-
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
-    assert at_work == [False]
-    assert drill.states() == {"handled": 1}
 
 
 def test_who_uses_a_connection_after_its_batch_is_refused_and_spoils_nothing(drill: Drill) -> None:
@@ -384,25 +365,22 @@ def test_the_advance_is_made_under_our_own_role_and_settings(drill: Drill, caplo
 
 
 def test_what_a_handler_deferred_runs_under_its_settings_and_so_does_the_commit(drill: Drill) -> None:
-    with drill.deployment.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-            "INSERT INTO effects VALUES (current_user || ' ' || current_setting('app.tenant')); RETURN NULL; END $$"
-        )
-        connection.exec_driver_sql(
-            "CREATE CONSTRAINT TRIGGER note AFTER INSERT ON public.effects DEFERRABLE INITIALLY DEFERRED "
-            "FOR EACH ROW EXECUTE FUNCTION note()"
-        )
-        connection.exec_driver_sql("GRANT USAGE ON SCHEMA acme TO shopkeeper; GRANT ALL ON acme.effects TO shopkeeper")
+    drill.deployment.execute(
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "INSERT INTO effects VALUES (current_user || ' ' || current_setting('app.tenant')); RETURN NULL; END $$"
+    )
+    drill.deployment.execute(
+        "CREATE CONSTRAINT TRIGGER note AFTER INSERT ON public.effects DEFERRABLE INITIALLY DEFERRED "
+        "FOR EACH ROW EXECUTE FUNCTION note()"
+    )
+    drill.deployment.execute("GRANT USAGE ON SCHEMA acme TO shopkeeper; GRANT ALL ON acme.effects TO shopkeeper")
 
     def handler(batch: Batch) -> None:
         batch.connection.exec_driver_sql("SET LOCAL app.tenant = 'acme'; SET LOCAL search_path TO acme")
         batch.connection.exec_driver_sql("SET LOCAL ROLE shopkeeper")
         batch.connection.exec_driver_sql("INSERT INTO public.effects VALUES ('1')")
 
-    drill.handle(handler)
-    drill.save("acme", "1")
-    drill.go_on()
+    drill.deliver(handler, "1")
     assert drill.errors == []
     assert drill.deployment.rows("SELECT tenant FROM acme.effects") == [("shopkeeper acme",)]
 
@@ -433,3 +411,86 @@ def test_each_call_has_a_context_of_its_own(drill: Drill, kind: str) -> None:
     drill.go_on()
     assert drill.states() == {"handled": 3}
     assert seen == [("nobody", 28)] * 4
+
+
+def totals(drill: Drill) -> list[str]:
+    with Session(drill.deployment.engine) as session:
+        return sorted(session.scalars(select(Total.number)))
+
+
+def add(batch: Batch) -> None:
+    batch.session.add_all(Total(number=record.external_id) for record in batch)
+
+
+def test_what_was_not_flushed_is_written_and_the_session_ends_with_the_batch(drill: Drill) -> None:
+    kept: list[tuple[Batch, Session, Total]] = []
+
+    def handler(batch: Batch) -> None:
+        with batch.session as session:
+            assert session is batch.session
+            first = Total(number="first")
+            session.add(first)
+            session.flush()
+            assert batch.connection.exec_driver_sql("SELECT number FROM totals").scalars().all() == ["first"]
+        kept.append((batch, session, first))
+        add(batch)
+
+    drill.deliver(handler, "1", "2")
+    assert totals(drill) == ["1", "2", "first"], "closing it drops nothing"
+    assert drill.states() == {"handled": 2}
+    ((batch, session, first),) = kept
+    assert inspect(first).detached
+    with pytest.raises(HandlerMistake, match="the batch is over"):
+        _ = batch.session
+    with pytest.raises(InvalidRequestError, match="permanently closed"):
+        session.scalars(select(Total))
+
+
+def test_nothing_of_a_batch_that_fails_is_written_also_what_was_committed(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        add(batch)
+        batch.session.commit()
+        if len(drill.calls) == 1:
+            raise ValueError
+
+    drill.deliver(handler, "1")
+    # The first call's row would be in the way of the second's.
+    assert totals(drill) == ["1"]
+    assert [len(numbers) for _, numbers in drill.calls] == [1, 1]
+
+
+def test_a_part_that_is_rolled_back_leaves_the_rest(drill: Drill) -> None:
+    def handler(batch: Batch) -> None:
+        session = batch.session
+        add(batch)
+        session.commit()
+        with suppress(IntegrityError), session.begin_nested():
+            session.add(Total(number="1"))
+            session.flush()
+        session.add(Total(number="1"))
+        with pytest.raises(IntegrityError):
+            session.flush()
+        session.rollback()
+        session.add(Total(number="after"))
+
+    drill.deliver(handler, "1")
+    assert totals(drill) == ["1", "after"]
+    assert drill.states() == {"handled": 1}
+
+
+@pytest.mark.parametrize("kind", ["flush", "commit"])
+def test_a_record_whose_row_breaks_a_constraint_goes_to_quarantine_alone(drill: Drill, kind: str) -> None:
+    """Found when the session is flushed after the handler, or when the transaction commits."""
+
+    def handler(batch: Batch) -> None:
+        for record in batch:
+            row = Total(number=record.external_id)
+            if record.external_id == "bad":
+                row = Total(number="taken") if kind == "flush" else Total(number="bad", of="nobody")
+            batch.session.add(row)
+
+    with Session(drill.deployment.engine) as session, session.begin():
+        session.add(Total(number="taken"))
+    drill.deliver(handler, "1", "bad", "2")
+    assert totals(drill) == ["1", "2", "taken"]
+    assert drill.states() == {"handled": 2, "quarantined": 1}

@@ -1,22 +1,49 @@
-"""The story of one run, told in this process: real Redis, real Postgres, and messages taken from the queue by hand."""
+"""Runs of a tenant: a burst with a real worker, and the story of one run in this process."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.gate import Answer, Begun, State
-from taskbridge.store import record_invoice
-from taskbridge.worker import slot
-from taskbridge.worker.poller import reconcile
 from tests.deployment import Deployment
 from tests.inline import Inline
 from tests.waiting import wait_until
+
+NUMBERS = [f"{number:03}" for number in range(50)]
+
+
+# A pass of the poller may fall between a commit and its event; a run that uses up its budget is followed by another.
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    "deployment", [{"tail_interval": 60.0, "base_interval": 600.0, "run_budget": 60.0}], indirect=True
+)
+def test_a_burst_makes_two_runs_and_none_without_records(deployment: Deployment) -> None:
+    first, *others = NUMBERS
+    with deployment.worker(), deployment.engine.connect() as connection:
+        # given a handler at work with the first event of a burst: it cannot write into the ledger
+        connection.exec_driver_sql("LOCK TABLE ledger IN SHARE MODE")
+        deployment.save("acme", first)
+        wait_until(lambda: deployment.rows("SELECT 1 FROM pg_locks WHERE NOT granted"), "handler at work")
+        # when 49 more come before it ends
+        for number in others:
+            deployment.save("acme", number)
+        connection.commit()
+        deployment.wait_until_idle()
+        # then one more run takes them all, in more than one batch where the first call took long
+        batch, *later = deployment.delivered("acme")
+        assert (batch, [number for numbers in later for number in numbers]) == ([first], others)
+        # The history has a run shortly after its tenant is idle.
+        history = "SELECT events, records FROM taskbridge.runs ORDER BY began_at"
+        wait_until(lambda: len(deployment.rows(history)) == 2, "both runs are in the history")
+        assert [tuple(run) for run in deployment.rows(history)] == [(1, 1), (len(others), len(others))]
+        (counts,) = deployment.rows("SELECT runs, events FROM taskbridge.sync_cursors")
+        assert (counts.runs, counts.events) == (2, len(NUMBERS))
+        assert deployment.deliveries() == [("acme", number) for number in NUMBERS]
 
 
 @pytest.fixture
@@ -47,28 +74,15 @@ def test_a_cursor_with_a_higher_owner_costs_one_run_and_is_not_stuck(inline: Inl
     # given a cursor whose owner's token is an hour ahead: the clock of Redis stepped back
     inline.handle(lambda _: None)
     ahead = f"{int((time.time() + 3600) * 1_000_000):016d}-ffffffffffff"
-    with inline.deployment.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, owner) VALUES ('invoices', 'acme', %s)", (ahead,)
-        )
+    inline.deployment.execute(
+        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, owner) VALUES ('invoices', 'acme', %s)", (ahead,)
+    )
     inline.deployment.save("acme", "a")
     assert inline.run_all() == 2
     assert inline.seen == ["a"]
     assert inline.state() is State.IDLE
     ((owner,),) = inline.deployment.rows("SELECT owner FROM taskbridge.sync_cursors")
     assert owner > ahead
-
-
-def test_a_late_message_does_nothing(inline: Inline) -> None:
-    inline.handle(lambda _: None)
-    inline.deployment.save("acme", "a")
-    message = inline.message()
-    assert message is not None
-    slot.run_tenant(inline.runtime, *message)
-    inline.deployment.save("acme", "b")
-    slot.run_tenant(inline.runtime, *message)
-    assert inline.seen == ["a"]
-    assert inline.state() is State.QUEUED
 
 
 def test_a_batch_knows_whether_its_run_still_holds_the_tenant(inline: Inline) -> None:
@@ -116,41 +130,3 @@ def test_a_process_that_was_frozen_while_its_run_began_knows_that_it_was_replace
     assert isinstance(frozen[0], Begun)
     assert owned[0] is False
     assert inline.state() is State.IDLE
-
-
-def test_a_batch_is_a_sequence_of_its_records(inline: Inline) -> None:
-    batches: list[Batch] = []
-    inline.handle(batches.append)
-    for number in ("a", "b", "c"):
-        record_invoice(inline.deployment.engine, "acme", number, {"number": number})
-    inline.deployment.notify_event.delay("acme")
-    inline.run_all()
-    (batch,) = batches
-    assert (len(batch), batch[0].external_id, batch[-1].document) == (3, "a", {"number": "c"})
-    assert [record.external_id for record in batch[1:]] == ["b", "c"]
-    assert repr(batch) == "<Batch invoices 'acme': 3 records>"
-    assert len({record.idempotency_key for record in batch}) == 3
-
-
-def test_a_tenant_whose_run_ends_while_a_base_round_looks_gets_a_run_that_finds_nothing_at_the_most(
-    inline: Inline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given a tenant with a runner
-    inline.handle(lambda _: None)
-    inline.deployment.save("acme", "a")
-    remind = inline.runtime.gate.remind
-
-    def run_before_the_reminders(*args: Any, **how: Any) -> list[Answer]:
-        inline.run_all()
-        return remind(*args, **how)
-
-    # when its run ends after Postgres was asked for what is pending and before Redis is told
-    monkeypatch.setattr(inline.runtime.gate, "remind", run_before_the_reminders)
-    reconcile(inline.runtime, "invoices")
-    inline.run_all()
-    # then nothing is delivered twice, and one that really has no runner gets one
-    assert inline.seen == ["a"]
-    monkeypatch.undo()
-    inline.deployment.save("acme", "b", notify=False)
-    reconcile(inline.runtime, "invoices")
-    assert inline.runtime.gate.look("invoices", ["acme"])[0].deadline_ms is not None

@@ -1,6 +1,9 @@
-"""The app of TaskBridge, for a worker in which what kombu does now and then comes every second."""
+"""The app of TaskBridge, for a worker with other options of its broker, and timers of kombu that do not wait."""
 
 from __future__ import annotations
+
+import json
+import os
 
 from kombu.transport import redis
 
@@ -10,8 +13,6 @@ __all__ = ["app"]
 
 app.conf.broker_transport_options = {
     **app.conf.broker_transport_options,
-    "health_check_interval": 1,
-    "unacked_restore_interval": 1,
-    "unacked_restore_throttle": 1,
+    **json.loads(os.environ["TEST_BROKER_OPTIONS"]),
 }
 redis.BINDING_SWEEP_INTERVAL = 1  # type: ignore[attr-defined]
