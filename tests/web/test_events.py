@@ -220,6 +220,7 @@ WRONG = [
     ({"pipeline": "orders", "tenant": ""}, "the tenant is empty"),
     ({"pipeline": "orders", "tenant": True}, "the tenant is neither a string nor an integer"),
     ({"pipeline": ["x"], "tenant": "acme"}, "no pipeline is called"),
+    ({"pipeline": "x" * 900_000, "tenant": "acme"}, "no pipeline is called"),
     ({"pipeline": "orders", "tennant": "acme"}, "'tennant' is not a field of an event: use pipeline, tenant"),
     ({"source": "orders", "tenant": "acme"}, "a record lacks key, document"),
     ({"tenant": "acme", "key": "1", "document": {}}, "a record needs either a `source` or a `pipeline`"),
@@ -241,6 +242,7 @@ def test_what_is_wrong_is_refused_with_the_reason_and_its_place_in_the_array(url
         assert answer.status_code == 400
         assert why in answer.json()["error"]
         assert answer.json().keys() == {"error"}
+        assert len(answer.content) < 3_000
         answer = post(url, [an_order(), {"pipeline": "orders", "tenant": "acme"}, entry, an_order(2)])
         assert answer.status_code == 400
         assert why in answer.json()["error"]
