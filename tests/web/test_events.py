@@ -277,6 +277,19 @@ def test_who_has_no_token_is_refused_before_the_body_comes(
     assert records(deployment) == []
 
 
+def test_who_has_no_token_and_frames_its_body_wrongly_leaves_no_traceback(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = url.removeprefix("http://").removesuffix("/events").split(":")
+    for line in (b"POST /events", b"POST /another", b"PUT /events") * 7:
+        with socket.create_connection((host, int(port)), timeout=30) as opened:
+            opened.sendall(line + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+            answer = b"".join(iter(lambda: opened.recv(65_536), b""))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+    assert "Traceback" not in caplog.text
+    assert [one.getMessage() for one in caplog.records if one.exc_info] == []
+
+
 def test_each_token_is_compared_in_constant_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
     original = hmac.compare_digest
