@@ -125,6 +125,8 @@ def test_a_pipeline_that_no_round_looks_at_is_named(taskbridge: Program, engine:
         stood(engine, "base", seconds)
         (text,) = findings(taskbridge("doctor", "--json"))["work"]
         assert text.startswith(expected)
+    assert taskbridge("notify", "France").status == 0
+    assert "messages: 1 in" in findings(taskbridge("doctor", "--json"))["broker"][0]
 
 
 def test_each_server_that_cannot_be_used_is_named_without_its_password(

@@ -112,7 +112,8 @@ def test_a_shell_that_does_not_declare_the_pipelines_says_so_and_not_that_all_is
     assert (ended.status, ended.stderr.count(said), ended.stdout.count(said)) == (0, 1, 0)
     assert said not in taskbridge("quarantine", "list", "--pipeline", "invoices").stderr, "it was looked at"
     assert said in taskbridge("inspect", "a").stderr
-    assert said in taskbridge("doctor").stdout
+    found = taskbridge("doctor", "--json").json["findings"]
+    assert [one["level"] for one in found if one["text"] == said] == ["warning"]
 
 
 def test_the_worst_come_first_if_asked_for_also_behind_many_others(taskbridge: Program, engine: Engine) -> None:

@@ -119,7 +119,7 @@ def test_a_run_message_that_waits_for_long_is_named_though_its_deadline_moves(
     gate = runtime_of(deployment.app).gate
     for tenant in ("late", "new"):
         gate.notify("orders", tenant, PIPELINES["orders"].policy.spacing)
-    assert health.health(context).colour == "green"
+    assert (health.health(context).colour, health.health(context).queued) == ("green", 2)
     waits_for_long(deployment, "late")
     if ended is not None:
         run(deployment.engine, ENDED.format(ended))

@@ -220,6 +220,7 @@ WRONG = [
     ({"pipeline": "orders", "tenant": ""}, "the tenant is empty"),
     ({"pipeline": "orders", "tenant": True}, "the tenant is neither a string nor an integer"),
     ({"pipeline": ["x"], "tenant": "acme"}, "no pipeline is called"),
+    ({"pipeline": "x" * 900_000, "tenant": "acme"}, "no pipeline is called"),
     ({"pipeline": "orders", "tennant": "acme"}, "'tennant' is not a field of an event: use pipeline, tenant"),
     ({"source": "orders", "tenant": "acme"}, "a record lacks key, document"),
     ({"tenant": "acme", "key": "1", "document": {}}, "a record needs either a `source` or a `pipeline`"),
@@ -241,6 +242,7 @@ def test_what_is_wrong_is_refused_with_the_reason_and_its_place_in_the_array(url
         assert answer.status_code == 400
         assert why in answer.json()["error"]
         assert answer.json().keys() == {"error"}
+        assert len(answer.content) < 3_000
         answer = post(url, [an_order(), {"pipeline": "orders", "tenant": "acme"}, entry, an_order(2)])
         assert answer.status_code == 400
         assert why in answer.json()["error"]
@@ -273,6 +275,19 @@ def test_who_has_no_token_is_refused_before_the_body_comes(
         assert "www-authenticate: Bearer" in answer
         assert TOKEN not in answer + caplog.text
     assert records(deployment) == []
+
+
+def test_who_has_no_token_and_frames_its_body_wrongly_leaves_no_traceback(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = url.removeprefix("http://").removesuffix("/events").split(":")
+    for line in (b"POST /events", b"POST /another", b"PUT /events") * 7:
+        with socket.create_connection((host, int(port)), timeout=30) as opened:
+            opened.sendall(line + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+            answer = b"".join(iter(lambda: opened.recv(65_536), b""))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+    assert "Traceback" not in caplog.text
+    assert [one.getMessage() for one in caplog.records if one.exc_info] == []
 
 
 def test_each_token_is_compared_in_constant_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
