@@ -30,16 +30,11 @@ def nested(depth: int, key: str | None = None) -> Any:
     return value
 
 
-# What cannot work is refused when it is declared.
-
-
 @pytest.mark.parametrize(
     ("path", "text"),
     [
         ("level", r'"level" is no JSONPath \(expected \'\$\', found \'l\', line 1, column 0\): write'),
         ("", "is no JSONPath"),
-        ("$.a.", "unexpected end of expression"),
-        ("$[?nope(@)]", "'nope' is not defined"),
         ("$[?" + "(" * 3000 + "@" + ")" * 3000 + "]", "recursion"),
         ("$.\ud800", "is no JSONPath"),
         (5, "is 5: give a JSONPath as text"),
@@ -84,54 +79,10 @@ def test_a_delay_that_makes_no_sense_is_refused(delay: Any, text: str) -> None:
         Criterion("$.level", "ERROR", "$.service", delay)
 
 
-# Two criteria for one thing.
-
-
 @pytest.mark.parametrize("path", ["$.level", "$['level']", '$["level"]', "$ .level"])
 def test_the_same_criterion_twice_is_refused_however_its_path_is_written(path: str) -> None:
     with pytest.raises(InvalidPolicy, match=r"criteria 1 and 3 \(.*say the same twice"):
         check_criteria([ERROR, WARNING, Criterion(path, "ERROR", "$['service']", 300.0)])
-
-
-@pytest.mark.parametrize(("one", "other"), [(1, True), (0, False), (1, "1"), (None, False), ("null", None)])
-def test_values_that_json_tells_apart_are_two_criteria(one: Any, other: Any) -> None:
-    criteria = [Criterion("$.a", value, "$.b", 1) for value in (one, other)]
-    assert check_criteria(criteria) == tuple(criteria)
-
-
-def test_one_match_with_the_tenant_in_two_places_is_allowed() -> None:
-    criteria = check_criteria([ERROR, Criterion("$.level", "ERROR", "$.host", 60)])
-    assert match(criteria, {"level": "ERROR", "host": "h"}) == Match("h", 60_000, ERROR.label)
-    assert match(criteria, {"level": "ERROR", "service": "s"}) == Match("s", 300_000, ERROR.label)
-
-
-# What applies.
-
-
-VALUES: list[Any] = [1, True, "1", 0, False, "", None, "null", "true", 1.5, 2**53 + 1, [], {}, [1], {"a": 1}]
-
-
-def test_values_of_two_json_types_are_never_equal() -> None:
-    for wanted in VALUES:
-        if isinstance(wanted, list | dict):
-            continue
-        criteria = [Criterion("$.v", wanted, "$.t", 1)]
-        assert check_criteria(criteria) == tuple(criteria)
-        for found in VALUES:
-            result = match(criteria, {"v": found, "t": "T"})
-            assert isinstance(result, Match) == (type(wanted) is type(found) and wanted == found), (wanted, found)
-
-
-@pytest.mark.parametrize(("wanted", "found"), [(1, 1.0), (1.0, 1), (0, -0.0), (10**400, 10**400)])
-def test_a_json_number_is_equal_however_it_is_written(wanted: float, found: float) -> None:
-    assert isinstance(match([Criterion("$.v", wanted, "$.t", 1)], {"v": found, "t": "T"}), Match)
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_of_several_that_apply_the_smallest_delay_wins_in_any_order(turned: bool) -> None:
-    criteria = [ERROR, Criterion("$.urgent", True, "$.service", 1), WARNING]
-    payload = {"level": "ERROR", "urgent": True, "service": "A"}
-    assert match(criteria[::-1] if turned else criteria, payload) == Match("A", 1000, "$.urgent = true")
 
 
 def test_criteria_that_disagree_about_the_tenant_leave_the_payload_unmatched() -> None:
@@ -145,15 +96,10 @@ def test_a_criterion_that_fails_does_not_stop_one_that_applies() -> None:
     assert match(criteria, payload) == Match("A", 300_000, ERROR.label)
 
 
-# Why nothing applies.
-
-
 @pytest.mark.parametrize(
     ("payload", "text"),
     [
         ({"level": "INFO"}, 'no criterion applies: $.level gives "INFO", needed "ERROR" or "WARNING"'),
-        ({}, 'no criterion applies: $.level gives no value, needed "ERROR" or "WARNING"'),
-        ({"level": ["ERROR"]}, "$.level gives an array, needed"),
         ({"level": None}, "$.level gives null, needed"),
         (None, "$.level gives no value"),
     ],
@@ -168,11 +114,8 @@ def test_a_value_that_no_criterion_has_is_reported_with_what_was_needed(payload:
         ([], "parameter path $.service[*] gives no value"),
         (["A", "A"], "parameter path $.service[*] gives 2 values instead of one"),
         ([5], "parameter path $.service[*] gives a number: a tenant is a string"),
-        ([{}], "gives an object"),
-        ([""], "gives a string that is no tenant: the tenant is empty"),
         ([" A"], 'gives a string that is no tenant: the tenant " A" begins or ends with space: strip it'),
         (["A\n"], 'gives a string that is no tenant: the tenant "A\\n" contains the control character U+000A'),
-        (["x" * 201], "has 201 characters"),
     ],
 )
 def test_a_parameter_that_is_no_tenant_is_reported_before_criteria_about_other_values(service: Any, text: str) -> None:
@@ -203,13 +146,6 @@ def test_a_reason_repeats_no_long_text_of_the_payload(payload: object) -> None:
     assert len(said) < 400
 
 
-def test_a_reason_can_be_stored_and_printed_whatever_the_payload_holds() -> None:
-    for payload in ({"level": "\ud800\0\x1b[2J\u202e"}, {"level": "ERROR", "service": "\ud800\0\x1b[2J\u202e"}):
-        said = reason(BOTH, payload)
-        assert said.isprintable()
-        assert r"\ud800\u0000\u001b[2J\u202e" in said
-
-
 def test_a_payload_nested_too_deeply_for_a_path_is_called_that() -> None:
     deep = {"level": "ERROR", "deep": nested(5000)}
     text = "cannot be followed in this payload, which is nested too deeply for it"
@@ -228,7 +164,7 @@ scalars = st.none() | st.booleans() | st.sampled_from([0, 1, 1.0, -0.0]) | st.in
 payloads = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3), max_leaves=12
 )
-wanted = st.sampled_from(["x", "1", "", 1, 0, 1.0, True, False, None])
+wanted = st.sampled_from(["x", "1", "", "null", 1, 0, 1.0, True, False, None, 10**400])
 PATHS = """
     $  $.a  $..a  $[*]  $[0]  $[::2]  $.*.b  $[?@.a]  $[?@.a==@.b]  $[?@==$]  $[?@<1]  $[?match(@.a,@.b)]
     $[?search(@,'x')]  $[?length(@)>1]  $[?count(@.*)==2]  $[?value(@..a)==1]
@@ -268,7 +204,7 @@ def naive(criteria: list[Criterion], payload: object) -> tuple[str, int] | None:
 
 
 named = st.builds("$.{}".format, names)
-few = st.sampled_from(["x", "y", "1", " x", 1, 1.0, 0, True, False, None, ["x"], {"a": "x"}])
+few = st.sampled_from(["x", "y", "1", " x", "null", 1, 1.0, 0, -0.0, 10**400, True, False, None, ["x"], {"a": "x"}])
 
 
 @settings(derandomize=True, max_examples=150)

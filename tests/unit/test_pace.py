@@ -45,30 +45,6 @@ class Handler:
         return max(seconds for _, seconds in self.calls)
 
 
-@pytest.mark.parametrize("call", [0.0, 0.01, 0.3, 2.0])
-@pytest.mark.parametrize("lone", [0, 1, 5, 200])
-def test_lone_records_do_not_split_the_batches_of_a_handler_whose_calls_cost_by_themselves(
-    call: float, lone: int
-) -> None:
-    handler = Handler(call, 0.0)
-    for _ in range(lone):
-        handler.take(1)
-    handler.drain(10 * BATCH)
-    assert handler.drain(10 * BATCH) == [BATCH] * 10
-    assert len(handler.calls) - lone <= 20 + 10
-
-
-@pytest.mark.parametrize("call", [0.0, 0.01, 0.3])
-def test_a_handler_that_is_slow_for_each_record_holds_no_slot_for_a_whole_batch(call: float) -> None:
-    handler = Handler(call, 2.0)
-    handler.take(1)
-    handler.drain(30)
-    assert handler.longest <= 2 * (call + 2 * 2.0), "the bound of the first calls"
-    handler.calls.clear()
-    handler.drain(200)
-    assert {size for size, _ in handler.calls} == {1}
-
-
 @pytest.mark.parametrize("lone", [1, 20])
 def test_no_call_takes_more_than_a_few_budgets_before_the_cost_of_a_record_is_known(lone: int) -> None:
     handler = Handler(0.0, 0.1)
@@ -138,12 +114,6 @@ def test_a_call_is_as_long_as_the_latency_budget_allows_and_no_longer(
     assert record or sizes == [BATCH]
 
 
-def test_a_handler_whose_calls_cost_by_themselves_has_whole_batches_whatever_the_latency_budget() -> None:
-    handler = Handler(0.3, 0.0)
-    assert len(handler.drain(1_000, 100)) <= 12
-    assert handler.drain(1_000, 100) == [100] * 10
-
-
 @pytest.mark.parametrize(
     ("call", "record", "records"), [(0.0, 0.002, 25), (0.3, 0.0, BATCH), (0.3, 0.01, 120), (0.0, 2.0, 1)]
 )
@@ -151,9 +121,3 @@ def test_batches_are_as_large_as_the_page_about_failures_says(call: float, recor
     handler = Handler(call, record, noise=0.0)
     handler.drain(4 * BATCH)
     assert handler.drain(2 * BATCH)[0] == pytest.approx(records, abs=1)
-
-
-def test_one_slow_call_of_a_few_records_splits_no_batch() -> None:
-    handler = Handler(0.0, 0.0001)
-    handler.take(3, extra=0.2)
-    assert handler.drain(3) == [3]

@@ -16,16 +16,10 @@ from taskbridge.errors import ConfigurationError, InvalidPolicy, UnknownPipeline
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"lease": -1}, "lease is -1 s"),
-        ({"tick": 0}, "tick is 0 s"),
-        ({"tick": -0.2}, "tick is -0.2 s"),
         ({"tick": 2}, r"tick \(2 s\) is longer than the lease \(1.2 s\)"),
         ({"lease": float("nan")}, "between 0 and 3600 s"),
-        ({"lease": float("inf")}, "between 0 and 3600 s"),
         ({"lease": "1.2"}, "finite number"),
         ({"lease": True}, "finite number"),
-        ({"lease": 3601}, "between 0 and 3600 s"),
-        ({"lease": 10**400}, "between 0 and 3600 s"),
         ({"lease": 0, "sweep_empty_ticks": True}, "needs a lease"),
     ],
 )
@@ -49,14 +43,6 @@ def test_a_last_run_is_kept_for_the_longest_delay_whichever_event_comes(criteria
     policy = DelaySinceLastRun(criteria)
     assert policy.spacing == Spacing(delay=300_000, lease=0, last_ttl=900_000, empty_tick=0)
     assert policy.spacing_for(900_000) == Spacing(delay=900_000, lease=0, last_ttl=900_000, empty_tick=0)
-
-
-def test_a_policys_criteria_cannot_change_after_they_were_checked() -> None:
-    criteria = [ERROR]
-    policy = DelaySinceLastRun(criteria)
-    criteria.append(ERROR)
-    assert policy.criteria == (ERROR,)
-    assert policy == DelaySinceLastRun((ERROR,))
 
 
 def handler(batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""One place says which errors mean that a server is away; each of its users agrees on the same examples."""
+"""One place says which errors mean that a server is away, and tells them with the server's address and no password."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 import redis
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from taskbridge.common import server_errors
 from taskbridge.common.server_errors import is_away, is_switched, translated_errors
 from taskbridge.declaring.failures import is_downstream
 from taskbridge.errors import Unavailable
+from taskbridge.process.runtime import Runtime
+from taskbridge.settings import Settings
 
 AWAY: tuple[Exception, ...] = (
     ConnectionRefusedError(),
@@ -41,25 +44,15 @@ THERE: tuple[Exception, ...] = (
 )
 
 
-@pytest.mark.parametrize("error", AWAY, ids=repr)
-def test_a_server_that_is_away(error: Exception) -> None:
-    assert is_away(error)
-    assert is_downstream(error)
-
-
 TOLD = (redis.RedisError, kombu.exceptions.KombuError, OperationalError)
 
 
-@pytest.mark.parametrize("error", [one for one in AWAY if isinstance(one, TOLD)], ids=repr)
-def test_a_server_that_is_away_is_told_to_people_as_that(error: Exception) -> None:
-    with pytest.raises(Unavailable), translated_errors():
-        raise error
-
-
-@pytest.mark.parametrize("error", THERE, ids=repr)
-def test_a_server_that_is_there_and_refuses_something(error: Exception) -> None:
-    assert not is_away(error)
-    assert not is_downstream(error)
+@pytest.mark.parametrize("error", [*AWAY, *THERE], ids=repr)
+def test_a_server_that_is_away_and_one_that_refuses_something(error: Exception) -> None:
+    assert is_away(error) is is_downstream(error) is (error in AWAY)
+    if error in AWAY and isinstance(error, TOLD):
+        with pytest.raises(Unavailable), translated_errors():
+            raise error
 
 
 @pytest.mark.parametrize(
@@ -116,7 +109,53 @@ LOGIN = "Login was refused using authentication mechanism PLAIN. For details see
     ],
 )
 def test_what_a_library_says_becomes_a_sentence_and_a_remedy(error: Exception, said: str, remedy: str) -> None:
+    unavailable = told(error)
+    assert said in unavailable.what
+    assert remedy in unavailable.remedy
+
+
+PASSWORD = "s3cr3t@Pa55"
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has connected to nothing."""
+    monkeypatch.setattr(server_errors, "_addresses", {"Postgres": set(), "Redis": set()})
+
+
+def told(error: Exception) -> Unavailable:
     with pytest.raises(Unavailable) as caught, translated_errors():
         raise error
-    assert said in caught.value.what
-    assert remedy in caught.value.remedy
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("postgresql://u:s3cr3t%40Pa55@db.example/d", "db.example:5432"),
+        ("postgresql://u:s3cr3t%40Pa55@[::1]:1/d", "[::1]:1"),
+        ("postgresql:///d?host=/var/run/postgresql", "/var/run/postgresql"),
+        ("postgresql://u:s3cr3t%40Pa55@/d?host=a:1&host=b:2", "a:1, b:2"),
+        ("rediss://:s3cr3t%40Pa55@gate.example/0", "gate.example:6379"),
+        ("redis://:s3cr3t%40Pa55@[::1]:1/0", "[::1]:1"),
+    ],
+)
+@pytest.mark.usefixtures("alone")
+def test_a_time_out_whose_error_has_no_address_is_told_with_it(url: str, place: str) -> None:
+    if url.startswith("postgresql"):
+        assert Runtime(Settings(postgres_url=url)).engine is not None
+        timeout: Exception = psycopg.OperationalError("connection timeout expired")
+    else:
+        assert Runtime(Settings(redis_url=url)).redis is not None
+        timeout = redis.TimeoutError("Timeout reading from socket")
+    assert told(timeout).what == f"{'Postgres' if 'postgres' in url else 'Redis'} does not answer in time ({place})"
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_process_with_two_gates_names_the_one_that_the_error_is_of() -> None:
+    for port in (1, 2):
+        assert Runtime(Settings(redis_url=f"redis://:{PASSWORD}@127.0.0.1:{port}/0")).redis is not None
+        with pytest.raises(Unavailable) as caught, translated_errors():
+            Runtime(Settings(redis_url=f"redis://127.0.0.1:{port}/0")).redis.ping()
+        assert caught.value.what == f"Redis cannot be reached (127.0.0.1:{port})"
+    assert told(redis.TimeoutError("Timeout reading from socket")).what == "Redis does not answer in time"
