@@ -626,41 +626,8 @@ def _with_run(world: World, run: Run) -> World:
 
 
 def _with(world: World, messages: tuple[int, ...], runs: tuple[Run, ...]) -> World:
-    """Return `world` with these; written out because `_replace` takes three times as long, a million times."""
-    (
-        records,
-        committed,
-        events,
-        polled,
-        reconciled,
-        gate,
-        _,
-        cursor,
-        _,
-        passes,
-        faults,
-        workers,
-        lookers,
-        stepped,
-        copy,
-    ) = world
-    return World(
-        records,
-        committed,
-        events,
-        polled,
-        reconciled,
-        gate,
-        messages,
-        cursor,
-        runs,
-        passes,
-        faults,
-        workers,
-        lookers,
-        stepped,
-        copy,
-    )
+    """Return `world` with these; by position because `_replace` takes three times as long, a million times."""
+    return World(*world[:6], messages, world.cursor, runs, *world[9:])
 
 
 # The ticker

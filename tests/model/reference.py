@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from taskbridge.declaring.policy import Spacing
-from taskbridge.gate import Answer, Blame, Outcome, State, Timing
+from taskbridge.gate import Answer, Blame, Outcome, Settlement, State, Timing
 from taskbridge.gate.constants import Constant
 from tests.model import admission
 from tests.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE, Effect, Queueing
@@ -341,24 +341,16 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """The run with this token ends; it took this many records."""
+    """The run with this token ends."""
 
     token: int
-    outcome: Outcome
-    took: int = 1
-    retry: int = 0
-    owner: int = 0
-    handled: int = 0
-    failed: bool = True
-    blame: Blame = Blame.NOBODY
-    all_wait: bool = False
-    counted: bool = False
+    end: Settlement
     call: str | None = None
 
     @property
     def gives_back(self) -> bool:
         """Whether the run was stopped before it did anything."""
-        return self.outcome is Outcome.STOPPED and not self.took
+        return self.end.outcome is Outcome.STOPPED and not self.end.took
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,15 +366,6 @@ class Deadline:
 
 
 Event = Notify | Remind | Begin | Decline | Beat | Settle | Deadline
-
-_SETTLES = {
-    Outcome.MORE: Verb.MORE,
-    Outcome.STOPPED: Verb.STOPPED,
-    Outcome.DONE: Verb.DONE,
-    Outcome.RETRY: Verb.RETRY,
-    Outcome.STALE: Verb.STALE,
-    Outcome.PAUSED: Verb.PAUSED,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +421,7 @@ def step(
     after = replace(_EFFECTS[row.answer](tenant, event, row, now), state=row.next)
     _set_deadline(after, now)
     if isinstance(event, Settle) and row.answer is not Answer.LOST:
-        if row.answer is Answer.HELD and event.all_wait:
+        if row.answer is Answer.HELD and event.end.all_wait:
             shared.call_head(shared.circuit.rest or 0)
         after = _learned(tenant, after, event, now)
         was_open = shared.circuit.until is not None
@@ -483,11 +466,11 @@ def _repeat(tenant: Tenant, event: Event, now: _Now) -> tuple[Tenant, Answer]:
 
 def _learned(tenant: Tenant, after: Tenant, event: Settle, now: _Now) -> Tenant:
     """A run that did nothing leaves to the next one what it was told when it began."""
-    if event.outcome is Outcome.STALE or event.gives_back:
+    if event.end.outcome is Outcome.STALE or event.gives_back:
         began = tenant.before if now.spacing.last_ttl else after.began
-        return replace(after, failures=tenant.failures, began=began, died=tenant.died and not event.counted)
-    waits = event.outcome in (Outcome.RETRY, Outcome.PAUSED)
-    return replace(after, first=None, died=waits and tenant.died and not event.counted)
+        return replace(after, failures=tenant.failures, began=began, died=tenant.died and not event.end.counted)
+    waits = event.end.outcome in (Outcome.RETRY, Outcome.PAUSED)
+    return replace(after, first=None, died=waits and tenant.died and not event.end.counted)
 
 
 def _set_deadline(tenant: Tenant, now: _Now) -> None:
@@ -510,7 +493,7 @@ def _verb(event: Event) -> Verb:
         case Beat():
             return Verb.BEAT
         case Settle():
-            return _SETTLES[event.outcome]
+            return Verb.STALE if event.end.outcome is Outcome.STALE else Verb(f"settle: {event.end.outcome}")
         case Deadline():
             return Verb.DEADLINE
 
@@ -566,19 +549,26 @@ def _is_quiet(tenant: Tenant, now: _Now) -> bool:
 def _admitting(tenant: Tenant, now: _Now) -> tuple[admission.Row[admission.Circuit], admission.Row[admission.Slots]]:
     """Return what circuit and slots say to the run, and change nothing."""
     shared, circuit = now.shared, now.shared.circuit
-    head = shared.head()
-    score = _score(tenant, now.ms if tenant.joined is None else tenant.joined)
     truths = {
         Asked.SLOT: shared.has_slot(now.name, now.ms),
-        Asked.FIRST: head in (None, now.name) or score < shared.wait_queue[head or ""],
         Asked.OWN_PROBE: circuit.probe == now.name,
         Asked.PROBE_DIED: shared.due.get(circuit.probe or "", 0) <= now.ms,
     }
+    may_probe = circuit.state is admission.Circuit.HALF_OPEN or (
+        circuit.state is admission.Circuit.PROBING and (truths[Asked.OWN_PROBE] or truths[Asked.PROBE_DIED])
+    )
+    truths[Asked.FIRST] = may_probe and _is_first(tenant, now)
     holding = frozenset(condition for condition, holds in truths.items() if holds)
     of_circuit = choose(CIRCUIT, circuit.state, admission.Verb.BEGIN, holding)
     lets = truths[Asked.SLOT] and of_circuit.effect in (Effect.NONE, Effect.PROBE)
     holding = frozenset({Asked.LET}) if lets else frozenset()
     return of_circuit, choose(SLOTS, circuit.slots, admission.Verb.BEGIN, holding)
+
+
+def _is_first(tenant: Tenant, now: _Now) -> bool:
+    head = now.shared.head()
+    score = _score(tenant, now.ms if tenant.joined is None else tenant.joined)
+    return head in (None, now.name) or score < now.shared.wait_queue[head or ""]
 
 
 def _admit(of_circuit: admission.Row[admission.Circuit], of_slots: admission.Row[admission.Slots], now: _Now) -> None:
@@ -641,8 +631,8 @@ def _reminded(tenant: Tenant, event: Remind, now: _Now) -> Tenant:
 
 def _without_empty_run(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
     """Where delays count from the last run, a run that took nothing was none."""
-    ends = tenant.state is State.RUNNING and tenant.token == event.token and event.outcome is Outcome.DONE
-    if not ends or event.took or not now.spacing.last_ttl:
+    ends = tenant.state is State.RUNNING and tenant.token == event.token and event.end.outcome is Outcome.DONE
+    if not ends or event.end.took or not now.spacing.last_ttl:
         return tenant
     assert tenant.began is not None
     return replace(tenant, began=tenant.before, earliest=tenant.began + Constant.EMPTY_RUN_MS)
@@ -666,7 +656,7 @@ def _add_in_flight(event: Event, deadline: int, now: _Now) -> None:
             queue.in_flight[now.subject] = False, deadline
         elif not queue.stay(now.subject, deadline, now.ms):
             now.shared.in_flight_due[now.name] = deadline
-    elif isinstance(event, Settle) and event.outcome is not Outcome.STALE:
+    elif isinstance(event, Settle) and event.end.outcome is not Outcome.STALE:
         queue.in_flight[now.subject] = False, deadline
     elif isinstance(event, Remind):
         queue.in_flight[now.subject] = True, deadline
@@ -674,7 +664,7 @@ def _add_in_flight(event: Event, deadline: int, now: _Now) -> None:
 
 def _publish(tenant: Tenant, event: Event, row: Row, now: _Now) -> Tenant:
     """Publish a new run: its token is above the tenant's last one, or above the one that owned the cursor."""
-    floor = event.owner if isinstance(event, Settle) and row.answer is Answer.REISSUED else tenant.token
+    floor = int(event.end.owner[:16]) if isinstance(event, Settle) and row.answer is Answer.REISSUED else tenant.token
     token = now.us if floor is None else max(now.us, floor + 1)
     _add_in_flight(event, now.ms + now.timing.republish, now)
     died = tenant.died or (isinstance(event, Deadline) and row.answer is Answer.REISSUED)
@@ -767,12 +757,12 @@ def _to_the_end(tenant: Tenant, now: _Now) -> Tenant:
 
 def _judge(tenant: Tenant, event: Settle, now: _Now) -> Tenant:
     shared, circuit = now.shared, now.shared.circuit
-    blame = event.blame if event.outcome is Outcome.RETRY else Blame.NOBODY
-    verb = admission.Verb.HANDLED if event.handled else admission.Verb.NOTHING
+    blame = event.end.blame if event.end.outcome is Outcome.RETRY else Blame.NOBODY
+    verb = admission.Verb.HANDLED if event.end.handled else admission.Verb.NOTHING
     holding = {Asked.OWN_PROBE} if circuit.probe == now.name else set()
     if blame:
         verb = admission.Verb.FAILED
-        if event.handled:
+        if event.end.handled:
             circuit.forget_failures()
         if circuit.state is admission.Circuit.CLOSED and circuit.is_general(now.name, blame):
             holding.add(Asked.GENERAL)
@@ -828,7 +818,7 @@ def _pass_on_the_slot(event: Settle, now: _Now, *, closes: bool) -> None:
         Asked.FULL: not shared.wait_queue or wider >= (shared.most_runs or Constant.SLOW_START_ENDS),
     }
     holding = frozenset(condition for condition, holds in truths.items() if holds)
-    verb = admission.Verb.HANDLED if event.handled else admission.Verb.NOTHING
+    verb = admission.Verb.HANDLED if event.end.handled else admission.Verb.NOTHING
     until = now.ms + now.timing.republish
     effect = shared.ask_slots(verb, holding)
     match effect:
@@ -899,11 +889,11 @@ def _end(tenant: Tenant, _: Event, __: Row, ___: _Now) -> Tenant:
 
 def _hold(tenant: Tenant, event: Event, _: Row, now: _Now) -> Tenant:
     assert isinstance(event, Settle)
-    if event.outcome is Outcome.PAUSED:
+    if event.end.outcome is Outcome.PAUSED:
         return replace(tenant, held=True, paused=True, turn=False, deadline=now.ms + Constant.DAY_MS)
-    circuit, ends = now.shared.circuit, now.ms + event.retry
-    tenant = replace(tenant, held=True, turn=False, failures=tenant.failures + event.failed, deadline=ends)
-    if not event.all_wait:
+    circuit, ends = now.shared.circuit, now.ms + event.end.retry_ms
+    tenant = replace(tenant, held=True, turn=False, failures=tenant.failures + event.end.failed, deadline=ends)
+    if not event.end.all_wait:
         return tenant
     now.shared.ask_slots(admission.Verb.ALL_WAIT, frozenset())
     circuit.rest, circuit.width = max(ends, circuit.rest or 0), 1

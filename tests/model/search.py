@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from .protocol import Breach, Faults, Guards, Kind, Step, World, describe, first_world, is_finished, steps
 
-__all__ = ["Finding", "search"]
+__all__ = ["EVERY_GUARD", "Finding", "search"]
 
 EVERY_GUARD = Guards()
 

@@ -14,15 +14,18 @@ import pytest
 from tests.model.transitions import Verb
 
 from .protocol import SETTLES, Breach, Faults, Guards, is_handled
-from .search import Finding, search
+from .search import EVERY_GUARD, search
 
 NO_RECONCILER = Guards(reconciles=False)
 OLDER = frozenset({Breach.TWO_RUNS})
 """A Redis that comes back older may let two runs in; it is Postgres that lets one of them advance."""
 
 
-def report(finding: Finding) -> None:
+def found(records: int, faults: Faults, guards: Guards = EVERY_GUARD, **bounds: Any) -> str:
+    """What a search finds wrong; the way to it is printed, and how many states there are."""
+    finding = search(records, faults, guards, **bounds)
     print(finding)  # noqa: T201 - pytest shows it with -s, and whenever a test fails
+    return finding.wrong
 
 
 def case(name: str, records: int, faults: Faults, *, large: bool = False, **bounds: Any) -> Any:
@@ -65,10 +68,7 @@ def larger(name: str, records: int, faults: Faults, **bounds: Any) -> Any:
 def test_the_gate_and_the_poller_lose_no_record_whether_or_not_anybody_notifies(
     records: int, faults: Faults, bounds: dict[str, Any]
 ) -> None:
-    finding = search(records, faults, NO_RECONCILER, **bounds)
-
-    report(finding)
-    assert not finding.wrong, str(finding)
+    assert found(records, faults, NO_RECONCILER, **bounds) == ""
 
 
 @pytest.mark.parametrize(
@@ -93,40 +93,27 @@ def test_the_gate_and_the_poller_lose_no_record_whether_or_not_anybody_notifies(
     ],
 )
 def test_the_base_finds_what_a_lost_redis_forgot(records: int, faults: Faults, bounds: dict[str, Any]) -> None:
-    finding = search(records, faults, **bounds)
-
-    report(finding)
-    assert not finding.wrong, str(finding)
+    assert found(records, faults, **bounds) == ""
 
 
 def test_a_lost_deadline_loses_no_record() -> None:
-    finding = search(1, Faults(deadline_lost=1), workers=1, is_end=is_handled)
-
-    report(finding)
-    assert not finding.wrong, str(finding)
+    assert found(1, Faults(deadline_lost=1), workers=1, is_end=is_handled) == ""
 
 
 def test_a_lost_deadline_leaves_the_hash_of_a_tenant_that_has_nothing_pending_until_its_next_event() -> None:
     finding = search(1, Faults(deadline_lost=1), workers=1)
 
-    report(finding)
     assert "leaves a record or a key behind" in finding.wrong
     assert "gate waiting" in "".join(finding.trace)
 
 
 def test_an_event_in_the_middle_of_a_sweep_that_the_next_run_resumes_is_not_forgotten() -> None:
-    finding = search(3, Faults(), Guards(polls=False, reconciles=False, needs_events=True), workers=1)
-
-    report(finding)
-    assert not finding.wrong, str(finding)
+    assert found(3, Faults(), Guards(polls=False, reconciles=False, needs_events=True), workers=1) == ""
 
 
 @pytest.mark.parametrize("events", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_settle_that_is_sent_again_after_a_lost_reply_ends_nobody_elses_run(events: int) -> None:
-    finding = search(1, Faults(reply_lost=1), NO_RECONCILER, events=events)
-
-    report(finding)
-    assert not finding.wrong, str(finding)
+    assert found(1, Faults(reply_lost=1), NO_RECONCILER, events=events) == ""
 
 
 # Bugs, each a guard that is switched off. The search must notice.
@@ -146,10 +133,9 @@ BREACHES = [
 def test_the_search_finds_a_missing_check_of_tokens_or_of_the_cursor(
     guard: str, faults: Faults, breach: Breach, tolerated: frozenset[Breach]
 ) -> None:
-    finding = search(1, faults, Guards(**{guard: False, "polls": False}), tolerated=tolerated)
+    guards = Guards(**{guard: False, "polls": False})
 
-    report(finding)
-    assert finding.wrong == f"I1: {breach.value}"
+    assert found(1, faults, guards, tolerated=tolerated) == f"I1: {breach.value}"
 
 
 ONE = {"workers": 1}
@@ -195,10 +181,7 @@ LONGEST = {"reconciler_asks_the_cursor", "remind_counts_lingering", "end_counts_
 def test_the_search_finds_a_record_that_nobody_would_come_for(
     guard: str, others: dict[str, bool], records: int, faults: Faults, bounds: dict[str, Any]
 ) -> None:
-    finding = search(records, faults, Guards(**{**others, guard: False}), **bounds)
-
-    report(finding)
-    assert finding.wrong.startswith("I3, I4:")
+    assert found(records, faults, Guards(**{**others, guard: False}), **bounds).startswith("I3, I4:")
 
 
 def test_every_guard_is_taken_out_once() -> None:

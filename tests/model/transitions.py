@@ -82,17 +82,17 @@ def _everywhere(verb: Verb, answer: Answer, effect: str) -> tuple[Row, ...]:
 
 
 REPLAYED = "none: the lost answer is repeated"
+TAKEN_OVER = "none: another run took over"
+LATE = "none: a late or duplicate message"
+COUNT = "count; pending delay = the smaller"
+PUBLISH_FIRST = "new token; publish to the first-event queue, in this step"
+PUBLISH_NEXT = "new token; publish to the continuation queue"
+TO_WAIT_QUEUE = "held, at the end of the wait queue"
+TO_FAIR_QUEUE = "held, in the fair queue behind other tenants of its pipeline"
 
 # The first row that fits applies, so a row without a condition is the "otherwise" of those above it.
 TRANSITIONS: tuple[Row, ...] = (
-    Row(
-        _I,
-        Verb.NOTIFY,
-        (_When.SPACING_OVER,),
-        _Q,
-        Answer.STARTED,
-        "new token; publish to the first-event queue, in this step",
-    ),
+    Row(_I, Verb.NOTIFY, (_When.SPACING_OVER,), _Q, Answer.STARTED, PUBLISH_FIRST),
     Row(_I, Verb.NOTIFY, (), _W, Answer.DELAYED, "due at last run + delay"),
     Row(
         _W,
@@ -104,18 +104,11 @@ TRANSITIONS: tuple[Row, ...] = (
     ),
     Row(_W, Verb.NOTIFY, (_When.HELD,), _W, Answer.ABSORBED, "count; an event never shortens a back-off"),
     Row(_W, Verb.NOTIFY, (_When.PAUSED,), _W, Answer.ABSORBED, "count; an event does not end a pause"),
-    Row(
-        _W,
-        Verb.NOTIFY,
-        (_When.SPACING_OVER,),
-        _Q,
-        Answer.STARTED,
-        "new token; publish to the first-event queue, in this step",
-    ),
+    Row(_W, Verb.NOTIFY, (_When.SPACING_OVER,), _Q, Answer.STARTED, PUBLISH_FIRST),
     Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due at last run + delay if that is earlier"),
     Row(_Q, Verb.NOTIFY, (_When.REPEATED,), _Q, Answer.STARTED, REPLAYED),
-    Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, "count; pending delay = the smaller"),
-    Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, "count; pending delay = the smaller"),
+    Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, COUNT),
+    Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, COUNT),
     Row(
         _I,
         Verb.REMIND,
@@ -124,14 +117,7 @@ TRANSITIONS: tuple[Row, ...] = (
         Answer.POSTPONED,
         "one event until a run begins; held, in the fair queue behind other tenants of its pipeline",
     ),
-    Row(
-        _I,
-        Verb.REMIND,
-        (_When.SPACING_OVER,),
-        _Q,
-        Answer.STARTED,
-        "new token; publish to the first-event queue, in this step",
-    ),
+    Row(_I, Verb.REMIND, (_When.SPACING_OVER,), _Q, Answer.STARTED, PUBLISH_FIRST),
     Row(_I, Verb.REMIND, (), _W, Answer.DELAYED, "due at last run + delay"),
     # Paused tenants get no reminders, so a reminder means that the pause is over.
     Row(_W, Verb.REMIND, (_When.HELD,), _W, Answer.ABSORBED, "none: its deadline starts a run"),
@@ -191,7 +177,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "counts the burst",
     ),
     Row(_R, Verb.BEGIN, (_When.CURRENT, _When.REPEATED), _R, Answer.BEGUN, REPLAYED),
-    *_everywhere(Verb.BEGIN, Answer.REFUSED, "none: a late or duplicate message"),
+    *_everywhere(Verb.BEGIN, Answer.REFUSED, LATE),
     Row(
         _Q,
         Verb.DECLINE,
@@ -201,38 +187,24 @@ TRANSITIONS: tuple[Row, ...] = (
         f"due at now + {Constant.DECLINED_MS} ms, for the ticker of a worker that declares the pipeline; if it "
         "was started by a turn, the next tenant gets the turn",
     ),
-    *_everywhere(Verb.DECLINE, Answer.LOST, "none: a late or duplicate message"),
+    *_everywhere(Verb.DECLINE, Answer.LOST, LATE),
     Row(_R, Verb.BEAT, (_When.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),
-    *_everywhere(Verb.BEAT, Answer.LOST, "none: another run took over"),
-    Row(
-        _R,
-        Verb.MORE,
-        (_When.CURRENT, _When.OTHERS_IN_QUEUE),
-        _W,
-        Answer.POSTPONED,
-        "held, at the end of the wait queue",
-    ),
-    Row(
-        _R,
-        Verb.MORE,
-        (_When.CURRENT, _When.OTHERS_IN_TURNS),
-        _W,
-        Answer.POSTPONED,
-        "held, in the fair queue behind other tenants of its pipeline",
-    ),
-    Row(_R, Verb.MORE, (_When.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
+    *_everywhere(Verb.BEAT, Answer.LOST, TAKEN_OVER),
+    Row(_R, Verb.MORE, (_When.CURRENT, _When.OTHERS_IN_QUEUE), _W, Answer.POSTPONED, TO_WAIT_QUEUE),
+    Row(_R, Verb.MORE, (_When.CURRENT, _When.OTHERS_IN_TURNS), _W, Answer.POSTPONED, TO_FAIR_QUEUE),
+    Row(_R, Verb.MORE, (_When.CURRENT,), _Q, Answer.CONTINUED, PUBLISH_NEXT),
     Row(_Q, Verb.MORE, (_When.REPEATED,), _Q, Answer.CONTINUED, REPLAYED),
-    *_everywhere(Verb.MORE, Answer.LOST, "none: another run took over"),
-    Row(_R, Verb.STOPPED, (_When.CURRENT,), _Q, Answer.CONTINUED, "new token; publish to the continuation queue"),
+    *_everywhere(Verb.MORE, Answer.LOST, TAKEN_OVER),
+    Row(_R, Verb.STOPPED, (_When.CURRENT,), _Q, Answer.CONTINUED, PUBLISH_NEXT),
     Row(_Q, Verb.STOPPED, (_When.REPEATED,), _Q, Answer.CONTINUED, REPLAYED),
-    *_everywhere(Verb.STOPPED, Answer.LOST, "none: another run took over"),
+    *_everywhere(Verb.STOPPED, Answer.LOST, TAKEN_OVER),
     Row(
         _R,
         Verb.DONE,
         (_When.CURRENT, _When.NEW_EVENTS, _When.SPACING_OVER, _When.OTHERS_IN_QUEUE),
         _W,
         Answer.POSTPONED,
-        "held, at the end of the wait queue",
+        TO_WAIT_QUEUE,
     ),
     Row(
         _R,
@@ -240,16 +212,9 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT, _When.NEW_EVENTS, _When.SPACING_OVER, _When.OTHERS_IN_TURNS),
         _W,
         Answer.POSTPONED,
-        "held, in the fair queue behind other tenants of its pipeline",
+        TO_FAIR_QUEUE,
     ),
-    Row(
-        _R,
-        Verb.DONE,
-        (_When.CURRENT, _When.NEW_EVENTS, _When.SPACING_OVER),
-        _Q,
-        Answer.CONTINUED,
-        "new token; publish to the continuation queue",
-    ),
+    Row(_R, Verb.DONE, (_When.CURRENT, _When.NEW_EVENTS, _When.SPACING_OVER), _Q, Answer.CONTINUED, PUBLISH_NEXT),
     Row(_R, Verb.DONE, (_When.CURRENT, _When.NEW_EVENTS), _W, Answer.LINGERING, "due at last run + pending delay"),
     Row(
         _R,
@@ -268,7 +233,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "hash and deadline deleted; last run kept as long as it can delay the next",
     ),
     Row(_Q, Verb.DONE, (_When.REPEATED,), _Q, Answer.CONTINUED, REPLAYED),
-    *_everywhere(Verb.DONE, Answer.LOST, "none: another run took over"),
+    *_everywhere(Verb.DONE, Answer.LOST, TAKEN_OVER),
     Row(
         _R,
         Verb.RETRY,
@@ -287,8 +252,8 @@ TRANSITIONS: tuple[Row, ...] = (
         "held until an operator starts it or a reminder arrives (paused tenants get none); otherwise deleted after a "
         "day",
     ),
-    *_everywhere(Verb.PAUSED, Answer.LOST, "none: another run took over"),
-    *_everywhere(Verb.RETRY, Answer.LOST, "none: another run took over"),
+    *_everywhere(Verb.PAUSED, Answer.LOST, TAKEN_OVER),
+    *_everywhere(Verb.RETRY, Answer.LOST, TAKEN_OVER),
     Row(
         _R,
         Verb.STALE,
@@ -298,7 +263,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "new token above the cursor's owner; publish to the continuation queue",
     ),
     Row(_Q, Verb.STALE, (_When.REPEATED,), _Q, Answer.REISSUED, REPLAYED),
-    *_everywhere(Verb.STALE, Answer.LOST, "none: another run took over"),
+    *_everywhere(Verb.STALE, Answer.LOST, TAKEN_OVER),
     Row(
         _W,
         Verb.DEADLINE,
@@ -315,7 +280,7 @@ TRANSITIONS: tuple[Row, ...] = (
         Answer.ENDED,
         "hash and deadline deleted; no run, no message",
     ),
-    Row(_W, Verb.DEADLINE, (_When.OVERDUE,), _Q, Answer.PUBLISHED, "new token; publish to the continuation queue"),
+    Row(_W, Verb.DEADLINE, (_When.OVERDUE,), _Q, Answer.PUBLISHED, PUBLISH_NEXT),
     Row(_Q, Verb.DEADLINE, (_When.REPEATED,), _Q, Answer.PUBLISHED, REPLAYED),
     Row(
         _Q,
