@@ -170,11 +170,3 @@ class Crowd:
         """Milliseconds until `key` goes by itself: -1 never, -2 it is not there."""
         left: Any = self.client.pttl(key)
         return int(left)
-
-    def lasts(self, key: str) -> int:
-        """Milliseconds of the injected clock for which `key` is kept."""
-        with self.client.pipeline() as pipe:
-            pipe.time()
-            pipe.pttl(key)
-            (seconds, micros), left = pipe.execute()
-        return int(seconds * 1000 + micros // 1000 + left - self.gate.us // 1000)

@@ -11,9 +11,10 @@ Here no pipeline has a cap on its runs, no circuit opens and no pipeline waits; 
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -81,7 +82,6 @@ NO_LEASE = Spacing(delay=200)
 RULES = Spacing(delay=0, last_ttl=300_000)
 BOTH = Spacing(delay=200, lease=1_200, last_ttl=60_000)
 SPACINGS = {"both": BOTH, "bursts": BURSTS, "ticks": EMPTY_TICKS, "no_lease": NO_LEASE, "rules": RULES}
-RULE_DELAYS = (0, 1_000, 60_000, 300_000)
 
 Subject = tuple[str, str]
 Published = tuple[Queue, str, str, str]
@@ -91,50 +91,45 @@ FOREIGN = 1
 # An index into the few subjects of one example, so that each has a long life.
 WHICH = (0, 0, 0, 1, 2)
 OUTCOMES = (Outcome.DONE, Outcome.DONE, *Outcome)
-RETRIES = (0, 500, 30_000)
-LEADS = (1, 1_000, 10**9)
-# Of the oldest message of first events: None, there is none; else microseconds after the tenant's token.
-AHEADS = (None, -1, 0, 1)
 # Mostly the token that counts, else how many issues ago it was, or one of nobody.
 TOKEN_AGES = (0, 0, 0, 0, 0, 0, 1, 2, None)
-# How long ago a reminder's record was: None, it does not say.
-AGO = (None, -3_600_000, 0, 100, 30_000)
-LASTS = ("all its spacing", "nearly its spacing")
-
-subjects = st.sampled_from(WHICH)
-delays = st.sampled_from(RULE_DELAYS)
-spans = st.one_of(st.integers(0, 50), st.integers(50, 1_500), st.sampled_from((5_000, 60_000, 400_000)))
-outcomes = st.sampled_from(OUTCOMES)
-retries = st.sampled_from(RETRIES)
-leads = st.sampled_from(LEADS)
-aheads = st.sampled_from(AHEADS)
-token_ages = st.sampled_from(TOKEN_AGES)
-
 SPANS = (0, 7, 50, 200, 700, 1_500, 5_000, 60_000, 400_000)
+LASTS = ("all its spacing", "nearly its spacing")
+BOOLEANS = (False, True)
 DRAWS: dict[str, Sequence[Any]] = {
     **dict.fromkeys(("which", "first", "second", "third"), WHICH),
     **dict.fromkeys(("age", "late"), TOKEN_AGES),
-    "delay": RULE_DELAYS,
-    "ago": AGO,
-    "ahead": AHEADS,
-    "by_reconciler": (False, True),
+    **dict.fromkeys(("by_reconciler", "early", "all_wait", "failed", "more"), BOOLEANS),
+    **dict.fromkeys(("took", "handled"), (1, 0)),
+    # How long ago a reminder's record was: None, it does not say.
+    "ago": (None, -3_600_000, 0, 100, 30_000),
+    # Of the oldest message of first events: None, there is none; else microseconds after the tenant's token.
+    "ahead": (None, -1, 0, 1),
+    "blame": (Blame.NOBODY, Blame.DOWNSTREAM, Blame.DOWNSTREAM, Blame.RECORD, Blame.PIPELINE),
     "calls_for": ([(0, 0)], [(0, 1_000), (0, 0), (1, 0)], [(2, 0), (1, 60_000), (0, 0), (1, 0)]),
-    "early": (0, 1),
+    "delay": (0, 1_000, 60_000, 300_000),
+    "ends": (None, *Outcome),
     "events": ([], [0], [1_000, 0]),
     "lasts": (*SPANS, *LASTS),
-    "lead": LEADS,
+    "lead": (1, 1_000, 10**9),
+    "lost": ("hash", "deadline", "lease", "last", "all", "everybody's"),
     "moment_at": range(8),
     "ms": SPANS,
-    "order": ([0, 0], [0, 1], [1, 0, 2], [2, 1, 0, 0]),
+    "order": ([0, 0], [0, 1], [1, 0, 2], [2, 1, 0, 0], [3, 0, 1, 2]),
     "outcome": OUTCOMES,
-    "retry": RETRIES,
-    "steps": range(1, 5),
-    "took": (1, 0),
-    "wait": (0, BURSTS.delay, 300),
+    "retry": (0, 500, 3_000, 30_000, 300_000),
+    "shared": ("running", "wait queue", "circuit", "turns"),
 }
-"""What an argument of a rule, known by its name, may be where `random` draws it."""
-LEAST_WALKS, MOST_WALKS, STEPS = 12, 40, 50
+"""What an argument of a rule may be, by its name."""
+LEAST_WALKS, MOST_WALKS, STEPS = 20, 60, 50
 """Walks go on until each row of the table was taken."""
+
+
+def drawn(method: Callable[..., None]) -> Any:
+    """Return a rule whose arguments are drawn by their names."""
+    drawing: Any = rule
+    names = [*inspect.signature(method).parameters][1:]
+    return drawing(**{name: st.sampled_from(DRAWS[name]) for name in names})(method)
 
 
 class RepeatingGate(InjectedClock):
@@ -150,7 +145,6 @@ class GateAndModel(RuleBasedStateMachine):
     """Events for several tenants of several pipelines. The clock moves forward only."""
 
     clock_steps_back = False
-    draws: Mapping[str, Sequence[Any]] = DRAWS
     everybody: tuple[Subject, ...] = SUBJECTS
     most_runs = 0
 
@@ -191,18 +185,18 @@ class GateAndModel(RuleBasedStateMachine):
         self._share()
 
     def choose(self, one_of: Callable[[Sequence[Any]], Any]) -> list[Subject]:
-        return [one_of(self.everybody) for _ in range(3)]
+        return [one_of(self.everybody) for _ in range(4)]
 
     # Events
 
-    @rule(which=subjects, delay=delays)
+    @drawn
     def notify(self, which: int, delay: int) -> None:
         subject = self.active[which]
         spacing = self._spacing(subject, delay)
         answer = self.gate.notify(*subject, spacing)
         self._agree(subject, Notify(self.gate.nonce), answer, spacing)
 
-    @rule(which=subjects, delay=delays, ago=st.sampled_from(AGO), by_reconciler=st.booleans())
+    @drawn
     def remind(self, which: int, delay: int, ago: int | None, by_reconciler: bool) -> None:
         subject = self.active[which]
         spacing = self._spacing(subject, delay)
@@ -212,7 +206,7 @@ class GateAndModel(RuleBasedStateMachine):
         )
         self._agree(subject, Remind(last, by_reconciler, self.gate.nonce), answer, spacing)
 
-    @rule(order=st.lists(subjects, min_size=2, max_size=4), delay=delays, by_reconciler=st.booleans())
+    @drawn
     def remind_many(self, order: list[int], delay: int, by_reconciler: bool) -> None:
         """In one command, in which each has its own microsecond."""
         pipeline = self.active[order[0]][0]
@@ -227,7 +221,7 @@ class GateAndModel(RuleBasedStateMachine):
         assert published == []
         self._look()
 
-    @rule(calls_for=st.lists(st.tuples(subjects, delays), min_size=1, max_size=4))
+    @drawn
     def notify_many(self, calls_for: list[tuple[int, int]]) -> None:
         """In one command for each pipeline, in which each event has its own microsecond."""
         active = [(self.active[which], delay) for which, delay in calls_for]
@@ -243,7 +237,7 @@ class GateAndModel(RuleBasedStateMachine):
         assert published == []
         self._look()
 
-    @rule(which=subjects, age=token_ages)
+    @drawn
     def begin(self, which: int, age: int | None) -> None:
         subject = self.active[which]
         token = self._token(subject, age)
@@ -272,71 +266,38 @@ class GateAndModel(RuleBasedStateMachine):
             assert (begun.died is not None) is before.died
         self._agree(subject, event, begun if isinstance(begun, Answer) else Answer.BEGUN)
 
-    @rule(which=subjects, age=token_ages)
+    @drawn
     def decline(self, which: int, age: int | None) -> None:
         subject = self.active[which]
         token = self._token(subject, age)
         (answer,) = self.gate.decline([RunKey(*subject, token)])
         self._agree(subject, Decline(_number(token)), answer)
 
-    @rule(which=subjects, age=token_ages)
+    @drawn
     def beat(self, which: int, age: int | None) -> None:
         subject = self.active[which]
         token = self._token(subject, age)
         kept = self.gate.beat(RunKey(*subject, token))
         self._agree(subject, Beat(_number(token)), Answer.KEPT if kept else Answer.LOST)
 
-    @rule(which=subjects, age=token_ages, outcome=outcomes, retry=retries, lead=leads, took=st.sampled_from((1, 0)))
-    def settle(
-        self,
-        which: int,
-        age: int | None,
-        outcome: Outcome,
-        retry: int,
-        lead: int,
-        took: int = 1,
-        handled: int = 0,
-        failed: bool = True,
-        blame: Blame = Blame.NOBODY,
-        all_wait: bool = False,
-    ) -> None:
+    @drawn
+    def a_settle_comes(self, which: int, age: int | None, outcome: Outcome, retry: int, lead: int, took: int) -> None:
+        self.settle(which, age, outcome, lead, retry_ms=retry, took=took)
+
+    def settle(self, which: int, age: int | None, outcome: Outcome, lead: int = 1, **how: Any) -> None:
         subject = self.active[which]
         token, spacing = self._token(subject, age), SPACINGS[subject[0]]
-        # Drawn with what else a run says that may have counted a death.
-        counted = retry > 0
         # Where the clock never steps back, a later runner's token is at most a moment ahead.
-        owner = _number(token) + (lead if self.clock_steps_back else 1)
-        answer = settle(
-            self.gate,
-            RunKey(*subject, token),
-            Settlement(
-                outcome,
-                took=took,
-                handled=handled,
-                retry_ms=retry,
-                failed=failed,
-                blame=blame,
-                owner=f"{owner:016d}-ffffffffffff",
-                all_wait=all_wait,
-                counted=counted,
-            ),
-            spacing,
-            most_runs=self.shared[subject[0]].most_runs,
-        )
+        owner = f"{_number(token) + (lead if self.clock_steps_back else 1):016d}-ffffffffffff"
+        # Drawn with what else a run says that may have counted a death.
+        end = Settlement(outcome, owner=owner, counted=how.get("retry_ms", 0) > 0, **how)
+        most_runs = self.shared[subject[0]].most_runs
+        answer = settle(self.gate, RunKey(*subject, token), end, spacing, most_runs=most_runs)
         if answer is not Answer.LOST:
             self.holding[subject].discard(token)
-        said = (outcome, took, retry, owner, handled, failed, blame, all_wait, counted)
-        event = Settle(_number(token), *said, self.gate.nonce)
-        self._agree(subject, event, answer, spacing)
+        self._agree(subject, Settle(_number(token), end, self.gate.nonce), answer, spacing)
 
-    @rule(
-        which=subjects,
-        lasts=st.one_of(spans, st.sampled_from(LASTS)),
-        events=st.lists(delays, max_size=2),
-        late=token_ages,
-        outcome=outcomes,
-        retry=retries,
-    )
+    @drawn
     def a_run(
         self, which: int, lasts: int | str, events: list[int], late: int | None, outcome: Outcome, retry: int
     ) -> None:
@@ -346,7 +307,7 @@ class GateAndModel(RuleBasedStateMachine):
             self.notify(which, delay)
         if late != 0:
             self.beat(which, late)
-            self.settle(which, late, outcome, retry, 1)
+            self.settle(which, late, outcome, retry_ms=retry)
             self.expire(which)
         if events:
             self.beat(which, 0)
@@ -354,18 +315,18 @@ class GateAndModel(RuleBasedStateMachine):
             self.time_passes(lasts)
         else:
             self.time_passes_to_the_moment_when_something_changes(which, 7, int(lasts != LASTS[0]), 0)
-        self.settle(which, 0, outcome, retry, 1)
+        self.settle(which, 0, outcome, retry_ms=retry)
         if late is None:
             for foreign in Outcome:
-                self.settle(which, None, foreign, retry, 1)
+                self.settle(which, None, foreign, retry_ms=retry)
             self.notify(which, 1_000)
 
-    @rule(which=subjects, ms=spans)
+    @drawn
     def replies_are_lost(self, which: int, ms: int) -> None:
         """Each call is sent again after a while."""
         for starts in ("remind", "notify"):
             self._begin_a_run(which)
-            self.settle(which, 0, Outcome.DONE, 0, 1)
+            self.settle(which, 0, Outcome.DONE)
             self.time_passes(BURSTS.delay)
             self._lose_the_reply(which, starts, ms)
         self._lose_the_reply(which, "begin", ms)
@@ -384,7 +345,7 @@ class GateAndModel(RuleBasedStateMachine):
             "notify": lambda: self.notify(which, 0),
             "remind": lambda: self.remind(which, 0, None, by_reconciler=False),
             "begin": lambda: self.begin(which, self._age(subject, token)),
-            "settle": lambda: self.settle(which, self._age(subject, token), outcome, 0, 1),
+            "settle": lambda: self.settle(which, self._age(subject, token), outcome),
             "expire": lambda: self._expire(which, early=True),
             "publish_waiting": lambda: self.it_is_given_its_turn(which),
         }
@@ -394,52 +355,13 @@ class GateAndModel(RuleBasedStateMachine):
         calls[verb]()
         self.gate.nonce = None
 
-    @rule(which=subjects, outcome=st.sampled_from((Outcome.DONE, Outcome.RETRY)), wait=st.sampled_from((0, 300)))
-    def a_run_and_then_a_reminder(self, which: int, outcome: Outcome, wait: int) -> None:
-        """While its tenant lingers, or is held."""
-        self._begin_a_run(which)
-        self.settle(which, 0, outcome, 30_000, 1)
-        self.time_passes(wait)
-        self.remind(which, 0, None, by_reconciler=False)
-
-    @rule(which=subjects, by_reconciler=st.booleans())
+    @drawn
     def a_paused_tenant_is_notified_and_then_reminded(self, which: int, by_reconciler: bool) -> None:
         """A reminder says that the pause is over."""
         self._begin_a_run(which)
-        self.settle(which, 0, Outcome.PAUSED, 0, 1)
+        self.settle(which, 0, Outcome.PAUSED)
         self.notify(which, 0)
         self.remind(which, 0, None, by_reconciler=by_reconciler)
-
-    @rule(which=subjects, by_reconciler=st.booleans())
-    def an_event_after_a_run_and_a_reminder_when_it_is_due(self, which: int, by_reconciler: bool) -> None:
-        """Before a ticker has seen its deadline."""
-        self._begin_a_run(which)
-        self.settle(which, 0, Outcome.DONE, 0, 1)
-        self.notify(which, 1_000)
-        self.time_passes(1_000)
-        self.remind(which, 1_000, None, by_reconciler=by_reconciler)
-
-    @rule(which=subjects, by_reconciler=st.booleans())
-    def a_run_is_reminded_while_it_is_on(self, which: int, by_reconciler: bool) -> None:
-        """With records that it may have in hand, or not."""
-        self._begin_a_run(which)
-        self.remind(which, 0, None, by_reconciler=by_reconciler)
-
-    @rule(which=subjects, delay=delays)
-    def a_reminder_and_then_an_event(self, which: int, delay: int) -> None:
-        """Where the reminder finds the tenant idle or lingering, the event comes before its turn."""
-        self.remind(which, 0, None, by_reconciler=True)
-        self.notify(which, delay)
-
-    @rule(which=subjects, steps=st.integers(1, 4))
-    def work_goes_on(self, which: int, steps: int) -> None:
-        """Runs that find nothing, and deadlines that bring the next: the way to idle, or a part of it."""
-        for _ in range(steps):
-            if self.model[self.active[which]].state is State.QUEUED:
-                self.begin(which, 0)
-                self.settle(which, 0, Outcome.DONE, 0, 1)
-            else:
-                self._wait_for_a_run(which)
 
     def _begin_a_run(self, which: int) -> None:
         self._wait_for_a_run(which)
@@ -451,7 +373,7 @@ class GateAndModel(RuleBasedStateMachine):
         if self.model[self.active[which]].state is State.WAITING:
             self.the_deadline_passes(which)
 
-    @rule(which=subjects, ahead=aheads)
+    @drawn
     def first_events_wait(self, which: int, ahead: int | None) -> None:
         """Another's message is the oldest in their queue, or this tenant's own, or none is there."""
         queue, token = self.keys.queue(Queue.FIRST), self.model[self.active[which]].token
@@ -460,17 +382,11 @@ class GateAndModel(RuleBasedStateMachine):
         if self.fair_queue.head is not None:
             self.client.lpush(queue, f'{{"headers": {{"id": "{FOREIGN:016d}-abcdef.{self.fair_queue.head:016d}"}}}}')
 
-    @rule(which=subjects, ahead=aheads)
-    def an_event_and_then_the_deadline_of_its_message(self, which: int, ahead: int | None) -> None:
-        self.notify(which, 0)
-        self.first_events_wait(which, ahead)
-        self.the_deadline_passes(which)
-
-    @rule(which=subjects)
+    @drawn
     def expire(self, which: int) -> None:
         self._expire(which, early=False)
 
-    @rule(which=subjects)
+    @drawn
     def an_operator_starts_it(self, which: int) -> None:
         self._expire(which, early=True)
 
@@ -479,7 +395,7 @@ class GateAndModel(RuleBasedStateMachine):
         (answer,) = self.gate.expire(subject[0], [subject[1]], early=early)
         self._agree(subject, Deadline(early, call=self.gate.nonce), answer)
 
-    @rule(which=subjects)
+    @drawn
     def it_is_given_its_turn(self, which: int) -> None:
         subject = self.active[which]
         self.gate.publish_waiting([":".join(subject)])
@@ -489,18 +405,18 @@ class GateAndModel(RuleBasedStateMachine):
         assert published == []
         self._look()
 
-    @rule()
+    @drawn
     def a_ticker_asks_whose_turn_it_is(self) -> None:
         assert self.gate.fair_queue(100) == [":".join(subject) for subject in self.fair_queue.order()]
 
-    @rule(which=subjects)
+    @drawn
     def the_deadline_passes(self, which: int) -> None:
         deadline = self.model[self.active[which]].deadline
         if deadline is not None:
             self.gate.us = max(self.gate.us, deadline * 1000 - 1)
         self.expire(which)
 
-    @rule(which=subjects)
+    @drawn
     def expire_what_is_due(self, which: int) -> None:
         pipeline = self.active[which][0]
         due, now_ms = self.gate.overdue(pipeline, 100), self.gate.us // 1000
@@ -520,11 +436,11 @@ class GateAndModel(RuleBasedStateMachine):
 
     # Time
 
-    @rule(ms=spans)
+    @drawn
     def time_passes(self, ms: int) -> None:
         self.gate.us += ms * 1000
 
-    @rule(which=subjects, moment_at=st.integers(0, 7), early=st.sampled_from((0, 1)), delay=delays)
+    @drawn
     def time_passes_to_the_moment_when_something_changes(
         self, which: int, moment_at: int, early: int, delay: int
     ) -> None:
@@ -546,7 +462,7 @@ class GateAndModel(RuleBasedStateMachine):
         if moment is not None and moment * 1000 - 1 - early > self.gate.us:
             self.gate.us = moment * 1000 - 1 - early
 
-    @rule()
+    @drawn
     def redis_expires_keys(self) -> None:
         now = self.gate.us // 1000
         for subject, model in list(self.model.items()):
@@ -770,7 +686,7 @@ class GateAndModel(RuleBasedStateMachine):
 class LossyGateAndModel(GateAndModel):
     """The same, and Redis loses keys."""
 
-    @rule(which=subjects, lost=st.sampled_from(("hash", "deadline", "lease", "last", "all", "everybody's")))
+    @drawn
     def part_of_redis_is_lost(self, which: int, lost: str) -> None:
         if lost == "everybody's":
             self._lose_redis()
@@ -814,7 +730,7 @@ class LossyGateAndModelWithAClockThatStepsBack(LossyGateAndModel):
 
     clock_steps_back = True
 
-    @rule(ms=spans)
+    @drawn
     def the_clock_steps_back(self, ms: int) -> None:
         # What counts as lost by now may be forgotten, and would count again.
         lost = self.gate.us // 1000 - Constant.GRACE_MS
@@ -825,7 +741,7 @@ class LossyGateAndModelWithAClockThatStepsBack(LossyGateAndModel):
             del in_flight[subject]
         self.gate.us -= ms * 1000
 
-    @rule(which=subjects, ms=spans)
+    @drawn
     def a_run_dies_whose_token_is_ahead_of_the_clock(self, which: int, ms: int) -> None:
         self.the_clock_steps_back(ms)
         self.begin(which, 0)
@@ -835,52 +751,45 @@ class LossyGateAndModelWithAClockThatStepsBack(LossyGateAndModel):
 class GateAndModelWithTurns(GateAndModel):
     """The same, and runs that have more to do at the same time."""
 
-    @rule(first=subjects, second=subjects)
+    @drawn
     def two_runs_have_more_to_do(self, first: int, second: int) -> None:
         """The second waits for its turn, and its deadline passes before that comes."""
         for which in (first, second):
             self._begin_a_run(which)
         for which in (first, second):
-            self.settle(which, 0, Outcome.MORE, 0, 1)
+            self.settle(which, 0, Outcome.MORE)
         self.the_deadline_passes(second)
 
-    @rule(first=subjects, second=subjects, third=subjects)
+    @drawn
     def an_event_comes_in_a_run_while_others_wait_for_their_turn(self, first: int, second: int, third: int) -> None:
         for which in (third, first, second):
             self._begin_a_run(which)
         self.notify(third, 0)
         for which in (first, second):
-            self.settle(which, 0, Outcome.MORE, 0, 1)
+            self.settle(which, 0, Outcome.MORE)
         self.time_passes(BURSTS.delay)
-        self.settle(third, 0, Outcome.DONE, 0, 1)
+        self.settle(third, 0, Outcome.DONE)
 
-    @rule(which=subjects, outcome=st.sampled_from((*Outcome, None)))
-    def a_run_ends_or_dies(self, which: int, outcome: Outcome | None) -> None:
+    @drawn
+    def a_run_ends_or_dies(self, which: int, ends: Outcome | None) -> None:
         """In each way, so that it does not depend on what else is drawn."""
         self._begin_a_run(which)
         for of_another in Outcome:
-            self.settle(which, None, of_another, 500, 1)
+            self.settle(which, None, of_another, retry_ms=500)
         self.decline(which, None)
-        if outcome is None:
+        if ends is None:
             self.the_deadline_passes(which)
         else:
-            self.settle(which, 0, outcome, 500, 1)
+            self.settle(which, 0, ends, retry_ms=500)
         self.beat(which, None)
 
-    @rule(which=subjects, delay=delays)
+    @drawn
     def a_key_comes_again_after_its_run(self, which: int, delay: int) -> None:
         self.a_run_ends_or_dies(which, Outcome.DONE)
         for of_another in Outcome:
-            self.settle(which, None, of_another, 500, 1)
+            self.settle(which, None, of_another, retry_ms=500)
         self.beat(which, None)
         self.notify(which, delay)
-
-    @rule(which=subjects, wait=st.sampled_from((0, BURSTS.delay)), by_reconciler=st.booleans())
-    def a_tenant_that_lingers_is_found(self, which: int, wait: int, by_reconciler: bool) -> None:
-        self._begin_a_run(which)
-        self.settle(which, 0, Outcome.DONE, 0, 1)
-        self.time_passes(wait)
-        self.remind(which, 0, None, by_reconciler=by_reconciler)
 
 
 def _number(token: str) -> int:
@@ -888,17 +797,18 @@ def _number(token: str) -> int:
     return int(token[:16])
 
 
-def walk(machine: GateAndModel, draw: Random) -> None:
-    """Draw one course.
+def walk(machine: GateAndModel, draw: Random, moves: Collection[str] = ()) -> None:
+    """Draw one course of all rules, or of those with these names.
 
     Hypothesis is no choice where each row must be taken: even when it is told to be deterministic, it draws constants
     of all modules that the process has imported by then.
     """
-    rules = sorted(machine.rules, key=lambda one: one.function.__name__)
+    rules = {one.function.__name__: one for one in machine.rules}
+    names = sorted(moves or rules)
     machine.start(draw.choice)
     for _ in range(STEPS):
-        chosen = draw.choice(rules)
-        chosen.function(machine, **{name: draw.choice(machine.draws[name]) for name in sorted(chosen.arguments)})
+        chosen = rules[draw.choice(names)]
+        chosen.function(machine, **{name: draw.choice(DRAWS[name]) for name in sorted(chosen.arguments)})
     machine.teardown()
 
 

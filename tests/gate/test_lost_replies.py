@@ -13,22 +13,17 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-from sqlalchemy import make_url
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
 from taskbridge.embedded import Servers
-from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Reminder, Settlement, State, client
+from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Settlement, State, client
 from taskbridge.gate.message import lua_message
 from taskbridge.gate.scripts import SCRIPTS, read, render
 from taskbridge.gate.wire import COMMAND
 from tests.runs import begin, settle
-from verification.torture.proxy import Proxy
 
 SPACING = Spacing(delay=200, lease=1_200)
-EAGER = Spacing(delay=0)
 TENANTS = [f"tenant-{at}" for at in range(16)]
 MESSAGE = lua_message(Celery("tests", set_as_current=False))
 
@@ -50,39 +45,8 @@ def gate(redis_client: redis.Redis, keys: Keys, tokens: list[str]) -> Gate:
     return gate
 
 
-@pytest.fixture
-def proxy(servers: Servers) -> Iterator[Proxy]:
-    port = make_url(servers.redis_url).port
-    assert port is not None
-    made = Proxy(port)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def behind(servers: Servers, proxy: Proxy) -> Iterator[redis.Redis]:
-    """A worker's client, behind the proxy."""
-    made = client(make_url(servers.redis_url).set(port=proxy.port).render_as_string(hide_password=False))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def cut_off(gate: Gate, behind: redis.Redis, keys: Keys, tokens: list[str]) -> Gate:  # noqa: ARG001 - loads the scripts
-    """The same gate, behind the proxy."""
-    return Gate(behind, keys, publish=lambda *message: tokens.append(message[-1]))
-
-
 @contextmanager
-def losing_reply(proxy: Proxy, keys: Keys) -> Iterator[None]:
-    """Let Redis execute the next call, and close the connection instead of answering."""
-    with proxy.losing_replies(1, [keys.prefix]):
-        yield
-        assert proxy.left_to_lose == 0, "a reply was lost"
-
-
-@contextmanager
-def losing_one_reply(client: redis.Redis, meanwhile: Callable[[], object]) -> Iterator[None]:
+def losing_one_reply(client: redis.Redis, meanwhile: Callable[[], object] = bool) -> Iterator[None]:
     """Lose the next reply: the server has done the command, and `meanwhile` happens before the client tries again."""
     client.ping()
     connection: Any = client.connection_pool.get_connection(*COMMAND)
@@ -102,20 +66,22 @@ def losing_one_reply(client: redis.Redis, meanwhile: Callable[[], object]) -> It
 
 @pytest.fixture
 def retrying(servers: Servers) -> Iterator[redis.Redis]:
-    """A client that tries again, as redis-py does by default, only without a pause."""
-    client = redis.Redis.from_url(servers.redis_url, decode_responses=True, retry=Retry(NoBackoff(), 1))
-    yield client
-    client.close()
+    """A worker's client, which tries again."""
+    made = client(servers.redis_url)
+    yield made
+    made.close()
 
 
 def test_runs_that_begin_together_learn_what_they_were_given_at_first(
-    gate: Gate, cut_off: Gate, proxy: Proxy, keys: Keys, tokens: list[str]
+    gate: Gate, retrying: redis.Redis, keys: Keys, tokens: list[str]
 ) -> None:
     gate.notify_many([("invoices", tenant, SPACING) for tenant in TENANTS])
     gate.notify("invoices", TENANTS[0], SPACING)
     runs = [(RunKey("invoices", tenant, token), 0) for tenant, token in zip(TENANTS, tokens, strict=True)]
 
-    with losing_reply(proxy, keys):
+    cut_off = Gate(retrying, keys, publish=lambda *_: None)
+
+    with losing_one_reply(retrying):
         begun = cut_off.begin_many(runs, "worker-1")
 
     assert [type(answer) for answer in begun] == [Begun] * len(TENANTS)
@@ -154,74 +120,18 @@ def test_a_begin_that_is_sent_again_after_its_run_was_replaced_is_refused(
 
 
 def test_messages_that_are_taken_come_to_who_took_them(
-    redis_client: redis.Redis, gate: Gate, behind: redis.Redis, proxy: Proxy, keys: Keys
+    redis_client: redis.Redis, gate: Gate, retrying: redis.Redis, keys: Keys
 ) -> None:
     assert gate is not None, "the scripts are loaded"
-    pushing, cut_off = (Gate(one, keys, message=MESSAGE) for one in (redis_client, behind))
+    pushing, cut_off = (Gate(one, keys, message=MESSAGE) for one in (redis_client, retrying))
     pushing.notify_many([("invoices", tenant, SPACING) for tenant in TENANTS])
 
-    with losing_reply(proxy, keys):
+    with losing_one_reply(retrying):
         messages, _ = cut_off.take(10, 10)
     following, _ = cut_off.take(10, 10)
 
     assert [message.run.tenant for message in (*messages, *following)] == TENANTS
     assert redis_client.llen(keys.queue(Queue.FIRST)) == 0
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        pytest.param(lambda gate: gate.notify("invoices", "acme", EAGER), id="notify"),
-        pytest.param(lambda gate: gate.notify_many([("invoices", "acme", EAGER)])[0], id="notify_many"),
-        pytest.param(lambda gate: gate.remind("invoices", [Reminder("acme", 0)])[0], id="remind"),
-    ],
-)
-def test_a_run_whose_broker_is_elsewhere_is_published_by_who_started_it(
-    gate: Gate, cut_off: Gate, proxy: Proxy, keys: Keys, tokens: list[str], call: Callable[[Gate], Answer]
-) -> None:
-    with losing_reply(proxy, keys):
-        answer = call(cut_off)
-
-    (status,) = gate.look("invoices", ["acme"])
-    assert answer is Answer.STARTED
-    assert tokens == [status.token]
-    assert (status.state, status.deadline_ms is not None) == (State.QUEUED, True)
-    assert gate.notify("invoices", "acme", EAGER) is Answer.ABSORBED, "another event"
-
-
-@pytest.mark.parametrize(
-    ("end", "expected"),
-    [
-        pytest.param(Settlement(Outcome.MORE), Answer.CONTINUED, id="more"),
-        pytest.param(Settlement(Outcome.STALE, owner="1999999999999999-000000"), Answer.REISSUED, id="stale"),
-    ],
-)
-def test_a_run_whose_broker_is_elsewhere_is_continued_by_who_settled_it(
-    gate: Gate, cut_off: Gate, proxy: Proxy, keys: Keys, tokens: list[str], end: Settlement, expected: Answer
-) -> None:
-    gate.notify("invoices", "acme", SPACING)
-    begin(gate, RunKey("invoices", "acme", tokens[-1]))
-
-    with losing_reply(proxy, keys):
-        answer = settle(cut_off, RunKey("invoices", "acme", tokens[-1]), end, SPACING)
-
-    assert answer is expected
-    assert tokens[1:] == [gate.look("invoices", ["acme"])[0].token]
-
-
-def test_a_run_whose_broker_is_elsewhere_is_published_by_who_saw_its_deadline(
-    redis_client: redis.Redis, gate: Gate, cut_off: Gate, proxy: Proxy, keys: Keys, tokens: list[str]
-) -> None:
-    gate.notify("invoices", "acme", SPACING)
-    begin(gate, RunKey("invoices", "acme", tokens[-1]))
-    settle(gate, RunKey("invoices", "acme", tokens[-1]), Settlement(Outcome.RETRY), SPACING)
-    redis_client.zadd(keys.due("invoices"), {"acme": 0})
-
-    with losing_reply(proxy, keys):
-        answers = cut_off.expire("invoices", ["acme"])
-
-    assert answers == [Answer.PUBLISHED]
-    assert tokens[1:] == [gate.look("invoices", ["acme"])[0].token]
 
 
 def test_a_settle_that_is_sent_again_ends_nobody_elses_run(

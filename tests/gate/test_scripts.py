@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -17,10 +16,11 @@ from hypothesis import strategies as st
 
 import taskbridge.gate
 from taskbridge.common.run_key import RunKey
-from taskbridge.declaring.policy import Limits, RateLimit, Spacing
+from taskbridge.declaring.policy import Limits, Spacing
 from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, Settlement
 from taskbridge.gate.scripts import SCRIPTS, Script, read
 from taskbridge.gate.wire import COMMAND
+from tests.gate.crowd import Crowd
 from tests.runs import begin, settle
 
 SPACING = Spacing(delay=200, lease=1_200)
@@ -54,157 +54,47 @@ def test_a_key_that_a_script_makes_itself(file_name: str) -> None:
     assert not re.search(r"_key\s*=(?!\s*KEYS\[)", code), "a key comes from KEYS or as a parameter"
 
 
-# Against the server
-
-
-@dataclass
-class Run:
-    """What the gate published last."""
-
-    token: str = ""
-
-
-@pytest.fixture
-def run() -> Run:
-    return Run()
-
-
-@pytest.fixture
-def gate(redis_client: redis.Redis, keys: Keys, run: Run) -> Gate:
-    def publish(*message: str) -> None:
-        run.token = message[-1]
-
-    return Gate(redis_client, keys, publish=publish)
-
-
-def test_a_redis_that_has_forgotten_the_scripts(gate: Gate, redis_client: redis.Redis, run: Run) -> None:
-    def forget() -> None:
-        redis_client.script_flush()
-
-    forget()
-    assert gate.notify("invoices", "acme", SPACING) is Answer.STARTED
-    forget()
-    assert isinstance(begin(gate, RunKey("invoices", "acme", run.token)), Begun)
-    forget()
-    assert gate.beat(RunKey("invoices", "acme", run.token))
-    forget()
-    assert gate.permit(RunKey("invoices", "acme", run.token), 7, 1, Limits(RateLimit("9/s")), Limits()) == (7, 0)
-    forget()
-    assert settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.MORE), SPACING) is Answer.CONTINUED
-    forget()
-    assert gate.expire("invoices", ["acme", "other"]) == [Answer.NOT_DUE, Answer.NOT_DUE]
-    forget()
-    assert gate.notify_many([("invoices", "acme", SPACING), ("invoices", "b", SPACING)]) == [
-        Answer.ABSORBED,
-        Answer.STARTED,
-    ]
-    forget()
-    assert gate.tick("invoices", 10)[0] == []
-
-
-def test_an_answer_that_this_version_does_not_know_is_not_taken_for_another(
-    gate: Gate, redis_client: redis.Redis
-) -> None:
-    for name in SCRIPTS:
-        reply = "{99, false}" if SCRIPTS[name].args_of_each else "{99}"
-        gate._scripts[name] = redis_client.register_script(f"return {reply}")
-
-    for call in (
-        lambda: gate.notify("invoices", "acme", SPACING),
-        lambda: gate.notify_many([("invoices", "acme", SPACING)]),
-        lambda: begin(gate, RunKey("invoices", "acme", OWNER)),
-        lambda: gate.beat(RunKey("invoices", "acme", OWNER)),
-        lambda: gate.decline([RunKey("invoices", "acme", OWNER)]),
-        lambda: settle(gate, RunKey("invoices", "acme", OWNER), Settlement(Outcome.DONE), SPACING),
-        lambda: gate.expire("invoices", ["acme"]),
-    ):
-        with pytest.raises(ValueError, match="99 is not a valid Answer"):
-            call()
-
-
-def test_an_outcome_that_this_version_does_not_know_changes_nothing(gate: Gate, run: Run) -> None:
-    _queue(gate)
-    begin(gate, RunKey("invoices", "acme", run.token))
-    before = gate.look("invoices", ["acme"])
-
-    unknown: Any = "newer"
-    with pytest.raises(redis.ResponseError, match="unknown outcome newer"):
-        settle(gate, RunKey("invoices", "acme", run.token), Settlement(unknown), SPACING)
-
-    assert gate.look("invoices", ["acme"]) == before
-
-
 # One command each (I5)
 
 
-def _queue(gate: Gate) -> None:
-    assert gate.notify("invoices", "acme", SPACING) is Answer.STARTED
+def _runs(crowd: Crowd, tenant: str, spacing: Spacing = SPACING) -> None:
+    crowd.notify(tenant, spacing=spacing)
+    assert isinstance(crowd.begin(tenant), Begun)
 
 
-def _nothing(_: Gate, __: Run) -> None:
-    """The tenant is idle."""
+def _ends(crowd: Crowd, spacing: Spacing, expected: Answer, outcome: Outcome = Outcome.DONE, **how: Any) -> None:
+    _runs(crowd, "acme", spacing)
+    assert crowd.settle("acme", outcome, spacing, **how) is expected
 
 
-def _queued(gate: Gate, _: Run) -> None:
-    _queue(gate)
+def _runs_with_news(crowd: Crowd) -> None:
+    _runs(crowd, "acme")
+    crowd.notify("acme", spacing=SPACING)
 
 
-def _running(gate: Gate, run: Run) -> None:
-    _queue(gate)
-    assert isinstance(begin(gate, RunKey("invoices", "acme", run.token)), Begun)
+def _runs_while_another_is_in_the_wait_queue(crowd: Crowd) -> None:
+    crowd.most_runs = 1
+    _runs(crowd, "acme")
+    crowd.put_in_queue("other")
 
 
-def _running_with_news(gate: Gate, run: Run) -> None:
-    _running(gate, run)
-    assert gate.notify("invoices", "acme", SPACING) is Answer.ABSORBED
+def _is_queued_while_the_circuit_is_open(crowd: Crowd) -> None:
+    crowd.fails("one", "other", blame=Blame.PIPELINE)
+    assert crowd.circuit().open
+    crowd.notify("acme")
 
 
-def _waiting(gate: Gate, run: Run) -> None:
-    _running(gate, run)
-    assert settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), SPACING) is Answer.LINGERING
-
-
-def _held(gate: Gate, run: Run) -> None:
-    _running(gate, run)
-    assert (
-        settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.RETRY, retry_ms=60_000), SPACING)
-        is Answer.HELD
-    )
-
-
-def _running_while_another_is_in_the_wait_queue(gate: Gate, run: Run) -> None:
-    _queue(gate)
-    first = run.token
-    assert isinstance(begin(gate, RunKey("invoices", "acme", first), most_runs=1), Begun)
-    assert gate.notify("invoices", "other", SPACING) is Answer.STARTED
-    assert begin(gate, RunKey("invoices", "other", run.token), most_runs=1) is Answer.POSTPONED
-    run.token = first
-
-
-def _queued_while_the_circuit_is_open(gate: Gate, run: Run) -> None:
-    assert gate.notify("invoices", "other", SPACING) is Answer.STARTED
-    assert isinstance(begin(gate, RunKey("invoices", "other", run.token)), Begun)
-    settle(gate, RunKey("invoices", "other", run.token), Settlement(Outcome.RETRY, blame=Blame.PIPELINE), SPACING)
-    _queue(gate)
-
-
-def _lately_run(gate: Gate, run: Run) -> None:
-    assert gate.notify("invoices", "acme", LASTING) is Answer.STARTED
-    assert isinstance(begin(gate, RunKey("invoices", "acme", run.token)), Begun)
-    assert settle(gate, RunKey("invoices", "acme", run.token), Settlement(Outcome.DONE), LASTING) is Answer.FINISHED
-
-
-SITUATIONS = (
-    _nothing,
-    _queued,
-    _running,
-    _running_with_news,
-    _waiting,
-    _held,
-    _lately_run,
-    _running_while_another_is_in_the_wait_queue,
-    _queued_while_the_circuit_is_open,
-)
+SITUATIONS: dict[str, Callable[[Crowd], None]] = {
+    "idle": lambda _: None,
+    "queued": lambda crowd: crowd.notify("acme"),
+    "running": lambda crowd: _runs(crowd, "acme"),
+    "running, with news": _runs_with_news,
+    "lingering": lambda crowd: _ends(crowd, SPACING, Answer.LINGERING),
+    "held": lambda crowd: _ends(crowd, SPACING, Answer.HELD, Outcome.RETRY, retry_ms=60_000),
+    "lately run": lambda crowd: _ends(crowd, LASTING, Answer.FINISHED),
+    "another waits": _runs_while_another_is_in_the_wait_queue,
+    "the circuit is open": _is_queued_while_the_circuit_is_open,
+}
 
 CALLS: dict[str, Callable[[Gate, str], object]] = (
     {
@@ -284,32 +174,56 @@ def _names(sent: list[list[list[bytes]]]) -> list[list[bytes]]:
     return [[words[0].upper() for words in commands] for commands in sent]
 
 
-@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: str(situation.__name__).strip("_"))
-def test_a_second_round_trip_in_the_way_of_a_producer_or_a_run(
-    gate: Gate, redis_client: redis.Redis, keys: Keys, run: Run, situation: Callable[[Gate, Run], None]
-) -> None:
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_second_round_trip_in_the_way_of_a_producer_or_a_run(crowd: Crowd, situation: str) -> None:
     for name in SCRIPTS:
-        redis_client.script_load(gate._scripts[name].script)
+        crowd.client.script_load(crowd.gate._scripts[name].script)
     for call, make in CALLS.items():
-        run.token = ""
-        situation(gate, run)
+        crowd.tokens.clear()
+        SITUATIONS[situation](crowd)
+        token = crowd.tokens.get("acme", OWNER)
 
-        with listening(redis_client) as sent:
-            make(gate, run.token or OWNER)
+        with listening(crowd.client) as sent:
+            make(crowd.gate, token)
 
-        calls_another = call.startswith("settle") and situation is _running_while_another_is_in_the_wait_queue
+        calls_another = call.startswith("settle") and situation == "another waits"
         assert _names(sent) == [[b"EVALSHA"]] * (2 if calls_another else 1), call
-        for key in redis_client.scan_iter(f"{keys.prefix}:*"):
-            redis_client.delete(key)
+        for key in crowd.client.scan_iter(f"{crowd.keys.prefix}:*"):
+            crowd.client.delete(key)
 
 
-def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(gate: Gate, redis_client: redis.Redis) -> None:
-    tenants = [f"tenant {at}" for at in range(50)]
+def test_a_redis_that_has_forgotten_the_scripts(crowd: Crowd) -> None:
+    for make in CALLS.values():
+        _runs(crowd, "acme")
+        crowd.client.script_flush()
+        make(crowd.gate, crowd.tokens["acme"])
+        for key in crowd.client.scan_iter(f"{crowd.keys.prefix}:*"):
+            crowd.client.delete(key)
+
+
+def test_an_answer_or_an_outcome_that_this_version_does_not_know_is_not_taken_for_another(crowd: Crowd) -> None:
+    _runs(crowd, "acme")
+    before = crowd.status("acme")
+    unknown: Any = "newer"
+    with pytest.raises(redis.ResponseError, match="unknown outcome newer"):
+        crowd.settle("acme", unknown)
+    assert crowd.status("acme") == before
+    for name, script in SCRIPTS.items():
+        reply = "{99, false}" if script.args_of_each else "{99}"
+        crowd.gate._scripts[name] = crowd.client.register_script(f"return {reply}")
+    for call in ("notify", "begin", "beat", "decline", "settle: done"):
+        with pytest.raises(ValueError, match="99 is not a valid Answer"):
+            CALLS[call](crowd.gate, OWNER)
+
+
+def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(crowd: Crowd) -> None:
+    gate, tenants = crowd.gate, [f"tenant {at}" for at in range(50)]
+    crowd.notify("warm")
     gate.notify_many([("invoices", "warm", SPACING)])
     gate.expire("invoices", ["warm"])
     gate.remind("invoices", [Reminder("warm", 0)])
 
-    with listening(redis_client) as sent:
+    with listening(crowd.client) as sent:
         gate.notify_many([("invoices", tenant, SPACING) for tenant in tenants])
         gate.expire("invoices", tenants)
         gate.look("invoices", tenants)
@@ -322,38 +236,8 @@ def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(gate: Gate, re
 
 # Tenants with names that mean something to somebody
 
-TENANTS = (
-    "acme",
-    "ACME",
-    "a:b",
-    "a",
-    "b",
-    "c",
-    "b:c",
-    "b-c",
-    "b_c",
-    ":",
-    "invoices:acme",
-    "acme:",
-    "{acme}",
-    "{",
-    "a b",
-    "100%",
-    "%s",
-    'say "hi"',
-    "it's",
-    "\\",
-    "*",
-    "?[a-z]",
-    "0",
-    "-1",
-    "nan",
-    "café",
-    "cafe\u0301",
-    "🧾",
-    "発注",
-)
-PIPELINES = ("invoices", "a", "a-b", "a_b", "due", "runner", "acme")
+TENANTS = ("acme", ":", "invoices:acme", "{acme}", "a b", "%s", 'say "hi"', "it's", "\\", "*", "0", "cafe\u0301", "🧾")
+PIPELINES = ("invoices", "a-b", "due", "acme")
 
 
 @pytest.mark.parametrize("spacing", [SPACING, LASTING], ids=["since the burst", "since the last run"])
@@ -374,31 +258,20 @@ def test_an_event_alone_that_is_sent_otherwise_than_one_of_many(
 
 
 # A queue is the broker's, and its name has no colon; a probe and the last messages that were taken have no tenant.
-KEYS_MADE = {name for name, value in vars(Keys).items() if inspect.isfunction(value) and name[0] != "_"} - {
-    "queue",
-    "probe",
-    "taken",
-}
+MADE = [
+    name for name, made in vars(Keys).items() if inspect.isfunction(made) and name not in ("queue", "probe", "taken")
+]
 
 
-def _of_a_tenant(keys: Keys) -> list[Callable[[str, str], str]]:
-    return [keys.runner, keys.lease, keys.last, keys.tenant_rate, keys.tenant_calls]
-
-
-def _of_a_pipeline(keys: Keys) -> list[Callable[[str], str]]:
-    return [
-        keys.due,
-        keys.rebuilt,
-        keys.tailing,
-        keys.circuit,
-        keys.ticking,
-        keys.counts,
-        keys.running,
-        keys.in_flight_due,
-        keys.wait_queue,
-        keys.pipeline_rate,
-        keys.pipeline_calls,
-    ]
+def made_for(pipeline: str, *tenant: str) -> set[str]:
+    """Return all keys of a pipeline or, with one, of a tenant."""
+    makers = [getattr(Keys(), name) for name in MADE if name[0] != "_"]
+    wanted = ["pipeline", *["tenant" for _ in tenant]]
+    found = [make for make in makers if [*inspect.signature(make).parameters] == wanted]
+    assert len(found) >= 5
+    keys = {make(pipeline, *tenant) for make in found}
+    assert len(keys) == len(found)
+    return keys
 
 
 pipeline_names = st.text("ab-_", min_size=0, max_size=4).map("a{}".format)
@@ -408,10 +281,10 @@ tenant_names = st.text(":-_{}%b ", min_size=0, max_size=4).map("b{}b".format)
 @given(one=st.tuples(pipeline_names, tenant_names), other=st.tuples(pipeline_names, tenant_names))
 def test_two_tenants_that_share_a_key(one: tuple[str, str], other: tuple[str, str]) -> None:
     assume(one != other)
-    keys = Keys()
 
-    shared = [{make(pair[0]) for make in _of_a_pipeline(keys)} for pair in (one, other)]
-    made = [{make(*pair) for make in _of_a_tenant(keys)} | own for pair, own in zip((one, other), shared, strict=True)]
+    shared, others_shared = made_for(one[0]), made_for(other[0])
+    own, others_own = made_for(*one), made_for(*other)
 
-    assert len(made[0]) == len(made[1]) == len(KEYS_MADE)
-    assert made[0] & made[1] == (shared[0] if one[0] == other[0] else set())
+    assert shared == others_shared if one[0] == other[0] else not shared & others_shared
+    assert not own & others_own
+    assert not (own | others_own) & (shared | others_shared)

@@ -36,44 +36,19 @@ def token(gate: InjectedClock, tenant: str) -> str:
     return found
 
 
-def test_a_storm_of_first_events_leaves_no_doubled_messages(
+def test_a_message_that_waits_is_not_doubled_and_one_that_gets_lost_comes_back(
     gate: InjectedClock, redis_client: redis.Redis, keys: Keys
 ) -> None:
     for tenant in ("a", "b", "c"):
         gate.notify(PIPELINE, tenant, SPACING)
-
     for _ in range(10):
         passes(gate, 20_000)
         assert gate.expire(PIPELINE, ["a", "b", "c"]) == [Answer.POSTPONED] * 3
+    assert [redis_client.llen(keys.queue(queue)) for queue in (Queue.FIRST, Queue.NEXT)] == [3, 0]
 
-    assert redis_client.llen(keys.queue(Queue.NEXT)) == 0
-    assert redis_client.llen(keys.queue(Queue.FIRST)) == 3
-    redis_client.delete(keys.queue(Queue.FIRST))
-
-
-def test_a_message_that_gets_lost_after_a_long_wait_comes_back_as_soon_as_any(
-    gate: InjectedClock, redis_client: redis.Redis, keys: Keys
-) -> None:
-    gate.notify(PIPELINE, "a", SPACING)
-    for _ in range(10):
-        passes(gate, TIMING.republish)
-        assert gate.expire(PIPELINE, ["a"]) == [Answer.POSTPONED]
+    # Who stood before the oldest message that is left has lost its own, and waits no longer for having waited long.
     redis_client.rpop(keys.queue(Queue.FIRST))  # by a worker that dies
     passes(gate, TIMING.republish)
-
-    assert gate.expire(PIPELINE, ["a"]) == [Answer.REPUBLISHED]
-
-    redis_client.delete(*keys.queues)
-
-
-def test_who_was_before_the_oldest_message_lost_its_own(
-    gate: InjectedClock, redis_client: redis.Redis, keys: Keys
-) -> None:
-    for tenant in ("a", "b"):
-        gate.notify(PIPELINE, tenant, SPACING)
-    redis_client.rpop(keys.queue(Queue.FIRST))  # by a worker that dies
-    passes(gate, TIMING.republish)
-
     assert gate.expire(PIPELINE, ["a", "b"]) == [Answer.REPUBLISHED, Answer.POSTPONED]
     assert redis_client.llen(keys.queue(Queue.NEXT)) == 1
 

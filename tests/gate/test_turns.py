@@ -57,17 +57,6 @@ class Slots:
             self.crowd.gate.publish_waiting(self.crowd.gate.fair_queue(self.slots - len(self.on)))
         self.take()
 
-    def come_to_the_deadline_of(self, tenant: str) -> None:
-        """Let the tenant's run fail: its next one begins within about one run of each slot."""
-        self.crowd.fail(tenant, blame=Blame.NOBODY, retry_ms=1)
-        self.turns.clear()
-        self.crowd.passes(10)
-        self.tick()
-        for _ in range(self.slots + 2):
-            self.end()
-        assert tenant in self.turns, self.turns
-        assert self.turns.index(tenant) <= self.slots + 1
-
     def _collect(self) -> None:
         for queue, tenant in self.crowd.published:
             self.queues[queue].append(tenant)
@@ -75,28 +64,30 @@ class Slots:
         self.longest = max(self.longest, len(self.queues[Queue.NEXT]))
 
 
-def backlog(crowd: Crowd, slots: Slots, count: int = MANY) -> list[str]:
-    """Let so many tenants have more to do than a run gets through."""
+@pytest.mark.parametrize(("slots", "count"), [(1, 1), (1, MANY), (4, 2), (4, MANY)])
+def test_tenants_with_more_to_do_take_turns_and_no_slot_is_idle(crowd: Crowd, slots: int, count: int) -> None:
     names = [f"t{at:03}" for at in range(count)]
-    crowd.notify(*names)
-    slots.take()
-    for _ in names:
-        slots.end()
-    slots.longest = 0
-    slots.turns = list(slots.on)
-    return names
-
-
-@pytest.mark.parametrize("slots", [1, 4])
-def test_a_deadline_behind_the_backlog_of_others(crowd: Crowd, slots: int) -> None:
     workers = Slots(crowd, slots)
-    backlog(crowd, workers)
-    for _ in range(3):
+    crowd.notify(*names)
+    workers.take()
+    for _ in names:
         workers.end()
-    crowd.start("late")
-    crowd.published.clear()  # its first run has begun
+    workers.longest, workers.turns = 0, list(workers.on)
 
-    workers.come_to_the_deadline_of("late")
+    for _ in range(2 * count):
+        crowd.passes(RUN_MS // slots)
+        workers.end()
+        assert len(workers.on) == min(slots, count)
+        workers.tick()
+
+    first, second = workers.turns[:count], workers.turns[count : 2 * count]
+    assert sorted(set(first)) == names
+    assert second == first, "none has a second turn before all others had theirs"
+    assert workers.longest <= slots
+    waiting = len(crowd.turns())
+    workers.on.clear()  # A worker was killed.
+    workers.tick()
+    assert len(workers.on) == min(slots, waiting)
 
 
 def outage(crowd: Crowd, count: int = MANY) -> list[str]:
@@ -111,23 +102,8 @@ def outage(crowd: Crowd, count: int = MANY) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("slots", [1, 4])
-def test_a_deadline_after_an_outage_for_which_many_waited(crowd: Crowd, slots: int) -> None:
-    workers = Slots(crowd, slots)
-    names = outage(crowd)
-    crowd.settle(names[0], handled=1)
-    workers.tick()
-    crowd.start("late")
-    crowd.published.clear()  # its first run has begun
-
-    workers.come_to_the_deadline_of("late")
-
-    assert workers.longest <= slots + 1
-
-
-@pytest.mark.parametrize("count", [1, 501, 1_200])
-def test_all_who_waited_for_an_outage_have_their_turns_in_their_order(crowd: Crowd, count: int) -> None:
-    names = outage(crowd, count)
+def test_all_who_waited_for_an_outage_have_their_turns_in_their_order(crowd: Crowd) -> None:
+    names = outage(crowd, 1_200)
 
     crowd.settle(names[0], Outcome.MORE, handled=1)
 
@@ -136,46 +112,12 @@ def test_all_who_waited_for_an_outage_have_their_turns_in_their_order(crowd: Cro
     assert 0 < crowd.lifetime(crowd.keys.fair_queue) <= Constant.DAY_MS
 
 
-def test_a_pipeline_after_its_outage_takes_turns_with_the_others(crowd: Crowd) -> None:
-    found(crowd, "bulk", 100)
-    names = outage(crowd, 100)
-    crowd.settle(names[0], Outcome.MORE, handled=1)
-    found(crowd, "orders", 12)
-
-    members = crowd.gate.fair_queue(37)
-
-    assert [member for member in members if member.startswith("orders")] == [f"orders:t{at:05}" for at in range(12)]
-    assert sum(member.startswith("bulk") for member in members) in (12, 13)
-
-
-def waits_of_all(crowd: Crowd, count: int = MANY) -> list[str]:
-    """Let the downstream ask all to wait, and so many tenants come."""
+def test_the_slow_start_of_a_pipeline_without_a_cap_ends_and_the_others_have_their_turns(crowd: Crowd) -> None:
     crowd.start("first")
     crowd.settle("first", Outcome.RETRY, retry_ms=1_000, failed=False, all_wait=True)
-    names = [f"t{at:05}" for at in range(count)]
+    names = [f"t{at:05}" for at in range(MANY)]
     crowd.put_in_queue(*names)
     crowd.until(1_000)
-    crowd.published.clear()
-    return names
-
-
-def test_a_deadline_after_a_wait_of_all(crowd: Crowd) -> None:
-    workers = Slots(crowd, 4)
-    waits_of_all(crowd)
-    workers.tick()
-    while crowd.wait_queue() or len(workers.queues[Queue.NEXT]) > workers.slots:
-        crowd.passes(10)
-        workers.end(Outcome.DONE)
-        workers.tick()
-    assert workers.longest < Constant.SLOW_START_ENDS
-    crowd.start("late")
-    crowd.published.clear()  # its first run has begun
-
-    workers.come_to_the_deadline_of("late")
-
-
-def test_the_slow_start_of_a_pipeline_without_a_cap_ends_and_the_others_have_their_turns(crowd: Crowd) -> None:
-    names = waits_of_all(crowd)
     circuit = crowd.keys.circuit(PIPELINE)
     doubled = int(Constant.SLOW_START_ENDS).bit_length() - 2
     for ended in range(doubled):
@@ -195,85 +137,6 @@ def test_the_slow_start_of_a_pipeline_without_a_cap_ends_and_the_others_have_the
     assert crowd.wait_queue() == []
     # The next one was given its turn.
     assert crowd.turns() == [*names[doubled + kept + 1 :], "first"]
-
-
-@pytest.mark.parametrize("slots", [1, 4])
-def test_a_second_turn_before_all_others_had_theirs(crowd: Crowd, slots: int) -> None:
-    workers = Slots(crowd, slots)
-    backlog(crowd, workers)
-
-    for _ in range(2 * MANY):
-        crowd.passes(RUN_MS // slots)
-        workers.end()
-        workers.tick()
-
-    first, second = workers.turns[:MANY], workers.turns[MANY : 2 * MANY]
-    assert sorted(set(first)) == sorted(first)
-    assert sorted(set(second)) == sorted(second)
-    assert second == first
-
-
-@pytest.mark.parametrize(("slots", "count"), [(1, 1), (1, MANY), (4, 2), (4, MANY)])
-def test_a_slot_that_is_idle_while_somebody_waits(crowd: Crowd, slots: int, count: int) -> None:
-    workers = Slots(crowd, slots)
-    backlog(crowd, workers, count)
-
-    for _ in range(3 * count):
-        crowd.passes(RUN_MS // slots)
-        workers.end()
-        assert len(workers.on) == min(slots, count)
-
-
-def test_a_backlog_in_the_queue(crowd: Crowd) -> None:
-    workers = Slots(crowd, 4)
-    backlog(crowd, workers)
-
-    for _ in range(MANY):
-        crowd.passes(RUN_MS // 4)
-        workers.end()
-        workers.tick()
-
-    assert workers.longest <= 4
-
-
-def test_slots_that_come_free_with_nothing_to_hand_on_are_filled_again(crowd: Crowd) -> None:
-    workers = Slots(crowd, 4)
-    backlog(crowd, workers)
-    workers.on.clear()  # A worker was killed.
-
-    workers.tick()
-
-    assert len(workers.on) == 4
-
-
-def test_tenants_whose_turns_were_lost_come_back_by_their_deadlines(crowd: Crowd) -> None:
-    crowd.start("a", "b")
-    crowd.settle("a", Outcome.MORE)
-    crowd.settle("b", Outcome.MORE)
-    crowd.client.delete(crowd.keys.fair_queue)
-
-    assert crowd.deadline_passes("b") is Answer.PUBLISHED
-    assert isinstance(crowd.begin("b"), Begun)
-
-
-def test_the_message_of_a_turn_that_gets_lost_is_published_again(crowd: Crowd) -> None:
-    crowd.start("a")
-    crowd.settle("a", Outcome.MORE)
-
-    assert crowd.deadline_passes("a") is Answer.REPUBLISHED
-    assert crowd.client.zcard(crowd.keys.in_flight) == 1, "it is queued once"
-    assert isinstance(crowd.begin("a"), Begun)
-    assert crowd.client.zcard(crowd.keys.in_flight) == 0
-
-
-def test_pipelines_take_turns_with_each_other(crowd: Crowd) -> None:
-    for pipeline in ("one", "two"):
-        for name in ("x", "y", "z"):
-            crowd.gate.notify(pipeline, name, SPACING)
-            begin(crowd.gate, RunKey(pipeline, name, crowd.tokens[name]))
-            settle(crowd.gate, RunKey(pipeline, name, crowd.tokens[name]), Settlement(Outcome.MORE), SPACING)
-
-    assert crowd.gate.fair_queue(10) == ["one:y", "two:x", "one:z", "two:y", "two:z"]
 
 
 def found(crowd: Crowd, pipeline: str, count: int) -> None:
@@ -344,60 +207,25 @@ def test_a_pipeline_that_had_many_turns_while_nobody_else_waited_has_its_share_a
     assert sum(member.startswith("bulk") for member in members) == 20
 
 
-def test_a_pipeline_pays_for_turns_that_it_did_not_need(crowd: Crowd) -> None:
-    """All of its tenants had an event: the next that is found stands where the pipeline's first did."""
-    found(crowd, "bulk", 1_000)
-    found(crowd, "orders", 500)
-    for at in range(500):
-        assert crowd.gate.notify("orders", f"t{at:05}", SPACING) is Answer.STARTED
-    crowd.gate.remind("orders", [Reminder("next", 0)], by_reconciler=True)
-
-    assert "orders:next" in served(crowd, 3)
-
-
-@pytest.mark.parametrize("lost", ["fair_queue", "virtual_time"])
-def test_turns_go_on_where_their_tags_or_their_set_are_lost(crowd: Crowd, lost: str) -> None:
-    found(crowd, "bulk", 20)
-    crowd.client.delete(getattr(crowd.keys, lost))
-    found(crowd, "orders", 20)
-    crowd.gate.remind("bulk", [Reminder("late", 0)], by_reconciler=True)
-
-    members = served(crowd, 21 if lost == "fair_queue" else 41)
-
-    assert "bulk:late" in members[:3]
-    assert crowd.client.zcard(crowd.keys.fair_queue) == 0
-
-
-def test_a_slot_that_is_idle_for_a_moment_is_not_for_turns_while_first_events_wait(deployment: Deployment) -> None:
+def test_a_ticker_gives_turns_where_no_run_ends_and_no_first_event_waits(deployment: Deployment) -> None:
     runtime = runtime_of(deployment.app)
-    first, following = runtime.keys.queues
+    gate, (first, following) = runtime.gate, runtime.keys.queues
 
+    def run_of(name: str) -> RunKey:
+        return RunKey("invoices", name, str(gate.look("invoices", [name])[0].token))
+
+    for name in ("a", "b"):
+        gate.notify("invoices", name, SPACING)
+        assert isinstance(begin(gate, run_of(name)), Begun)
+        settle(gate, run_of(name), Settlement(Outcome.MORE), SPACING)
+    begin(gate, run_of("a"))
+    fire_due(runtime)
+    assert gate.look("invoices", ["b"])[0].state is State.QUEUED
+
+    # A slot that is idle for a moment is for first events; a worker that serves no others gives no turns.
+    deployment.redis.delete(first)
     assert free_for_turns(runtime, {first, following}, 3) == 3
     deployment.notify_event.delay("acme")
     assert free_for_turns(runtime, {first, following}, 3) == 0
-
-
-def test_a_worker_that_serves_first_events_only_gives_no_turns(deployment: Deployment) -> None:
-    runtime = runtime_of(deployment.app)
-    first, following = runtime.keys.queues
-    deployment.notify_event.delay("acme")
-
     assert free_for_turns(runtime, {first}, 3) == 0
     assert free_for_turns(runtime, {following}, 3) == 3
-
-
-def test_a_ticker_gives_turns_where_no_run_ends(deployment: Deployment) -> None:
-    runtime = runtime_of(deployment.app)
-    for name in ("a", "b"):
-        runtime.gate.notify("invoices", name, SPACING)
-        token = runtime.gate.look("invoices", [name])[0].token
-        assert token is not None
-        assert isinstance(begin(runtime.gate, RunKey("invoices", name, token)), Begun)
-        settle(runtime.gate, RunKey("invoices", name, token), Settlement(Outcome.MORE), SPACING)
-    token = runtime.gate.look("invoices", ["a"])[0].token
-    assert token is not None
-    begin(runtime.gate, RunKey("invoices", "a", token))
-
-    fire_due(runtime)
-
-    assert runtime.gate.look("invoices", ["b"])[0].state is State.QUEUED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,11 +12,14 @@ from pathlib import Path
 
 import pytest
 import redis
+from sqlalchemy import make_url
 
 from taskbridge.declaring.policy import Spacing
 from taskbridge.embedded import Servers
 from taskbridge.embedded.redis_server import RedisServer
+from taskbridge.errors import Unavailable
 from taskbridge.gate import Answer, Gate, Keys, client
+from tests.transactions.black_hole import BlackHole
 from tests.waiting import wait_until
 
 SPACING = Spacing(delay=0)
@@ -39,100 +41,45 @@ def redis_at(directory: Path) -> Iterator[str]:
         yield server.url(port)
 
 
-class Address:
-    """One address behind which the server changes. Connections that are open stay with the server that they reached."""
-
-    def __init__(self, port: int) -> None:
-        self.target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._sockets: list[socket.socket] = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self.target))
-            self._sockets += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(source, sink), daemon=True).start()
-
-    @staticmethod
-    def _carry(source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while data := source.recv(65_536):
-                sink.sendall(data)
-        except OSError:
-            pass
-
-    def close(self) -> None:
-        for one in self._sockets:
-            one.close()
-
-
-def _address_of(url: str) -> tuple[str, int]:
-    password, _, rest = url.removeprefix("redis://:").partition("@")
-    return password, int(rest.partition(":")[2].partition("/")[0])
-
-
-def test_a_gate_that_writes_to_a_replica_for_good_after_a_switchover(tmp_path: Path, keys: Keys) -> None:
+def test_calls_that_go_to_a_replica_for_good_after_a_switchover(tmp_path: Path, keys: Keys) -> None:
     with redis_at(tmp_path / "old") as old_url, redis_at(tmp_path / "new") as new_url:
-        (old_password, old_port), (new_password, new_port) = _address_of(old_url), _address_of(new_url)
-        old, new = redis.Redis.from_url(old_url), redis.Redis.from_url(new_url)
-        new.config_set("masterauth", old_password)
-        new.config_set("requirepass", old_password)
-        new = redis.Redis.from_url(new_url.replace(new_password, old_password), decode_responses=True)
-        new.replicaof("127.0.0.1", str(old_port))
+        (old, to_old), (new, to_new) = [
+            (redis.Redis.from_url(url, decode_responses=True), make_url(url)) for url in (old_url, new_url)
+        ]
+        password = str(to_old.password)
+        new.config_set("masterauth", password)
+        new.config_set("requirepass", password)
+        new = redis.Redis.from_url(to_new.set(password=password).render_as_string(False), decode_responses=True)
+        new.replicaof("127.0.0.1", str(to_old.port))
         wait_until(lambda: new.info("replication")["master_link_status"] == "up", "the replica follows")
-        address = Address(old_port)
-        gate = Gate(client(old_url.replace(str(old_port), str(address.port))), keys, publish=lambda *_: None)
-        try:
-            assert gate.notify("invoices", "a", SPACING) is Answer.STARTED
-            gate.hold_polling("invoices", 700)
-            gate.look("invoices", ["a"])
-            wait_until(lambda: new.exists(keys.runner("invoices", "a")), "the replica has what was written")
+        # Connections that are open stay with the server that they reached.
+        address = BlackHole(old_url)
+        gate, plain = Gate(client(address.url), keys, publish=lambda *_: None), client(address.url)
+        assert gate.notify("invoices", "a", SPACING) is Answer.STARTED
+        gate.hold_polling("invoices", 700)
+        gate.look("invoices", ["a"])
+        plain.set("key", "1")
+        wait_until(lambda: new.exists("key"), "the replica has what was written")
 
-            new.replicaof("NO", "ONE")
-            address.target = new_port
-            old.config_set("masterauth", old_password)
-            old.replicaof("127.0.0.1", str(new_port))
+        new.replicaof("NO", "ONE")
+        address._target = (to_new.host, to_new.port)
+        old.config_set("masterauth", password)
+        old.replicaof("127.0.0.1", str(to_new.port))
 
-            assert gate.notify("invoices", "b", SPACING) is Answer.STARTED
-            gate.hold_polling("invoices", 700)
-            assert new.exists(keys.runner("invoices", "b"))
-            assert gate.notify_many([("invoices", name, SPACING) for name in "ab"]) == [
-                Answer.ABSORBED,
-                Answer.ABSORBED,
-            ]
-        finally:
-            address.close()
-
-
-def test_plain_calls_after_a_switchover(tmp_path: Path) -> None:
-    with redis_at(tmp_path / "old") as old_url, redis_at(tmp_path / "new") as new_url:
-        (old_password, old_port), (_, new_port) = _address_of(old_url), _address_of(new_url)
-        redis.Redis.from_url(new_url).config_set("requirepass", old_password)
-        address = Address(old_port)
-        mine = client(old_url.replace(str(old_port), str(address.port)))
-        try:
-            mine.set("key", "1")
-            address.target = new_port
-            redis.Redis.from_url(old_url).replicaof("127.0.0.1", str(new_port))
-
-            with mine.pipeline(transaction=False) as pipe:
+        assert gate.notify("invoices", "b", SPACING) is Answer.STARTED
+        gate.hold_polling("invoices", 700)
+        assert new.exists(keys.runner("invoices", "b"))
+        answers = gate.notify_many([("invoices", name, SPACING) for name in "ab"])
+        assert answers == [Answer.ABSORBED, Answer.ABSORBED]
+        with plain.pipeline(transaction=False) as pipe:
+            pipe.set("key", "2")
+            if redis.__version__.startswith("5."):  # which tries a pipeline no second time, but connects anew
+                with pytest.raises(redis.ReadOnlyError):
+                    pipe.execute()
                 pipe.set("key", "2")
-                if redis.__version__.startswith("5."):  # which tries a pipeline no second time, but connects anew
-                    with pytest.raises(redis.ReadOnlyError):
-                        pipe.execute()
-                    pipe.set("key", "2")
-                pipe.execute()
-
-            assert mine.get("key") == "2"
-        finally:
-            address.close()
+            pipe.execute()
+        assert new.get("key") == "2"
+        address.close()
 
 
 FORKS = """
@@ -200,3 +147,13 @@ def test_a_pool_of_few_connections(redis_client: redis.Redis, keys: Keys, most: 
         list(threads.map(work, ["t0", "t1", "t2", "t3"]))
 
     assert [status.events for status in gate.look("invoices", ["t0", "t3"])] == [20, 20]
+
+
+def test_a_redis_that_is_too_old_is_refused_with_the_remedy(
+    redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(redis_client, keys, publish=lambda *_: None)
+    gate.check_version()
+    monkeypatch.setattr("taskbridge.gate.inspector.OLDEST_REDIS", (99, 1))
+    with pytest.raises(Unavailable, match=r"Redis [\d.]+ is too old: upgrade it to 99.1 or newer"):
+        gate.check_version()
