@@ -13,7 +13,7 @@ from sqlalchemy import make_url
 from taskbridge.gate import Keys, Queue
 from taskbridge.store import connect
 from tests.costs.table import Cost
-from tests.costs.wire import Wire, relay, tell_commits
+from tests.costs.wire import Wire, tell_commits
 from tests.deployment import Deployment
 from tests.inline import Inline
 
@@ -42,7 +42,7 @@ class Counting:
 class Meter:
     """A deployment whose traffic is counted. `trace` is what the last call made the servers do, in words."""
 
-    def __init__(self, deployment: Deployment, wire: Wire) -> None:
+    def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self.redis = deployment.redis
         self.keys = Keys(deployment.settings.key_prefix)
@@ -52,7 +52,9 @@ class Meter:
             pool = client.connection_pool
             pool.connection_class = type("CountingConnection", (Counting, pool.connection_class), {})
         self.trace = ""
-        self._wire = wire
+        url = make_url(deployment.settings.postgres_url).update_query_dict({"options": "-c synchronous_commit=on"})
+        self.runtime.engine = connect(url.render_as_string(hide_password=False))
+        self._wire = Wire(self.runtime.engine, deployment.logs)
         self._database = self.redis.connection_pool.connection_kwargs["db"]
         self._monitoring = redis.Redis.from_url(deployment.settings.redis_url, decode_responses=True)
 
@@ -60,12 +62,13 @@ class Meter:
         """Return what `call` costs."""
         queued = self._queued()
         Counting.round_trips = 0
-        self._wire.clear()
+        self._wire.read()
         with self._monitoring.monitor() as monitor:  # type: ignore[no-untyped-call]
             call()
             trips = Counting.round_trips
             self.redis.echo(END)
             sent, inside = self._commands(monitor)
+        self._wire.read()
         commits = list(self._wire.commits.values())
         statements = ", ".join(self._wire.statements)
         self.trace = f"sent: {_counted(sent)}; in scripts: {_counted(inside)}; SQL: {statements or 'none'}"
@@ -105,15 +108,10 @@ def _counted(commands: list[str]) -> str:
 
 @contextmanager
 def metered(deployment: Deployment) -> Iterator[Meter]:
-    """Put the counters between `deployment` and its servers."""
+    """Count what a deployment does."""
     tell_commits(deployment.engine)
-    url, wire = make_url(deployment.settings.postgres_url), Wire()
-    with relay(url.host or "localhost", url.port or 5432, wire) as port:
-        options = {"sslmode": "disable", "gssencmode": "disable", "options": "-c synchronous_commit=on"}
-        counted = url.set(host="127.0.0.1", port=port).update_query_dict(options)
-        meter = Meter(deployment, wire)
-        meter.runtime.engine = connect(counted.render_as_string(hide_password=False))
-        try:
-            yield meter
-        finally:
-            meter.close()
+    meter = Meter(deployment)
+    try:
+        yield meter
+    finally:
+        meter.close()

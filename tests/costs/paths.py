@@ -49,10 +49,6 @@ def fail(batch: Batch) -> None:
     raise ValueError(f"{batch.tenant} fails")
 
 
-def first_event(meter: Meter, tenant: str) -> Call:
-    return partial(_notify, meter, tenant, Answer.STARTED)
-
-
 def absorbed_event(meter: Meter, tenant: str) -> Call:
     _notify(meter, tenant, Answer.STARTED)
     return partial(_notify, meter, tenant, Answer.ABSORBED)
@@ -63,29 +59,9 @@ def delayed_event(meter: Meter, tenant: str) -> Call:
     return partial(_notify, meter, tenant, Answer.DELAYED)
 
 
-def many_first_events(meter: Meter, tenant: str) -> Call:
-    return partial(_notify_many, meter, tenant, Answer.STARTED)
-
-
 def many_absorbed_events(meter: Meter, tenant: str) -> Call:
     _notify_many(meter, tenant, Answer.STARTED)
     return partial(_notify_many, meter, tenant, Answer.ABSORBED)
-
-
-def run_of_one_record(meter: Meter, tenant: str) -> Call:
-    return _run_of(meter, tenant, do_nothing, 1)
-
-
-def run_of_one_record_with_the_journal(meter: Meter, tenant: str) -> Call:
-    return _run_of(meter, tenant, journal, 1)
-
-
-def run_under_a_rate_limit(meter: Meter, tenant: str) -> Call:
-    return _run_of(meter, tenant, do_nothing, 1, rate_limit=Limits(RateLimit("1000000/s", burst=BATCH_SIZE)))
-
-
-def run_of_three_batches(meter: Meter, tenant: str) -> Call:
-    return _run_of(meter, tenant, do_nothing, 2 * BATCH_SIZE + 1)
 
 
 def run_that_fails(meter: Meter, tenant: str) -> Call:
@@ -98,12 +74,8 @@ def run_that_fails(meter: Meter, tenant: str) -> Call:
     return call
 
 
-def run_that_rejects(meter: Meter, tenant: str) -> Call:
-    return _run_of(meter, tenant, reject_all, 1)
-
-
 def run_that_tries_again(meter: Meter, tenant: str) -> Call:
-    run_that_rejects(meter, tenant)()
+    _run_of(meter, tenant, reject_all, 1)()
     quarantine = meter.runtime.quarantine_of(INVOICES)
     found, _ = quarantine.find(INVOICES, tenant=tenant)
     assert quarantine.retry(INVOICES, found)
@@ -202,17 +174,19 @@ def unchanged_invoice(meter: Meter, tenant: str) -> Call:
 
 
 PATHS: Final[dict[str, Path]] = {
-    "first event": first_event,
+    "first event": lambda meter, tenant: partial(_notify, meter, tenant, Answer.STARTED),
     "absorbed event": absorbed_event,
     "delayed event": delayed_event,
-    "100 first events at once": many_first_events,
+    "100 first events at once": lambda meter, tenant: partial(_notify_many, meter, tenant, Answer.STARTED),
     "100 absorbed events at once": many_absorbed_events,
-    "run of one record": run_of_one_record,
-    "run of one record, by the journal": run_of_one_record_with_the_journal,
-    "run of one record, under a rate limit": run_under_a_rate_limit,
-    "run of three batches": run_of_three_batches,
+    "run of one record": lambda meter, tenant: _run_of(meter, tenant, do_nothing, 1),
+    "run of one record, by the journal": lambda meter, tenant: _run_of(meter, tenant, journal, 1),
+    "run of one record, under a rate limit": lambda meter, tenant: _run_of(
+        meter, tenant, do_nothing, 1, rate_limit=Limits(RateLimit("1000000/s", burst=BATCH_SIZE))
+    ),
+    "run of three batches": lambda meter, tenant: _run_of(meter, tenant, do_nothing, 2 * BATCH_SIZE + 1),
     "run that fails": run_that_fails,
-    "run that rejects its record": run_that_rejects,
+    "run that rejects its record": lambda meter, tenant: _run_of(meter, tenant, reject_all, 1),
     "run of a record out of quarantine": run_that_tries_again,
     "16 runs of one record together": runs_together,
     "the end of a lease": end_of_a_lease,

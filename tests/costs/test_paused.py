@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from taskbridge.declaring.pipeline import INVOICES
@@ -13,7 +11,7 @@ from taskbridge.store import record_invoice
 from taskbridge.testing.clock import inject_clock
 from taskbridge.worker.poller import poll_changes, reconcile
 from taskbridge.worker.ticker import fire_due
-from tests.costs.meter import Meter, metered
+from tests.costs.meter import metered
 from tests.costs.paths import do_nothing
 from tests.deployment import Deployment
 
@@ -21,42 +19,8 @@ TENANTS = [f"tenant-{at}" for at in range(50)]
 TEN_MINUTES_US = 600_000_000
 
 
-def paused_one_by_one(meter: Meter) -> None:
-    for tenant in TENANTS:
-        meter.runtime.pauses.pause(INVOICES, tenant)
-
-
-def paused_as_a_whole(meter: Meter) -> None:
-    meter.runtime.pauses.pause(INVOICES)
-
-
-def resumed(meter: Meter) -> None:
-    for tenant in (None, *TENANTS):
-        meter.runtime.pauses.release(INVOICES, tenant)
-
-
-def started(meter: Meter) -> None:
-    start(meter.deployment.app, TENANTS, INVOICES)
-
-
-def found(meter: Meter) -> None:
-    """Whoever resumed them died before it started them, and the reconciler finds them."""
-    reconcile(meter.runtime, INVOICES)
-    fire_due(meter.runtime)
-
-
-@pytest.mark.parametrize(
-    ("begins", "goes_on"),
-    [
-        (paused_one_by_one, started),
-        (paused_as_a_whole, found),
-        pytest.param(paused_one_by_one, found, marks=pytest.mark.slow),
-        pytest.param(paused_as_a_whole, started, marks=pytest.mark.slow),
-    ],
-)
-def test_paused_tenants_cost_nothing_until_they_are_resumed(
-    deployment: Deployment, begins: Callable[[Meter], None], goes_on: Callable[[Meter], None]
-) -> None:
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_paused_tenants_cost_nothing_until_they_are_resumed(deployment: Deployment, one_by_one: bool) -> None:
     with metered(deployment) as meter:
         clock = inject_clock(meter.runtime)
         meter.inline.handle(do_nothing)
@@ -69,7 +33,9 @@ def test_paused_tenants_cost_nothing_until_they_are_resumed(
 
         look()
         nobody = meter.count(look)
-        begins(meter)
+        paused: list[str | None] = [*TENANTS] if one_by_one else [None]
+        for tenant in paused:
+            meter.runtime.pauses.pause(INVOICES, tenant)
         for tenant in TENANTS:
             record_invoice(deployment.engine, tenant, "1", {})
         notify_many(deployment.app, TENANTS)
@@ -82,8 +48,14 @@ def test_paused_tenants_cost_nothing_until_they_are_resumed(
             assert meter.inline.run_all() == 0
         assert meter.inline.seen == []
 
-        resumed(meter)
-        goes_on(meter)
+        for tenant in paused:
+            meter.runtime.pauses.release(INVOICES, tenant)
+        if one_by_one:
+            start(deployment.app, TENANTS, INVOICES)
+        else:
+            # Whoever resumed them died before it started them, and the reconciler finds them.
+            reconcile(meter.runtime, INVOICES)
+            fire_due(meter.runtime)
         while meter.inline.run_all():
             fire_due(meter.runtime)
         assert len(meter.inline.seen) == len(TENANTS)

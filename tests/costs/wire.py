@@ -1,4 +1,4 @@
-"""A relay before the real Postgres that reads the protocol and counts what goes over the wire.
+"""Counts what goes over the wire to the real Postgres.
 
 Round trips cannot be told from the times at which bytes pass, so what counts is where the client asks for an answer: a
 simple query, a Sync, or a Flush that follows something to be answered. (Of a pipeline's statements none is answered
@@ -8,21 +8,16 @@ before one of these.) What the server did is counted from its answers: one for e
 from __future__ import annotations
 
 import re
-import socket
-import socketserver
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import BinaryIO, Final
+from pathlib import Path
+from typing import Any, Final
 
-from sqlalchemy import Engine, inspect
+from sqlalchemy import Engine, event, inspect
 
-Seen = Callable[[bytes, bytes], None]
+from tests.tracing import Message, Trace
 
-SIMPLE_QUERY, SYNC, FLUSH = b"Q", b"S", b"H"
-COMMAND_COMPLETE, EMPTY_QUERY, ERROR, NOTICE = b"C", b"I", b"E", b"N"
+ASKS: Final = ("Query", "Sync", "Flush")
 
-# Each transaction that changed a row says, as it commits, whether it waits for the disk; the relay reads the notice.
+# Each transaction that changed a row says, as it commits, whether it waits for the disk; the notice is traced.
 TELL: Final = """
 CREATE FUNCTION tell_commit() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -48,76 +43,32 @@ def tell_commits(engine: Engine) -> None:
 
 
 class Wire:
-    """What went over: round trips, the tag of each statement, and `synchronous_commit` by transaction."""
+    """Round trips of an engine's connections, the tag of each statement, and `synchronous_commit` by transaction."""
 
-    def __init__(self) -> None:
-        self.clear()
+    def __init__(self, engine: Engine, directory: Path) -> None:
+        self._traces: list[Trace] = []
 
-    def clear(self) -> None:
+        def connected(driver: Any, _: object) -> None:
+            self._traces.append(Trace(driver.pgconn, directory / f"trace-{len(self._traces)}"))
+
+        event.listen(engine, "connect", connected)
+
+    def read(self) -> None:
+        """Count what there was since the last time."""
         self.round_trips = 0
         self.statements: list[str] = []
         self.commits: dict[str, str] = {}
+        for trace in self._traces:
+            self._count(trace.end())
+            trace.begin()
 
-    def client(self) -> Seen:
-        """Return what counts the messages of one client."""
+    def _count(self, messages: list[Message]) -> None:
         unanswered = False
-
-        def seen(kind: bytes, _: bytes) -> None:
-            nonlocal unanswered
-            asks = kind in (SIMPLE_QUERY, SYNC) or (kind == FLUSH and unanswered)
-            self.round_trips += asks
-            unanswered = kind not in (SIMPLE_QUERY, SYNC, FLUSH)
-
-        return seen
-
-    def server(self, kind: bytes, body: bytes) -> None:
-        """Count one message of the server."""
-        if kind == COMMAND_COMPLETE:
-            self.statements.append(body.rstrip(b"\0").decode())
-        elif kind in (EMPTY_QUERY, ERROR):
-            self.statements.append("nothing" if kind == EMPTY_QUERY else "error")
-        elif kind == NOTICE and (found := re.search(rb"\0Mcommits (\d+) (\w+)\0", body)):
-            self.commits[found[1].decode()] = found[2].decode()
-
-
-@contextmanager
-def relay(host: str, port: int, wire: Wire) -> Iterator[int]:
-    """Relay connections to a server, counting in `wire`; give the port to connect to."""
-
-    class Relay(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            client: socket.socket = self.request
-            with socket.create_connection((host, port)) as server:
-                for end in (client, server):
-                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                back = threading.Thread(target=_pump, args=(server, client, wire.server))
-                back.start()
-                _pump(client, server, wire.client(), starts=True)
-                back.join()
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Relay) as listener:
-        thread = threading.Thread(target=listener.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield listener.server_address[1]
-        finally:
-            listener.shutdown()
-            thread.join()
-
-
-def _pump(source: socket.socket, target: socket.socket, seen: Seen, *, starts: bool = False) -> None:
-    """Pass on message by message until one end closes; a client's first message has no type."""
-    with suppress(OSError), source.makefile("rb") as stream:
-        while message := _next(stream, typed=not starts):
-            starts = False
-            kind, body = message
-            seen(kind, body)
-            target.sendall(kind + (len(body) + 4).to_bytes(4, "big") + body)
-    with suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
-
-
-def _next(stream: BinaryIO, *, typed: bool) -> tuple[bytes, bytes] | None:
-    kind = stream.read(1) if typed else b""
-    length = stream.read(4)
-    return (kind, stream.read(int.from_bytes(length, "big") - 4)) if len(length) == 4 else None
+        for message in messages:
+            if message.is_ours:
+                self.round_trips += message.name in ("Query", "Sync") or (message.name == "Flush" and unanswered)
+                unanswered = message.name not in ASKS
+            elif message.name in ("CommandComplete", "EmptyQueryResponse", "ErrorResponse"):
+                self.statements.append(message.body.strip(' "') or message.name)
+            elif message.name == "NoticeResponse" and (found := re.search(r'"commits (\d+) (\w+)"', message.body)):
+                self.commits[found[1]] = found[2]
