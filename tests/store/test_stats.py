@@ -17,7 +17,10 @@ from taskbridge.store import (
     CursorLost,
     Cursors,
     Page,
+    Pauses,
+    Quarantine,
     Quarantined,
+    Tenants,
     read_backlogs,
     read_counters,
     record_invoice,
@@ -124,3 +127,32 @@ def test_the_age_is_that_of_the_oldest_and_a_change_makes_a_record_young(engine:
     advance(cursors, key(1), cursors.read(key(1), 5))
     record_invoice(engine, "acme", "1", {"version": 2})
     assert 0 <= look(engine)[1].oldest_seconds < 100
+
+
+def test_a_drain_waits_for_what_is_left_of_a_sweep_and_what_is_tried_again_and_for_nothing_later(
+    engine: Engine,
+) -> None:
+    register_pipeline(engine, "invoices", "invoices")
+    cursors, quarantine = Cursors(engine), Quarantine(engine)
+    with engine.connect() as late:
+        record_invoice(engine, "acme", "late", {}, late)
+        write(engine, *"abc")
+        assert sweeping.batch(cursors, limit=2) == ["a", "b"]
+        late.commit()
+    # `late` has a lower transaction id than where the sweep stands, and is not part of it.
+    snapshot = Pauses(engine).snapshot()
+    write(engine, "later")
+
+    def left() -> int:
+        return Tenants(engine, "invoices").pending_before("invoices", ["acme", "nobody"], snapshot).get("acme", 0)
+
+    for batch, then in ((["c"], 1), (["late", "later"], 0)):
+        assert left() == then + 1
+        assert sweeping.batch(cursors, limit=2) == batch
+        assert left() == then
+    put_in_quarantine(engine, "acme", "a", "b")
+    assert left() == 0
+    quarantine.retry("invoices", quarantine.find("invoices", external_ids=["a"])[0])
+    assert left() == 1
+    quarantine.discard("invoices", quarantine.find("invoices")[0])
+    assert left() == 0
