@@ -172,6 +172,9 @@ def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader
         notify.delay("acme")
         rights.deployment.wait_until_idle()
         assert "ERROR" not in worker.text()
+        watch_as_flower(rights)
+        time.sleep(PAST_TIMERS)
+        assert worker.process.poll() is None
         # a failure, and the next success
         record_invoice(runtime.engine, "corp", "1", {"bad": True})
         notify.delay("corp")
@@ -182,9 +185,6 @@ def test_the_rights_of_the_page_are_enough(rights: Rights, producer: Any, reader
         )
         record_invoice(runtime.engine, "bolt", "1", {})
         notify.delay("bolt")
-        watch_as_flower(rights)
-        time.sleep(PAST_TIMERS)
-        assert worker.process.poll() is None
         unanswered = "SELECT 1 FROM taskbridge.pipelines WHERE pipeline = 'invoices' AND failed"
         wait_until(lambda: not rights.deployment.rows(unanswered), "the next success is noted")
         text = worker.text()

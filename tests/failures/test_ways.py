@@ -408,7 +408,9 @@ async def async_generator(batch: Batch) -> AsyncIterator[Batch]:
     yield batch
 
 
-@pytest.mark.parametrize("handler", [generator, async_generator, functools.partial(generator)], ids=str)
+@pytest.mark.parametrize(
+    "handler", [generator, async_generator, functools.partial(generator)], ids=["plain", "async", "partial"]
+)
 def test_a_generator_function_is_refused_at_its_declaration(handler: Any) -> None:
     with pytest.raises(InvalidPolicy, match=r"pipeline invoices: the handler .* is a generator function"):
         Pipeline("invoices", handler, LatencyNeutral(), 500)

@@ -112,4 +112,5 @@ def test_a_worker_starts_works_and_stops_although_redis_refuses_commands_now_and
         worker.process.wait(ENDS_WITHIN)
     finally:
         worker.stop()
+        server.client.config_set("min-replicas-to-write", 0)
     assert len(set(apart.deliveries())) == len(apart.deliveries()) == 4
