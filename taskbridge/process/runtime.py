@@ -30,7 +30,7 @@ from taskbridge.handlers.journal import JOURNAL
 from taskbridge.process.connections import CHECKED_FIRST, redis_of
 from taskbridge.process.event_threads import EventThreads
 from taskbridge.process.heartbeat import Heartbeat
-from taskbridge.process.pace import Pace
+from taskbridge.process.pace import Paces
 from taskbridge.settings import Settings
 from taskbridge.store.db import check_version, connect, driver_error, parameters_of
 
@@ -94,9 +94,11 @@ class Runtime:
         """The name of the worker of this process; empty outside of a worker."""
         self.idle_slots: Callable[[], int] = lambda: 1
         """Returns how many slots are free for tenants in the fair queue."""
+        self.serves: frozenset[str] = frozenset()
+        """The queues that the worker of this process served when it started."""
         self.taken_from: frozenset[str] = frozenset()
-        """The queues from which a slot takes runs itself: those that the worker served when it started."""
-        self.paces: defaultdict[str, Pace] = defaultdict(Pace)
+        """Those of them from which a slot takes runs itself."""
+        self.paces: defaultdict[str, Paces] = defaultdict(Paces)
         """How long recent calls of each pipeline's handler took in this process."""
         self.lateness: defaultdict[str, Histogram] = defaultdict(Histogram)
         """How late this process's ticker found the deadlines of each pipeline."""
@@ -127,12 +129,12 @@ class Runtime:
     @property
     def takes_first_events(self) -> bool:
         """Whether this worker serves the queue of first events."""
-        return self.keys.queues[0] in self.taken_from
+        return self.keys.queues[0] in self.serves
 
     @property
     def takes_first_events_only(self) -> bool:
         """Whether this worker serves the queue of first events and not that of continuations."""
-        return self.takes_first_events and self.keys.queues[1] not in self.taken_from
+        return self.takes_first_events and self.keys.queues[1] not in self.serves
 
     @property
     def most_in_flight(self) -> int:
@@ -438,7 +440,7 @@ class Runtime:
         """Drop what was inherited through a fork, without using the parent's connections."""
         if "engine" in vars(self):
             self.engine.dispose(close=False)
-        names = ("has_own_settings", "slots", "worker", "is_interactive", "taken_from")
+        names = ("has_own_settings", "slots", "worker", "is_interactive", "serves", "taken_from")
         kept = {name: vars(self)[name] for name in names}
         settings, app = self.settings, self._app
         vars(self).clear()

@@ -129,8 +129,8 @@ class Run:
         latency, runtime = self.pipeline.latency_budget, self.runtime
         if self.began_together > 1:
             latency = min(latency, LOOKS_EVERY / self.began_together)
-        pace = runtime.paces[self.pipeline.name]
-        return min(self.pipeline.batch_size, pace.most_records(latency, runtime.settings.run_budget))
+        most = runtime.paces[self.pipeline.name].most_records(latency, runtime.settings.run_budget, self.tenant)
+        return min(self.pipeline.batch_size, most)
 
     @property
     def claim(self) -> Claim:

@@ -93,7 +93,9 @@ def call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: li
     Hooks for after the commit are added to `hooks`. Context variables that the handler sets, including decimal's
     context, last until the call and its hooks are over.
     """
-    pace, started = run.runtime.paces[run.pipeline.name], time.monotonic()
+    pace = run.runtime.paces[run.pipeline.name]
+    is_full = not page.finished and run.began_together == 1 and len(batch) >= run.most_records
+    started = time.monotonic()
 
     def after_commit(hook: Hook) -> None:
         hooks.append(partial(copy_context().run, hook))
@@ -117,7 +119,7 @@ def call(run: Run, page: Page, batch: Batch, transaction: Transaction, hooks: li
     if isinstance(returned, RetryAfter):
         pace.note_failed(time.monotonic() - started)
         return HandlerFailed(page, returned, returned=True)
-    pace.note(len(batch), time.monotonic() - started)
+    pace.note(len(batch), time.monotonic() - started, run.tenant if is_full else None)
     return None
 
 

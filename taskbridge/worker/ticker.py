@@ -120,8 +120,9 @@ class TickerStep(bootsteps.StartStopStep):
         runtime = runtime_of(worker.app)
         runtime.slots = max(1, worker.concurrency)
         runtime.worker = str(worker.hostname)
+        runtime.serves = frozenset(worker.app.amqp.queues.consume_from)
         if runtime.publishes_in_gate:
-            runtime.taken_from = frozenset(worker.app.amqp.queues.consume_from)
+            runtime.taken_from = runtime.serves
 
     def include_if(self, worker: Any) -> bool:
         """Whether the worker serves our queues."""

@@ -34,7 +34,7 @@ class Slot(Inline):
     def __init__(self, deployment: Deployment) -> None:
         super().__init__(deployment)
         self.gate = self.runtime.gate
-        self.runtime.taken_from = frozenset(self.runtime.keys.queues)
+        self.runtime.serves = self.runtime.taken_from = frozenset(self.runtime.keys.queues)
 
     def save(self, tenants: Sequence[str] = TENANTS, number: str = "1") -> None:
         for tenant in tenants:

@@ -44,7 +44,7 @@ def test_first_events_are_taken_before_continuations_and_nothing_from_a_queue_th
     inline.save()
     redis.rpoplpush(Queue.FIRST.value, Queue.NEXT.value)
     assert inline.queued() == ["b", "c", "d", "a"]
-    inline.runtime.taken_from = frozenset({Queue.NEXT.value})
+    inline.runtime.serves = inline.runtime.taken_from = frozenset({Queue.NEXT.value})
     inline.handle(nothing)
     inline.quick()
     together = do_no_run(monkeypatch)
@@ -129,7 +129,7 @@ def test_a_slot_gives_no_turn_that_it_has_no_time_for(inline: Slot, monkeypatch:
 
 
 def test_a_slot_that_serves_first_events_alone_gives_no_turns(inline: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
-    inline.runtime.taken_from = frozenset({Queue.FIRST.value})
+    inline.runtime.serves = inline.runtime.taken_from = frozenset({Queue.FIRST.value})
     inline.save(["a"])
     inline.handle(nothing)
     inline.quick()
@@ -184,6 +184,6 @@ def test_a_worker_that_takes_only_first_events_leaves_a_backlog_to_others(
     inline: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = inline.runtime.keys.queues
-    monkeypatch.setattr(inline.runtime, "taken_from", frozenset({first}))
+    monkeypatch.setattr(inline.runtime, "serves", frozenset({first}))
     assert handled_before_the_next(inline, None) == ["large"]
     assert inline.queued() == ["large"]
