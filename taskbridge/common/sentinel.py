@@ -14,6 +14,8 @@ __all__ = ["SENTINEL_PORT", "SentinelAddress"]
 
 _SCHEME: Final = "sentinel"
 SENTINEL_PORT: Final = 26379
+BROKER_SECONDS: Final = 1.0
+"""How long the broker's clients wait for an answer of each Sentinel."""
 _PARAMETERS: Final = frozenset({"master_name", "sentinel_password"})
 
 
@@ -59,9 +61,13 @@ class SentinelAddress(NamedTuple):
 
     @property
     def broker_options(self) -> dict[str, Any]:
-        """The options of kombu's transport that belong to `broker_url`."""
-        secret = {} if self.sentinel_password is None else {"sentinel_kwargs": {"password": self.sentinel_password}}
-        return {"master_name": self.master_name, **secret}
+        """The options of kombu's transport that belong to `broker_url`.
+
+        Without its own timeouts, a Sentinel that accepts a connection and never answers would block the worker.
+        """
+        timeouts = {"socket_timeout": BROKER_SECONDS, "socket_connect_timeout": BROKER_SECONDS}
+        secret = {} if self.sentinel_password is None else {"password": self.sentinel_password}
+        return {"master_name": self.master_name, "sentinel_kwargs": timeouts | secret}
 
 
 def _bracketed(host: str) -> str:

@@ -87,12 +87,22 @@ def client(url: str, seconds: float | None = None, *, interactive: bool = False)
 
 
 def _primary(address: SentinelAddress, options: dict[str, Any], seconds: float | None) -> redis.ConnectionPool:
-    """Return a pool of connections to a primary; Sentinel is asked where that is before each new connection."""
-    asking: dict[str, Any] = {**options, "retry": Retry(NoBackoff(), 0), "password": address.sentinel_password}
-    if seconds is not None:
-        asking |= {"socket_timeout": seconds, "socket_connect_timeout": seconds}
+    """Return a pool of connections to a primary; Sentinel is asked where that is before each new connection.
+
+    All Sentinels together have as long to answer as one command.
+    """
+    each = (seconds or options["socket_timeout"]) / len(address.sentinels)
+    asking: dict[str, Any] = {
+        **options,
+        "socket_timeout": each,
+        "socket_connect_timeout": each,
+        "retry": Retry(NoBackoff(), 0),
+        "password": address.sentinel_password,
+    }
     sentinels: Any = _Sentinels
     names = {"db": address.db, "username": address.username, "password": address.password}
+    if seconds is not None:
+        options = {**options, "retry": Retry(NoBackoff(), 0)}
     primary = sentinels(address.sentinels, sentinel_kwargs=asking).master_for(address.master_name, **names, **options)
     pool: redis.ConnectionPool = primary.connection_pool
     return pool
@@ -101,10 +111,14 @@ def _primary(address: SentinelAddress, options: dict[str, Any], seconds: float |
 class _Sentinels(Sentinel):
     def discover_master(self, service_name: str) -> Any:
         """See redis-py, whose error quotes the options of all connections."""
+        began = time.monotonic()
         try:
             return super().discover_master(service_name)  # type: ignore[no-untyped-call]
         except MasterNotFoundError:
-            raise MasterNotFoundError(f"Sentinel knows no working primary {service_name!r}") from None
+            waited = time.monotonic() - began
+        if waited >= float(self.sentinel_kwargs["socket_timeout"]):
+            raise redis.TimeoutError("no Sentinel has answered in time")
+        raise MasterNotFoundError(f"Sentinel knows no working primary {service_name!r}")
 
 
 class deadline:  # noqa: N801 - used like a function

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 NOTIFY_TASK: Final = "taskbridge.notify_event"
 RECORD_TASK: Final = "taskbridge.record_event"
+RUN_REQUEST: Final = "taskbridge.integration.run_request:RunRequest"
 HIDDEN: Final = "(...)"
 RETRIED_WITHIN: Final = 120.0
 """The longest wait between two attempts to record a message, in seconds.
@@ -112,7 +113,7 @@ def register(app: Celery) -> NotifyTask:
 
     # Acknowledged late only so that it counts towards the prefetch limit while it runs: a worker whose slots are busy
     # takes no further message, and a first event stays in its queue, where every run looks before its next call.
-    @app.task(name=RUN_TASK, **ours, acks_late=True, reject_on_worker_lost=False)
+    @app.task(name=RUN_TASK, **ours, Request=RUN_REQUEST, acks_late=True, reject_on_worker_lost=False)
     def run(pipeline: str, tenant: str, token: str) -> None:
         """Perform one run of a tenant; published by the gate."""
         slot.work(runtime_of(app), pipeline, tenant, token)

@@ -401,7 +401,7 @@ def transport_of(conf: Any) -> str | None:
 
 def bounded(app: Celery) -> dict[str, Any]:
     """Return connection options with which a silent broker times out after `BROKER_SECONDS`."""
-    if not str(app.conf.broker_url).startswith("redis"):
+    if not str(app.conf.broker_url).startswith(("redis", "sentinel")):
         return {}
     # Without these, kombu waits forever for a server that accepts a connection and never replies.
     return {"transport_options": {"socket_timeout": BROKER_SECONDS, "socket_connect_timeout": BROKER_SECONDS}}

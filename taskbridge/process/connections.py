@@ -53,6 +53,12 @@ def redis_of(settings: Settings, seconds: float | None = None, *, interactive: b
         ) from None
     options = redis_client.connection_pool.connection_kwargs
     if (address := SentinelAddress.of(settings.redis_url)) is not None:
+        connection: Any = redis.Connection
+        if address.sentinel_password and "secret" in repr(connection(password="secret")):  # noqa: S106 - not one
+            raise ConfigurationError(
+                f"redis-py {redis.__version__} writes the password of a Sentinel into its errors",
+                "upgrade the package redis, or leave sentinel_password out",
+            )
         hosts, ports = zip(*address.sentinels, strict=True)
         note_address("Redis", *(",".join(map(str, part)) for part in (hosts, ports)))
         return redis_client

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,7 +23,7 @@ from taskbridge.integration.app import make_app
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record_invoice
 from tests.deployment import Deployment
-from tests.waiting import wait_until
+from tests.waiting import taking_at_most, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -152,3 +153,15 @@ def test_a_cluster_is_refused_at_the_start_of_a_worker(deployment: Deployment, t
             deployment.worker(TASKBRIDGE_REDIS_URL=settings.redis_url),
         ):
             pass
+
+
+def test_sentinels_that_never_answer_hold_no_producer_up(deployment: Deployment) -> None:
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        urls = ";".join(f"sentinel://127.0.0.1:{each.getsockname()[1]}" for each in silent)
+        settings = replace(deployment.settings, redis_url=f"{urls}/0?master_name=shop", notify_timeout=0.3)
+        bridge = make_app(settings)
+        with taking_at_most(2), pytest.raises(Unavailable):
+            bridge.notify_event.delay("acme")
+        with pytest.raises(Unavailable, match="sending resumes within 1 s"):
+            bridge.notify_event.delay("acme")
