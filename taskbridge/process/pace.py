@@ -133,8 +133,10 @@ class Pace:
         if not by_size:
             return FIRST_CALL
         most, longest = max(_usual(calls) for calls in by_size)
+        # If a small call already takes longer than it may, most of that is probably the call by itself.
+        allowed = MOST_BUDGETS * budget if longest > latency else 2 * latency
         # Calls that are forgotten were slow, so sizes are tried again step by step.
-        largest = int(most * (2 if self._has_forgotten else max(2, MOST_BUDGETS * budget / longest)))
+        largest = int(most * (2 if self._has_forgotten else max(2, allowed / longest)))
         return max(1, min(largest, _most_within(latency, by_size)))
 
 

@@ -135,7 +135,7 @@ def test_a_call_is_as_long_as_the_latency_budget_allows_and_no_longer(
     bound = 1.3 * (call + max(latency, 4 * call)) + 1.1 * record
     # Now and then twice as many are tried, in case the handler has become quick.
     assert handler.longest <= 2 * bound
-    assert sum(seconds > bound for _, seconds in handler.calls) <= 0.03 * len(handler.calls)
+    assert sum(seconds > bound for _, seconds in handler.calls) <= max(2, 0.03 * len(handler.calls))
     assert record or sizes == [BATCH]
 
 
