@@ -81,12 +81,17 @@ def adopt(
 
     environment.existing(data_dir)
     engine = _engine()
-    found = _described(engine, table, tenant, keys, source, columns, needs_rights=not print_sql, other_keys=again)
+    watched = None if columns is None else () if columns == ALL_COLUMNS else columns.split(",")
+    found = store.adoption(
+        engine, table, tenant, keys, source=source, watched=watched, needs_rights=not print_sql, other_keys=again
+    )
+    if columns is None and (kept := found.definition.watched):
+        console.tell(f"As before, only changes of {', '.join(kept)} are recorded; use --columns '*' for all.")
     if print_sql:
         _print(store.adoption_statements(found, from_now_on=from_now_on))
         return
     name = found.definition.source
-    is_new = store.adopt(engine, found)
+    is_new = store.adopt(engine, found, from_now_on=from_now_on)
     due = next((one for one in store.backfills_due(engine) if one.source == name), None)
     result = "is now adopted: each change is recorded" if is_new else "was already adopted"
     console.show(f"{name}: {found.table.name} {result}")
@@ -94,47 +99,10 @@ def adopt(
         console.tell(f'The pipeline {name} reads it; other pipelines can declare source="{name}".')
         if due and not (backfill or again or from_now_on):
             console.tell(MISSED if due.missed else FROM_NOW_ON)
-    if from_now_on:
-        store.choose_from_now_on(engine, found)
     if again:
         store.begin_again(engine, name)
     if backfill or again:
         _backfill(engine, found, anew=again)
-
-
-def _described(
-    engine: Engine,
-    table: str | None,
-    tenant: str | None,
-    keys: tuple[str, ...],
-    source: str | None,
-    columns: str | None,
-    *,
-    needs_rights: bool,
-    other_keys: bool,
-) -> Adopted:
-    """Inspect the table; options that are not given are taken from the existing adoption."""
-    from taskbridge import store
-
-    if table is None:
-        table, before = store.adopted_before(engine, source or "")
-        tenant, keys = tenant or before.tenant, keys or before.keys
-    watched: list[str] | None = None
-    if columns is not None:
-        watched = [] if columns == ALL_COLUMNS else columns.split(",")
-    found = store.adoption(
-        engine,
-        table,
-        tenant or "",
-        keys,
-        source=source,
-        watched=watched,
-        needs_rights=needs_rights,
-        other_keys=other_keys,
-    )
-    if columns is None and (kept := found.definition.watched):
-        console.tell(f"As before, only changes of {', '.join(kept)} are recorded; use --columns '*' for all.")
-    return found
 
 
 def _print(statements: Sequence[str]) -> None:

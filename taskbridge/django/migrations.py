@@ -156,15 +156,8 @@ class AdoptTable(Operation):
 
     def _adopt(self, connection: Connection, app_label: str, state: ProjectState) -> None:
         table, tenant, keys, watched = self._names(app_label, state)
-        store.adopt_within(
-            connection,
-            table,
-            tenant,
-            keys,
-            source=self.source,
-            watched=watched,
-            from_now_on=self.from_now_on,
-        )
+        adopted = store.adoption(connection, table, tenant, keys, source=self.source, watched=watched)
+        store.adopt(connection, adopted, from_now_on=self.from_now_on)
 
     def describe(self) -> str:
         """Return the description for `manage.py migrate --plan`."""

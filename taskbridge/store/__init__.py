@@ -10,12 +10,9 @@ if TYPE_CHECKING:
     from taskbridge.store.adopted import Adopted, backfills_due
     from taskbridge.store.adoptions import (
         adopt,
-        adopt_within,
-        adopted_before,
         adoption,
         adoption_statements,
         check_adoptions,
-        choose_from_now_on,
         removal_statements,
         trigger_faults,
         unadopt,
@@ -80,8 +77,7 @@ if not TYPE_CHECKING:
         {
             "adopted": "Adopted backfills_due",
             "adoptions": (
-                "adopt adopt_within adopted_before adoption adoption_statements check_adoptions choose_from_now_on "
-                "removal_statements trigger_faults unadopt"
+                "adopt adoption adoption_statements check_adoptions removal_statements trigger_faults unadopt"
             ),
             "backfilling": "backfill begin_again",
             "cursor": "CLAIMED_WITHIN Claim Cursors Evidence StaleToken Unread Waiting",

@@ -23,12 +23,9 @@ __all__ = [
     "Fault",
     "Unadopted",
     "adopt",
-    "adopt_within",
-    "adopted_before",
     "adoption",
     "adoption_statements",
     "check_adoptions",
-    "choose_from_now_on",
     "removal_statements",
     "trigger_faults",
     "unadopt",
@@ -92,8 +89,8 @@ class Fault(NamedTuple):
 
 def adoption(
     where: Engine | Connection,
-    table: str,
-    tenant: str,
+    table: str | None,
+    tenant: str | None,
     keys: Sequence[str],
     *,
     source: str | None = None,
@@ -103,13 +100,20 @@ def adoption(
 ) -> Adopted:
     """Examine a table that is to be adopted, without changing anything. Its name is written as in SQL.
 
-    Only changes of the columns `watched` count; empty: of all columns; None: of those chosen before. `other_keys`: the
-    existing records of the source may have other tenant and key columns; a backfill is due then.
+    Without a table, that of the present adoption of `source` is examined, by the same tenant and keys unless others are
+    given. Only changes of the columns `watched` count; empty: of all columns; None: of those chosen before.
+    `other_keys`: the existing records of the source may have other tenant and key columns; a backfill is due then.
 
     Raises:
         InvalidInput, InvalidName: it cannot be adopted like this; the message says why, and what to do.
     """
     with _examining(where) as connection:
+        if table is None:
+            before = known_as(connection, check_source_name(source or ""))
+            if before is None or before.called is None or before.ended:
+                raise InvalidInput(f"no table is adopted as {source!r}: name the table, with --tenant and --key")
+            table, tenant = before.called, tenant or before.definition.tenant
+            keys = keys or before.definition.keys
         found = _named(connection, table)
         if found is None:
             raise InvalidInput(
@@ -124,7 +128,7 @@ def adoption(
         if watched is None:
             before = known_as(connection, source)
             watched = before.definition.watched if before and before.relation == found.relation else ()
-        definition = Definition(check_source_name(source), tenant, tuple(keys), tuple(dict.fromkeys(watched)))
+        definition = Definition(check_source_name(source), tenant or "", tuple(keys), tuple(dict.fromkeys(watched)))
         adopted = described(connection, found.relation, definition, needs_rights=needs_rights)
         _check_source(connection, adopted, other_keys=other_keys)
     return adopted
@@ -142,19 +146,6 @@ def _examining(where: Engine | Connection) -> Iterator[Connection]:
         yield where
     finally:
         savepoint.rollback()
-
-
-def adopted_before(engine: Engine, source: str) -> tuple[str, Definition]:
-    """Return the name (as in SQL) of the table that is adopted as a source, and its definition.
-
-    Raises:
-        InvalidInput: no table is adopted as this source.
-    """
-    with engine.begin() as connection:
-        before = known_as(connection, check_source_name(source))
-    if before is not None and before.called is not None and not before.ended:
-        return before.called, before.definition
-    raise InvalidInput(f"no table is adopted as {source!r}: name the table, with --tenant and --key")
 
 
 def _named(connection: Connection, table: str) -> Row[Any] | None:
@@ -238,12 +229,6 @@ def _from_now_on(adopted: Adopted) -> str:
     return filled("adopt_from_now_on", adopted.schema, {"source": literal(adopted.definition.source)})
 
 
-def choose_from_now_on(engine: Engine, adopted: Adopted) -> None:
-    """Store that rows from before the adoption get no backfill, until one is started."""
-    with engine.begin() as connection:
-        connection.exec_driver_sql(_from_now_on(adopted).replace("%", "%%"))
-
-
 def removal_statements(where: Engine | Connection, source: str) -> list[str]:
     """Return the statements that remove the triggers of a source, in order.
 
@@ -264,42 +249,24 @@ def removal_statements(where: Engine | Connection, source: str) -> list[str]:
     ]
 
 
-def adopt(engine: Engine, adopted: Adopted, timeout: float = TIMEOUT) -> bool:
-    """Make the table a source; return whether anything had to be done.
+def adopt(where: Engine | Connection, adopted: Adopted, timeout: float = TIMEOUT, *, from_now_on: bool = False) -> bool:
+    """Make the table a source, in the caller's transaction if there is one; return whether it was not one before.
 
     This waits for open transactions that write the table. Writers that arrive in the meantime wait for at most
-    `LOCK_WAIT` seconds, and can proceed before the next attempt.
+    `LOCK_WAIT` seconds, and can proceed before the next attempt. Between two attempts a transaction has none of our
+    locks, and its settings stay unchanged. With `from_now_on`, this also stores that rows from before the adoption get
+    no backfill, until one is started.
 
     Raises:
-        Unavailable: a transaction wrote the table for as long as `timeout`; nothing was changed.
+        Unavailable: a transaction wrote the table for as long as `timeout`; nothing was changed. The caller's
+            transaction can continue.
     """
-    if not trigger_faults(engine, adopted):
-        return False
-    _run(engine, adoption_statements(adopted), adopted.table.name, timeout)
-    return True
-
-
-def adopt_within(
-    connection: Connection,
-    table: str,
-    tenant: str,
-    keys: Sequence[str],
-    *,
-    source: str,
-    watched: Sequence[str] = (),
-    from_now_on: bool = False,
-    timeout: float = TIMEOUT,
-) -> None:
-    """Make a table a source, as `adopt` does, in the caller's transaction, whose settings stay unchanged.
-
-    Between two attempts the transaction has none of our locks, only those it had before. With `from_now_on`, this also
-    stores that rows from before the adoption get no backfill.
-
-    Raises:
-        InvalidInput, InvalidName, Unavailable: as `adoption` and `adopt`; the transaction can continue.
-    """
-    adopted = adoption(connection, table, tenant, keys, source=source, watched=watched)
-    _run(connection, adoption_statements(adopted, from_now_on=from_now_on), adopted.table.name, timeout)
+    statements = adoption_statements(adopted, from_now_on=from_now_on)
+    if is_adopted := not trigger_faults(where, adopted):
+        statements = [_from_now_on(adopted)] if from_now_on else []
+    if statements:
+        _run(where, statements, adopted.table.name, timeout)
+    return not is_adopted
 
 
 def unadopt(where: Engine | Connection, source: str, timeout: float = TIMEOUT) -> Unadopted:
@@ -326,9 +293,9 @@ def _adopted_source(connection: Connection, source: str) -> Known:
     raise InvalidInput(f"no table was adopted as the source {source!r}; there are: {names}")
 
 
-def trigger_faults(engine: Engine, adopted: Adopted) -> list[str]:
+def trigger_faults(where: Engine | Connection, adopted: Adopted) -> list[str]:
     """Return what is wrong with the triggers of an adopted table, or that it is not adopted; empty if all is well."""
-    with engine.begin() as connection:
+    with _examining(where) as connection:
         before = known_as(connection, adopted.definition.source)
         if before is None or before.ended:
             return ["it is not adopted"]

@@ -25,14 +25,12 @@ from taskbridge.store import (
     Cursors,
     Unread,
     adopt,
-    adopt_within,
     adoption,
     adoption_statements,
     backfill,
     backfills_due,
     begin_again,
     check_adoptions,
-    choose_from_now_on,
     connect,
     record,
     record_many,
@@ -851,11 +849,12 @@ def test_a_table_is_adopted_and_given_up_in_a_transaction_of_the_caller_s_whose_
         connection.exec_driver_sql("SET LOCAL lock_timeout = '7s'; SET LOCAL statement_timeout = '70s'")
         before = connection.exec_driver_sql(settings).one()
         writer.exec_driver_sql("INSERT INTO orders VALUES (1, 'acme', 1, 'a')")
+        wanted = adoption(connection, "orders", "customer", ["id"], source="orders")
         with pytest.raises(Unavailable, match="in use by long transactions"):
-            adopt_within(connection, "orders", "customer", ["id"], source="orders", timeout=0.2)
+            adopt(connection, wanted, 0.2)
         with pytest.raises(InvalidInput, match="has no column 'nobody'"):
-            adopt_within(connection, "orders", "nobody", ["id"], source="orders")
-        trying = pool.submit(adopt_within, connection, "orders", "customer", ["id"], source="orders")
+            adoption(connection, "orders", "nobody", ["id"], source="orders")
+        trying = pool.submit(adopt, connection, wanted)
         wait_until(lambda: rows(engine, WAITING) != [(0,)], "it waits for the writer")
         writer.commit()
         trying.result(30)
@@ -1015,7 +1014,7 @@ def test_that_changes_may_have_been_missed_is_told_until_somebody_sends_the_rows
         (told,) = check_adoptions(engine)["orders"]
         assert told.what == "changes may have been missed, and no backfill has been started since"
         if chosen:
-            choose_from_now_on(engine, found)
+            assert not adopt(engine, found, from_now_on=True)
         else:
             assert backfilled(engine, found)[-1] == 1
             assert reader.seen() == {"acme": ["1"]}
