@@ -19,10 +19,11 @@ from taskbridge.store.queries import queries
 from taskbridge.store.stats import bucket_sums, limited
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from taskbridge.declaring.pipeline import Pipeline
     from taskbridge.gate import RunnerStatus
     from taskbridge.process.runtime import Runtime
-    from taskbridge.store.db import Database
 
 __all__ = ["Context"]
 
@@ -42,7 +43,7 @@ class Context:
             `taskbridge.common.server_errors.translated_errors` to turn these into errors of TaskBridge.
     """
 
-    database: Database
+    database: Engine
     inspector: Inspector
     pipelines: Mapping[str, Pipeline]
     settings: Settings

@@ -18,7 +18,7 @@ import select
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qs, unquote
 
 import psycopg
@@ -50,7 +50,6 @@ __all__ = [
     "AsyncPipeline",
     "Bounded",
     "Broken",
-    "Database",
     "NoAnswer",
     "NoSession",
     "check_version",
@@ -81,7 +80,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-Database: TypeAlias = Engine
 
 OLDEST_POSTGRES: Final = 15
 """The oldest supported major version. It still received fixes when it was chosen; the tests run on a newer one."""
@@ -540,7 +538,7 @@ def driver_of(connection: Connection | Bounded) -> Bounded:
 
 
 @contextmanager
-def checked_out(database: Database) -> Iterator[Bounded]:
+def checked_out(database: Engine) -> Iterator[Bounded]:
     """Check out psycopg's connection in autocommit, which saves a run the overhead of SQLAlchemy.
 
     Raises:
@@ -587,7 +585,7 @@ class Pooler(NamedTuple):
     prepares: bool
 
 
-def pooler_of(database: Database, url: str) -> Pooler | None:
+def pooler_of(database: Engine, url: str) -> Pooler | None:
     """Return the pooler in front of Postgres; None: there is none.
 
     Two open connections use the same session of the server only in transaction mode.
@@ -728,14 +726,14 @@ def scalar(driver: psycopg.Connection[Any], statement: str, values: Mapping[str,
     return driver.cursor(row_factory=scalar_row).execute(statement, values).fetchone()
 
 
-def fetch(database: Database, name: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+def fetch(database: Engine, name: str, values: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Execute a named query in a transaction of its own, and return its rows."""
     with checked_out(database) as driver:
         return rows(driver, queries(database)(name), values)
 
 
 def fetch_within(
-    database: Database, seconds: float | None, name: str, values: Mapping[str, Any] | None = None
+    database: Engine, seconds: float | None, name: str, values: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
     """Execute a named query as `fetch` does, but for at most so many seconds; None: any time."""
     with checked_out(database) as driver, within(driver, seconds):
@@ -761,7 +759,7 @@ def is_without_session(error: BaseException) -> bool:
     return isinstance(driver_error(error), NoSession)
 
 
-def check_version(database: Database) -> None:
+def check_version(database: Engine) -> None:
     """Raise Unavailable, with the remedy, if the server is older than PostgreSQL 15."""
     (server,) = fetch(database, "server")
     if (major := server["number"] // 10_000) < OLDEST_POSTGRES:

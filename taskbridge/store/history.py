@@ -23,8 +23,9 @@ from taskbridge.store.queries import Queries, queries
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
+    from sqlalchemy import Engine
 
-    from taskbridge.store.db import Bounded, Database
+    from taskbridge.store.db import Bounded
 
 __all__ = [
     "HistoryRow",
@@ -71,7 +72,7 @@ class HistoryRow(NamedTuple):
 
 
 def with_history(
-    database: Database, statement: str, values: Mapping[str, Any], rows: Sequence[HistoryRow], **settings: str
+    database: Engine, statement: str, values: Mapping[str, Any], rows: Sequence[HistoryRow], **settings: str
 ) -> list[tuple[Any, ...]]:
     """Execute a statement under these settings of Postgres as a transaction of its own, then insert rows of history.
 
@@ -86,7 +87,7 @@ def with_history(
         return typed_rows(driver, results[: len(needed)])
 
 
-def write_runs(database: Database, rows: Sequence[HistoryRow]) -> None:
+def write_runs(database: Engine, rows: Sequence[HistoryRow]) -> None:
     """Insert rows of history that follow no other statement. An error is only logged."""
     try:
         with checked_out(database) as driver:
@@ -118,7 +119,7 @@ def _report(error: Exception) -> None:
         log.error("the run history cannot be written (%d times since the last report): %s", count, error_line(error))
 
 
-def keep_runs(database: Database, days: int) -> None:
+def keep_runs(database: Engine, days: int) -> None:
     """Create the history's partitions of the next days, and drop those that are older than `days`.
 
     No run waits for it: what needs a lock that is taken is left to the next call.
@@ -126,7 +127,7 @@ def keep_runs(database: Database, days: int) -> None:
     fetch_within(database, LONG_LOOK, "keep_runs", {"days": days})
 
 
-def sum_runs(database: Database, pipeline: str) -> None:
+def sum_runs(database: Engine, pipeline: str) -> None:
     """Sum a pipeline's runs of each complete minute that has no sums yet; if these are many, only the first."""
     counts = ", ".join(f"count(*) FILTER (WHERE bucket = {number})" for number in range(len(BOUNDS_MS) + 1))
     with checked_out(database) as driver, within(driver, LONG_LOOK):

@@ -11,13 +11,13 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg.errors import LockNotAvailable
+from sqlalchemy import Engine
 
 from taskbridge.errors import InvalidPolicy
 from taskbridge.store.db import (
     LOOKUPS,
     SHORT_WAIT,
     Bounded,
-    Database,
     checked_out,
     fetch_within,
     in_one_message,
@@ -48,7 +48,7 @@ EVERY_RECORD: Final = "1:1:"
 """A snapshot that sees no transaction, so that every record lies after it."""
 
 
-def register_pipeline(database: Database, pipeline: str, source: str, start: str | datetime = EVERYTHING) -> None:
+def register_pipeline(database: Engine, pipeline: str, source: str, start: str | datetime = EVERYTHING) -> None:
     """Register a pipeline when it is seen for the first time: its source, and where its cursors begin.
 
     Args:
@@ -91,7 +91,7 @@ def _first_snapshot(driver: Bounded, sql: Queries, pipeline: str, source: str, s
     return str(since["snapshot"])
 
 
-def undeclared_readers(database: Database, declared: Sequence[str]) -> dict[str, list[str]]:
+def undeclared_readers(database: Engine, declared: Sequence[str]) -> dict[str, list[str]]:
     """Return, for each source with several pipelines, those that are not among `declared`."""
     readers = defaultdict(list)
     for row in fetch_within(database, None, "pipelines"):
@@ -99,12 +99,12 @@ def undeclared_readers(database: Database, declared: Sequence[str]) -> dict[str,
     return {source: sorted({*names} - {*declared}) for source, names in readers.items() if len(names) > 1}
 
 
-def unread_sources(database: Database, read: Collection[str]) -> list[str]:
+def unread_sources(database: Engine, read: Collection[str]) -> list[str]:
     """Return the sources that have records or are adopted, are not among `read`, and have no registered pipeline."""
     return [row["source"] for row in fetch_within(database, None, "unread_sources", {"read": [*read]})]
 
 
-def forget_pipeline(database: Database, pipeline: str) -> dict[str, int] | None:
+def forget_pipeline(database: Engine, pipeline: str) -> dict[str, int] | None:
     """Delete the data of a pipeline; return the number of cursors and quarantine rows; None: there were none."""
     (row,) = fetch_within(database, None, "forget", {"pipeline": pipeline})
     return row if any(row.values()) else None
@@ -166,7 +166,7 @@ class Step:
     held: Mapping[Holder, int]
 
 
-def prune(database: Database, what: Prune, size: int = STEP) -> Iterator[Step]:
+def prune(database: Engine, what: Prune, size: int = STEP) -> Iterator[Step]:
     """Delete step by step, each in a transaction of its own that reads `size` rows; yield the result of each step.
 
     A record is deleted if every pipeline that reads its source has handled or discarded it, together with its rows of
@@ -187,7 +187,7 @@ def prune(database: Database, what: Prune, size: int = STEP) -> Iterator[Step]:
         yield from _steps(database, "prune_deliveries", {**values, "after": 0})
 
 
-def _steps(database: Database, statement: str, values: dict[str, Any]) -> Iterator[Step]:
+def _steps(database: Engine, statement: str, values: dict[str, Any]) -> Iterator[Step]:
     step, more = queries(database)(statement), True
     # A row that changes while a step waits for it must be looked at again, whatever the database's default is.
     settings = {**LOOKUPS, "transaction_isolation": "read committed", "lock_timeout": SHORT_WAIT}

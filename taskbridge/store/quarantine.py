@@ -13,7 +13,7 @@ from taskbridge.store.db import checked_out, fetch, fetch_within
 from taskbridge.store.queries import queries
 
 if TYPE_CHECKING:
-    from taskbridge.store.db import Database
+    from sqlalchemy import Engine
 
 __all__ = ["Pause", "Paused", "Pauses", "Quarantine", "QuarantinedRecord", "audit"]
 
@@ -57,7 +57,7 @@ class Quarantine:
         seconds: how long `find` may take; None: no limit.
     """
 
-    def __init__(self, database: Database, source: str = "invoices", *, seconds: float | None = None) -> None:
+    def __init__(self, database: Engine, source: str = "invoices", *, seconds: float | None = None) -> None:
         self._database = database
         self._source = source
         self._seconds = seconds
@@ -167,7 +167,7 @@ class Paused(NamedTuple):
 class Pauses:
     """Pauses of tenants or whole pipelines, whose records stay pending until they are resumed."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Engine) -> None:
         self._database = database
 
     def pause(
@@ -200,7 +200,7 @@ class Pauses:
 
 
 def audit(
-    database: Database,
+    database: Engine,
     who: str,
     action: str,
     *,

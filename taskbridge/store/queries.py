@@ -18,9 +18,7 @@ from taskbridge.common.names import DEFAULT_SCHEMA
 from taskbridge.common.statements import statements
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-    from taskbridge.store.db import Database
+    from sqlalchemy import Connection, Engine
 
 __all__ = [
     "LOCAL",
@@ -50,7 +48,7 @@ _PLACE: Final = re.compile(r"\{(\w+)\}")
 _INDENT: Final = re.compile(r"\n\s+")
 
 
-def queries(where: Database | Connection) -> Queries:
+def queries(where: Engine | Connection) -> Queries:
     """Return the queries for the schema of a database, or of a connection to it."""
     return partial(query, schema=schema_of(where))
 
@@ -88,7 +86,7 @@ def setting(name: str, value: str | int | None, scope: str = SESSION) -> str:
     return filled("setting", DEFAULT_SCHEMA, {"scope": scope, "name": name, "value": written})
 
 
-def schema_of(where: Database | Connection) -> str:
+def schema_of(where: Engine | Connection) -> str:
     """Return the schema of the tables."""
     return str(where.get_execution_options().get(SCHEMA_OPTION, DEFAULT_SCHEMA))
 

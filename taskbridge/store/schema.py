@@ -23,8 +23,6 @@ from taskbridge.store.queries import LOCAL, filled, queries, query, quoted, sche
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from taskbridge.store.db import Database
-
 __all__ = [
     "VERSION_TABLE",
     "check_cluster",
@@ -113,7 +111,7 @@ def _make(driver: psycopg.Connection[Any], schema: str) -> None:
         driver.execute(filled("search_path", schema, {"database": own_database}))
 
 
-def check_schema(database: Database) -> None:
+def check_schema(database: Engine) -> None:
     """Raise SchemaMismatch, with the command to run, unless the database has this version's schema."""
     revision = current(database)
     if revision == head():
@@ -129,7 +127,7 @@ def check_schema(database: Database) -> None:
     _refuse_unknown(revision)
 
 
-def current(database: Database) -> str | None:
+def current(database: Engine) -> str | None:
     """Return the revision of the database's schema; None: there is no schema."""
     with checked_out(database) as driver:
         return _current(driver, schema_of(database))
@@ -160,19 +158,19 @@ def _migrations() -> Path:
     return inside if inside.is_dir() else package.parent / "migrations"
 
 
-def in_its_cluster(database: Database) -> bool:
+def in_its_cluster(database: Engine) -> bool:
     """Return whether the database is in the cluster whose transaction ids it contains; its schema must be current."""
     with checked_out(database) as driver:
         return bool(scalar(driver, queries(database)("in_its_cluster")))
 
 
-def check_cluster(database: Database) -> None:
+def check_cluster(database: Engine) -> None:
     """Raise ForeignCluster, with the command to run, unless the database is in the cluster whose ids it contains."""
     if not in_its_cluster(database):
         raise ForeignCluster(FOREIGN_CLUSTER)
 
 
-def deployment(database: Database) -> tuple[str, str]:
+def deployment(database: Engine) -> tuple[str, str]:
     """Return a unique identifier of this database and schema, without spaces, and a readable name."""
     schema = schema_of(database)
     (row,) = fetch(database, "deployment")

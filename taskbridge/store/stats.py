@@ -13,8 +13,7 @@ from taskbridge.store.queries import queries
 
 if TYPE_CHECKING:
     import psycopg
-
-    from taskbridge.store.db import Database
+    from sqlalchemy import Engine
 
 __all__ = [
     "LOOK_SECONDS",
@@ -100,14 +99,14 @@ class WaitingRecords(NamedTuple):
 
 @contextmanager
 def limited(
-    database: Database, seconds: float = LOOK_SECONDS, settings: Mapping[str, str] | None = None
+    database: Engine, seconds: float = LOOK_SECONDS, settings: Mapping[str, str] | None = None
 ) -> Iterator[psycopg.Connection[Any]]:
     """Check out a connection whose statements are cancelled after so many seconds."""
     with checked_out(database) as driver, within(driver, seconds, settings={**_LOOKS, **(settings or {})}):
         yield driver
 
 
-def read_ages(database: Database, pipelines: Collection[str]) -> dict[str, Ages]:
+def read_ages(database: Engine, pipelines: Collection[str]) -> dict[str, Ages]:
     """Return how long ago the records of `pipelines` were polled."""
     query, ages = queries(database), dict.fromkeys(pipelines, Ages())
     with limited(database) as driver:
@@ -116,7 +115,7 @@ def read_ages(database: Database, pipelines: Collection[str]) -> dict[str, Ages]
     return ages
 
 
-def read_counters(database: Database, pipelines: Collection[str]) -> dict[str, Counters]:
+def read_counters(database: Engine, pipelines: Collection[str]) -> dict[str, Counters]:
     """Return the counters of `pipelines`. This reads every cursor, and is cancelled after `COUNTER_SECONDS`."""
     query = queries(database)
     with limited(database, COUNTER_SECONDS) as driver:
@@ -125,7 +124,7 @@ def read_counters(database: Database, pipelines: Collection[str]) -> dict[str, C
 
 
 def read_backlogs(
-    database: Database, pipelines: Mapping[str, str], tenants: Mapping[str, Sequence[str]], most: int = MOST_RECORDS
+    database: Engine, pipelines: Mapping[str, str], tenants: Mapping[str, Sequence[str]], most: int = MOST_RECORDS
 ) -> dict[str, Backlog]:
     """Return the backlogs of `pipelines`, whose sources are given; pending records are those of the given `tenants`.
 
@@ -149,7 +148,7 @@ class Tenants:
         seconds: how long each statement may take; None: no limit.
     """
 
-    def __init__(self, database: Database, source: str = "invoices", *, seconds: float | None = None) -> None:
+    def __init__(self, database: Engine, source: str = "invoices", *, seconds: float | None = None) -> None:
         self._database = database
         self._source = source
         self._seconds = seconds

@@ -10,7 +10,7 @@ from taskbridge.store.db import checked_out, fetch_within
 from taskbridge.store.queries import queries
 
 if TYPE_CHECKING:
-    from taskbridge.store.db import Database
+    from sqlalchemy import Engine
 
 __all__ = ["PAGE", "UnmatchedRecord", "count_unmatched", "is_adopted", "read_unmatched", "unmatched_sources"]
 
@@ -27,7 +27,7 @@ class UnmatchedRecord(NamedTuple):
     recorded_at: datetime
 
 
-def read_unmatched(database: Database, source: str, *, thin: bool = True) -> Iterator[UnmatchedRecord]:
+def read_unmatched(database: Engine, source: str, *, thin: bool = True) -> Iterator[UnmatchedRecord]:
     """Return the records of a source that no criterion matched, oldest first; at most `PAGE` are in memory at once.
 
     Without `thin`, those of adopted tables are left out: no criterion applies to them.
@@ -43,13 +43,13 @@ def read_unmatched(database: Database, source: str, *, thin: bool = True) -> Ite
         after = (page[-1].id, page[-1].message_id)
 
 
-def count_unmatched(database: Database, source: str) -> int:
+def count_unmatched(database: Engine, source: str) -> int:
     """Return how many records of a source no criterion matched."""
     (row,) = fetch_within(database, None, "count_unmatched", {"source": source})
     return int(row["count"])
 
 
-def unmatched_sources(database: Database, most: int = 100_000) -> dict[str, int]:
+def unmatched_sources(database: Engine, most: int = 100_000) -> dict[str, int]:
     """Return how many unmatched records each source has, including sources without a reader, if it has any.
 
     At most `most` are counted in total.
@@ -58,6 +58,6 @@ def unmatched_sources(database: Database, most: int = 100_000) -> dict[str, int]
     return {row["source"]: row["count"] for row in found}
 
 
-def is_adopted(database: Database, source: str) -> bool:
+def is_adopted(database: Engine, source: str) -> bool:
     """Return whether a source is or was an adopted table: its rows may be unmatched even without criteria."""
     return any(row["source"] == source for row in fetch_within(database, None, "once_adopted"))
