@@ -370,9 +370,7 @@ class Runtime:
 
     def check_owner(self) -> None:
         """Raise ForeignGate if workers of another database use the gate."""
-        owner = self.inspector.owner()
-        if owner is not None and owner[0] != self.deployment[0]:
-            raise ForeignGate(owner[1], self.keys.owner)
+        self._refuse_foreign(self.inspector)
 
     def check_owner_once(self) -> None:
         """Raise ForeignGate if workers of another database use the gate; errors of the servers are ignored.
@@ -381,19 +379,24 @@ class Runtime:
         """
         if self.eager or time.monotonic() < self._owner_known_until:
             return
-        foreign = None
+        is_owned = False
         try:
             with translated_errors(), taskbridge.gate.deadline(self.settings.notify_timeout):
-                owner = Inspector(self.event_redis, self.keys).owner()
-                if owner is not None:
-                    foreign = owner[1] if owner[0] != self.deployment[0] else ""
+                is_owned = self._refuse_foreign(Inspector(self.event_redis, self.keys))
+        except ForeignGate:
+            raise
         except Exception as error:
             # The database cannot always be identified: `pg_control_system` may be revoked or missing.
             if not isinstance(error, TaskBridgeError) and driver_error(error) is None:
                 raise
-        if foreign:
-            raise ForeignGate(foreign, self.keys.owner)
-        self._owner_known_until = time.monotonic() + OWNER_REST if foreign is None else math.inf
+        self._owner_known_until = math.inf if is_owned else time.monotonic() + OWNER_REST
+
+    def _refuse_foreign(self, inspector: Inspector) -> bool:
+        """Return whether the gate has an owner, which is this database; raise ForeignGate if it is another one."""
+        owner = inspector.owner()
+        if owner is not None and owner[0] != self.deployment[0]:
+            raise ForeignGate(owner[1], self.keys.owner)
+        return owner is not None
 
     def own_gate(self) -> None:
         """Take the gate for this deployment, or keep it; a worker repeats this as long as it runs.
