@@ -94,18 +94,6 @@ class ChangesPage(NamedTuple):
     size: int
 
 
-class _Pass(NamedTuple):
-    """What the pages of a pass have in common, as values of the query `pass_page`."""
-
-    kind: str
-    pipeline: str
-    source: str
-    smallest: int
-    has_delays: bool
-    every: bool
-    with_paused: bool = False
-
-
 class _Stored(NamedTuple):
     """A row of `stored_snapshot`."""
 
@@ -163,13 +151,14 @@ class Changes:
         Raises:
             Unavailable: the server is a standby.
         """
-        of = _Pass(kind.value, pipeline, source, smallest, has_delays, every=kind is Kind.POLLER)
+        which = {"kind": kind.value, "pipeline": pipeline, "source": source, "with_paused": False}
+        values = {**which, "smallest": smallest, "has_delays": has_delays, "every": kind is Kind.POLLER}
         seconds = self._seconds_of(kind) + more_seconds
-        page = self._page_of(of, previous, seconds)
+        page = self._page_of(values, previous, seconds)
         # The times are compared too, because within a transaction a page stores an unchanged snapshot.
         if previous is not None and (page.before, page.stored_at) != (previous.before, previous.stored_at):
             # What this pass has seen so far is in no snapshot.
-            return self._page_of(of, None, seconds)
+            return self._page_of(values, None, seconds)
         return page
 
     def pending(self, pipeline: str, source: str) -> Iterator[str]:
@@ -187,12 +176,10 @@ class Changes:
             yield from tenants
 
     def _all_pages(self, pipeline: str, source: str) -> Iterator[list[Waiting]]:
-        of, page = (
-            _Pass(Kind.RECONCILER.value, pipeline, source, 0, has_delays=True, every=True, with_paused=True),
-            None,
-        )
+        which = {"kind": Kind.RECONCILER.value, "pipeline": pipeline, "source": source, "with_paused": True}
+        values, page = {**which, "smallest": 0, "has_delays": True, "every": True}, None
         while page is None or page.until is not None:
-            page = self._page_of(of, page, self._seconds_of(Kind.RECONCILER))
+            page = self._page_of(values, page, self._seconds_of(Kind.RECONCILER))
             yield page.waiting
 
     def retries(
@@ -217,19 +204,19 @@ class Changes:
                 if delay_ms is not None
             ]
 
-    def _page_of(self, of: _Pass, previous: ChangesPage | None, seconds: float) -> ChangesPage:
-        position = None if previous is None else previous.until
+    def _page_of(self, which: Mapping[str, Any], previous: ChangesPage | None, seconds: float) -> ChangesPage:
+        pipeline, position = which["pipeline"], None if previous is None else previous.until
         after = {"after_xid": str(position.xid if position else 0), "after_id": position.id if position else -1}
         size = self._page if previous is None else self._next_size(previous)
-        values = {**of._asdict(), **after, "size": size}
+        values = {**which, **after, "size": size}
         # There may be no stored snapshot yet, or one of another cluster, or one after the other.
         for _ in range(3):
             stored, rows = self._read(values, seconds)
             if stored is not None and stored.known:
                 return _found(previous, stored, rows, size, self._most_open)
-            self._begin(of.pipeline, anew=stored is not None)
+            self._begin(pipeline, anew=stored is not None)
         raise Unavailable(
-            f"{of.pipeline}: Postgres is a standby, which knows no transactions in progress: connect to its primary"
+            f"{pipeline}: Postgres is a standby, which knows no transactions in progress: connect to its primary"
         )
 
     def _next_size(self, previous: ChangesPage) -> int:
