@@ -18,11 +18,12 @@ from __future__ import annotations
 import logging
 import math
 from enum import Enum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
 from taskbridge.common.texts import error_text
 from taskbridge.declaring.batch import Record, RetryAfter
 from taskbridge.declaring.failures import LONGEST_OUTAGE_BACKOFF, Bisection, asked_to_wait, backoff, is_downstream
+from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.errors import HandlerMistake
 from taskbridge.gate import Blame, Outcome
 from taskbridge.store import ComesAgain, Evidence, Page, Quarantined, Unread, is_without_session
@@ -75,11 +76,11 @@ def after_failure(run: Run, failed: HandlerFailed) -> RunResult:
         return RunResult(Outcome.RETRY, _milliseconds(run.begun.failures), blame, error=failed.exception)
 
     bisection = page.bisection.failed(len(page.records), page.records[0].revision, downstream=downstream)
-    enough = _has_failed_enough(run, bisection, downstream=downstream)
-    result, _ = _judged(run, page, bisection, text, enough=enough, downstream=downstream, waited=failed.waited)
+    failure = _Failure(page, bisection, text, downstream=downstream, waited=failed.waited)
+    result, _ = _judged(run, failure)
     if result is not None:
         return result
-    if enough and not downstream:
+    if failure.is_enough(run.pipeline) and not downstream:
         blame = Blame.PIPELINE
     failures = max(bisection.tries - 1, run.begun.failures if downstream else 0)
     longest = LONGEST_OUTAGE_BACKOFF if blame is not Blame.RECORD else None
@@ -96,9 +97,7 @@ def after_death(run: Run, page: Page) -> RunResult | None:
     """
     bisection = page.bisection.failed(len(page.records), page.records[0].revision, died=True)
     text = _death(run)
-    # Only deaths count, not errors: a kill from outside must not complete `max_attempts`.
-    enough = bisection.is_alone and bisection.deaths >= max(run.pipeline.max_attempts, LEAST_DEATHS)
-    result, failures = _judged(run, page, bisection, text, enough=enough, died=True)
+    result, failures = _judged(run, _Failure(page, bisection, text, died=True))
     if result is None and failures > 1:
         wait_ms = _milliseconds(max(0, bisection.tries - 1))
         return RunResult(Outcome.RETRY, wait_ms, Blame.RECORD, error=HandlerMistake(text))
@@ -138,8 +137,7 @@ def after_unread(run: Run, unread: Unread) -> RunResult:
         fail(run, text)
         return RunResult(Outcome.RETRY, wait_ms, error=error)
     bisection = page.bisection.unread(len(page.records), page.records[0].revision)
-    enough = _has_failed_enough(run, bisection)
-    result, _ = _judged(run, page, bisection, text, enough=enough)
+    result, _ = _judged(run, _Failure(page, bisection, text))
     return result or RunResult(Outcome.RETRY, _milliseconds(max(0, bisection.tries - 1)), error=error)
 
 
@@ -190,54 +188,61 @@ def probe(run: Run, page: Page) -> Page | RunResult:
     return RunResult(Outcome.MORE)
 
 
-def _has_failed_enough(run: Run, bisection: Bisection, *, downstream: bool = False) -> bool:
-    """Whether a record has failed alone often enough to be at fault. Outages count only if this is another one."""
-    counted = bisection.attempts - (0 if downstream else bisection.outages)
-    return bisection.is_alone and counted >= run.pipeline.max_attempts
+class _Failure(NamedTuple):
+    """A page that failed, what the search for a bad record has found by it, and the error's text.
+
+    `died`: the process of the previous run died. `downstream`: the error blames the downstream. `waited`: Postgres did
+    not answer the handler.
+    """
+
+    page: Page
+    bisection: Bisection
+    text: str
+    died: bool = False
+    downstream: bool = False
+    waited: bool = False
+
+    def is_enough(self, pipeline: Pipeline) -> bool:
+        """Whether a record has failed alone often enough to be at fault."""
+        bisection, most = self.bisection, pipeline.max_attempts
+        if self.died:
+            # Only deaths count, not errors: a kill from outside must not complete `max_attempts`.
+            return bisection.is_alone and bisection.deaths >= max(most, LEAST_DEATHS)
+        # Outages count only if this is another one.
+        counted = bisection.attempts - (0 if self.downstream else bisection.outages)
+        return bisection.is_alone and counted >= most
 
 
-def _judged(
-    run: Run,
-    page: Page,
-    bisection: Bisection,
-    text: str,
-    *,
-    enough: bool,
-    died: bool = False,
-    downstream: bool = False,
-    waited: bool = False,
-) -> tuple[RunResult | None, int]:
-    """Store a failure and, if a record failed alone often `enough`, decide who is at fault. `died`: it is a death.
+def _judged(run: Run, failure: _Failure) -> tuple[RunResult | None, int]:
+    """Store a failure and, if a record has failed alone often enough, decide who is at fault.
 
     Returns how the run ends, if that is decided, and the number of failures in a row.
 
     Raises:
         CursorLost: the cursor is another run's.
     """
-    evidence = run.cursors.evidence(run.key) if enough else None
+    evidence = run.cursors.evidence(run.key) if failure.is_enough(run.pipeline) else None
     # Stored before another record is tried: that one may end the process, and the search must not start over then.
-    failures = fail(run, text, bisection, died=died)
-    run.counted_death = run.counted_death or died
+    failures = fail(run, failure.text, failure.bisection, died=failure.died)
+    run.counted_death = run.counted_death or failure.died
     if evidence is None:
         return None, failures
     try:
-        if not _is_the_records_fault(run, page, bisection, evidence, downstream=downstream, waited=waited):
+        if not _is_the_records_fault(run, failure, evidence):
             return None, failures
     except RetryAfter as retry_after:
         return _wait(run, retry_after), failures
-    _quarantine(run, page, bisection, text)
+    _quarantine(run, failure)
     return RunResult(Outcome.MORE), failures
 
 
-def _is_the_records_fault(
-    run: Run, page: Page, bisection: Bisection, evidence: Evidence, *, downstream: bool, waited: bool
-) -> bool:
+def _is_the_records_fault(run: Run, failure: _Failure, evidence: Evidence) -> bool:
     """Whether other records of the pipeline are handled while this one fails.
 
     Raises:
         RetryAfter: the handler raised it when another record was tried.
     """
-    (record,) = page.records
+    (record,), bisection, downstream = failure.page.records, failure.bisection, failure.downstream
     often = not downstream or bisection.attempts >= run.pipeline.max_attempts * DOWNSTREAM_FACTOR
     # At its first failure alone, records handled before say nothing about it.
     if evidence.others_succeed and bisection.tries > 1 and often:
@@ -253,14 +258,14 @@ def _is_the_records_fault(
         trial = _try(run, ahead, others[at])
         if trial is Trial.HANDLED:
             # The downstream may have recovered in between.
-            return not downstream or _try(run, page, record) is Trial.FAILED
+            return not downstream or _try(run, failure.page, record) is Trial.FAILED
         failed += trial is not Trial.SILENT
         if failed >= len(others).bit_length() or run.seconds_left <= 0:
             return False
     if failed or evidence.in_a_row >= MOST_IN_A_ROW:
         return False
     # Each time Postgres answered this run but not the handler, so it is the record's own statement that does not end.
-    return not downstream or (waited and often)
+    return not downstream or (failure.waited and often)
 
 
 def _order_of_trials(count: int, tries: int) -> list[int]:
@@ -308,13 +313,13 @@ def _wait(run: Run, retry_after: RetryAfter) -> RunResult:
     return RunResult(Outcome.RETRY, retry_ms=wait_ms, all_wait=retry_after.scope == "pipeline")
 
 
-def _quarantine(run: Run, page: Page, bisection: Bisection, error: str) -> None:
-    (record,) = page.records
+def _quarantine(run: Run, failure: _Failure) -> None:
+    page, tries, (record,) = failure.page, failure.bisection.tries, failure.page.records
     with run.cursors.transaction(run.key) as transaction:
         move = transaction.move(
             page,
-            bisection=bisection.handled(1, run.pipeline.batch_size),
-            to_quarantine=Quarantined({record.external_id: error}, "failed", bisection.tries),
+            bisection=failure.bisection.handled(1, run.pipeline.batch_size),
+            to_quarantine=Quarantined({record.external_id: failure.text}, "failed", tries),
             row=row_of(run, "handled", records=1, sweeps=page.sweeps + 1),
         )
         transaction.advance(move)
@@ -323,8 +328,8 @@ def _quarantine(run: Run, page: Page, bisection: Bisection, error: str) -> None:
         run.pipeline.name,
         record.external_id,
         run.tenant,
-        bisection.tries,
-        error,
+        tries,
+        failure.text,
     )
 
 
