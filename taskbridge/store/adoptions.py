@@ -108,8 +108,8 @@ def adoption(
         InvalidInput, InvalidName: it cannot be adopted like this; the message says why, and what to do.
     """
     with _examining(where) as connection:
-        before = None if source is None else known_as(connection, check_source_name(source))
         if table is None:
+            before = known_as(connection, check_source_name(source or ""))
             if before is None or before.called is None or before.ended:
                 raise InvalidInput(f"no table is adopted as {source!r}: name the table, with --tenant and --key")
             table, tenant = before.called, tenant or before.definition.tenant
@@ -128,7 +128,7 @@ def adoption(
             before = known_as(connection, source)
         if watched is None:
             watched = before.definition.watched if before and before.relation == found.relation else ()
-        definition = Definition(source, tenant or "", tuple(keys), tuple(dict.fromkeys(watched)))
+        definition = Definition(check_source_name(source), tenant or "", tuple(keys), tuple(dict.fromkeys(watched)))
         adopted = described(connection, found.relation, definition, needs_rights=needs_rights)
         _check_source(connection, adopted, before, other_keys=other_keys)
     return adopted
