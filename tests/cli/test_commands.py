@@ -70,7 +70,9 @@ STEPS: Final = (
     ("status", ("--recent-failures", "--json")),
     ("status", ("--sort", "age", "--after", "France")),
     ("inspect", ("France",)),
+    ("inspect", ("Spain",)),
     ("inspect", ("Spain", "--json")),
+    ("inspect", ("Malta",)),
     ("inspect", ("--record", "3")),
     ("inspect", ("--record", "3", "--json")),
     ("inspect", ("nobody",)),
@@ -124,6 +126,7 @@ STEPS: Final = (
     ("up", ("--json",)),
     ("up", ("--import", "bad.csv")),
     ("up", ("--import", "missing.csv")),
+    ("serve", ()),
     ("serve", ("nothing",)),
     ("dashboard", ("--host", "192.0.2.1")),
 )
