@@ -10,10 +10,9 @@ from sqlalchemy import Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Record
-from taskbridge.store import Adopted, Claim, Cursors, adopt, adoption
+from taskbridge.store import Adopted, Claim, Cursors, Page, adopt, adoption
 
 ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, customer text, total numeric(10, 2), note text)"
-TOKEN = "0000000000000001-aaaaaaaaaaaa"
 
 
 def run(engine: Engine, *statements: str) -> None:
@@ -50,12 +49,24 @@ class Reader:
         self.cursors = Cursors(engine, source)
         self.pipeline = pipeline
 
+    def who(self, tenant: str = "acme") -> RunKey:
+        return RunKey(self.pipeline, tenant, "0000000000000001-aaaaaaaaaaaa")
+
+    def claim(self, tenant: str = "acme", limit: int = 1000, *, died: bool = False) -> Page:
+        """A batch; after a death it comes without documents."""
+        return self.cursors.claim(Claim(self.who(tenant), limit, events=1, runs=1, died=died))
+
+    def handle(self, tenant: str, page: Page, *statements: str) -> None:
+        """Advance past a page, with what its handler writes through `batch.connection`."""
+        with self.cursors.transaction(self.who(tenant)) as transaction:
+            for statement in statements:
+                transaction.connect().exec_driver_sql(statement)
+            transaction.advance(transaction.move(page))
+
     def records(self, tenant: str, limit: int = 1000) -> list[Record]:
         """One batch, handled."""
-        who = RunKey(self.pipeline, tenant, TOKEN)
-        page = self.cursors.claim(Claim(who, limit, events=1, runs=1))
-        with self.cursors.transaction(who) as transaction:
-            transaction.advance(transaction.move(page))
+        page = self.claim(tenant, limit)
+        self.handle(tenant, page)
         return list(page.decoded)
 
     def keys(self, tenant: str) -> list[str]:

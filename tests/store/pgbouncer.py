@@ -34,7 +34,6 @@ pool_mode = {mode}
 default_pool_size = {size}
 max_client_conn = 200
 server_login_retry = 1
-ignore_startup_parameters = {ignored}
 """
 
 
@@ -48,7 +47,6 @@ class PgBouncer:
         *,
         mode: str = "transaction",
         size: int = 4,
-        ignored: str = "",
         shows_console: bool = True,
     ) -> None:
         to, self._port = make_url(postgres_url), free_ports()
@@ -67,7 +65,6 @@ class PgBouncer:
                 users_of_console=to.username if shows_console else "",
                 mode=mode,
                 size=size,
-                ignored=ignored,
             ),
             encoding="utf-8",
         )

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, ProgrammingError
 
-from taskbridge.common.run_key import RunKey
 from taskbridge.errors import InvalidInput
 from taskbridge.store import (
     Adopted,
-    Claim,
-    Cursors,
-    Unread,
     adopt,
     adoption,
     backfill,
@@ -29,26 +22,7 @@ from taskbridge.store import (
     migrate,
     unadopt,
 )
-from taskbridge.store import adopted as store_adopted
-from taskbridge.store import cursor as store_cursor
-from tests.store.adopting import ORDERS, TOKEN, Reader, adopted, needs_postgres, rows, run
-
-
-@pytest.fixture
-def role(engine: Engine) -> Iterator[tuple[str, Engine]]:
-    """A role with a schema of its own, `shop`, dropped in the end."""
-    name = f"shop_{secrets.token_hex(4)}"
-    run(
-        engine,
-        f"CREATE ROLE {name} LOGIN PASSWORD 'secret'",
-        f"GRANT USAGE ON SCHEMA taskbridge TO {name}",
-        f"CREATE SCHEMA shop AUTHORIZATION {name}",
-    )
-    own = connect(make_url(engine.url).set(username=name, password="secret").render_as_string(hide_password=False))
-    yield name, own
-    own.dispose()
-    run(engine, f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
-
+from tests.store.adopting import ORDERS, Reader, adopted, rows, run
 
 TRAP = (
     "CREATE TYPE shop.trap AS (a int)",
@@ -98,13 +72,6 @@ def test_the_owner_of_the_table_does_not_get_the_rights_of_who_adopted_it(
     run(own, "ALTER TABLE shop.orders ALTER customer TYPE shop.trap USING NULL")
     run(own, "INSERT INTO shop.orders VALUES (1, ROW(1))", "UPDATE shop.orders SET id = 2", "TRUNCATE shop.orders")
     assert rows(engine, "SELECT FROM shop.caught") == []
-
-
-def test_a_type_of_somebodys_own_is_not_taken_for_one_of_postgres(engine: Engine, role: tuple[str, Engine]) -> None:
-    _, own = role
-    run(own, "CREATE TYPE shop.text AS (a int)", "CREATE TABLE shop.orders (id int PRIMARY KEY, customer shop.text)")
-    with pytest.raises(InvalidInput, match=r"customer is of type shop\.text"):
-        adoption(engine, "shop.orders", "customer", ["id"])
 
 
 @pytest.mark.parametrize("kind", ["int", "text"])
@@ -200,113 +167,6 @@ def test_a_row_is_found_by_its_index(engine: Engine, kind: str) -> None:
     assert rows(engine, scans) == before
 
 
-CHANGES = {
-    "label": ("mood", "ALTER TYPE mood RENAME VALUE 'abc' TO 'x'"),
-    "domain": ("code", "ALTER DOMAIN code ADD CHECK (VALUE <> 'abc') NOT VALID"),
-}
-
-
-@pytest.mark.parametrize(("kind", "change"), CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("asks", [True, False])
-def test_a_key_that_can_no_longer_be_one_keeps_no_other_from_being_read(
-    engine: Engine, kind: str, change: str, asks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if asks:
-        needs_postgres(engine, 16, "pg_input_is_valid")
-    run(
-        engine,
-        "CREATE TYPE mood AS ENUM ('abc', '5')",
-        "CREATE DOMAIN code AS text",
-        f"CREATE TABLE orders (id {kind} PRIMARY KEY, customer int)",
-    )
-    adopted(engine)
-    run(engine, "INSERT INTO orders VALUES ('abc', 7), ('5', 7)", "DELETE FROM orders WHERE id = 'abc'", change)
-    who, cursors = RunKey("orders", "7", TOKEN), Cursors(engine, "orders")
-    if not asks:
-        # As Postgres 15, which cannot say whether a text is one of a type.
-        real = store_adopted.present
-        monkeypatch.setattr(
-            store_cursor,
-            "present",
-            lambda *what: replace(found := real(*what), table=replace(found.table, may_ask=False)),
-        )
-    if asks or kind == "code":
-        assert Reader(engine).keys("7") == ["-abc", "5"]
-        return
-    with pytest.raises(Unread, match="invalid input"):
-        cursors.claim(Claim(who, 10, events=1, runs=1))
-    # So the batch is halved until the bad one is alone, and goes to quarantine.
-    page = cursors.claim(Claim(who, 10, events=1, runs=1, died=True))
-    assert sorted(one.external_id for one in page.records) == ["5", "abc"]
-
-
-def test_an_empty_sweep_of_a_domain_that_allows_no_null_does_not_fail(engine: Engine) -> None:
-    run(
-        engine,
-        "CREATE DOMAIN whose AS text NOT NULL CHECK (VALUE <> '')",
-        "CREATE DOMAIN number AS int NOT NULL",
-        "CREATE TABLE orders (id number PRIMARY KEY, customer whose)",
-    )
-    found, reader = adopted(engine), Reader(engine)
-    assert reader.seen() == {}
-    run(engine, "INSERT INTO orders VALUES (1, 'acme'), (2, 'acme')")
-    assert reader.seen() == {"acme": ["1", "2"]}
-    begin_again(engine, "orders")
-    assert [page.rows for page in backfill(engine, found, 1)] == [1, 2, 2, 2, 2, 2]
-
-
-def test_dates_before_christ_are_others(engine: Engine) -> None:
-    run(engine, "CREATE TABLE orders (id date PRIMARY KEY, at timestamptz NOT NULL UNIQUE, customer int)")
-    found, reader = adopted(engine), Reader(engine)
-    run(
-        engine,
-        "INSERT INTO orders SELECT at::date, at, 7 FROM unnest(ARRAY['0044-03-15 10:00+00 BC', "
-        "'0044-03-15 10:00+00']::timestamptz[]) at",
-    )
-    assert reader.keys("7") == ["0044-03-15", "0044-03-15 BC"]
-    begin_again(engine, "orders")
-    assert [page.rows for page in backfill(engine, found, 1)] == [1, 2, 2, 2, 2, 2]
-    other = adoption(engine, "orders", "customer", ["at"], source="times")
-    assert adopt(engine, other)
-    run(engine, "UPDATE orders SET customer = 8")
-    assert Reader(engine, "times", "times").keys("8") == [
-        "0044-03-15T10:00:00.000000Z",
-        "0044-03-15T10:00:00.000000Z BC",
-    ]
-
-
-def test_labels_that_are_no_tenant_and_keys_that_are_null_break_no_insert(engine: Engine) -> None:
-    run(
-        engine,
-        "CREATE TYPE whose AS ENUM ('ok', ' lead', '')",
-        "CREATE TABLE orders (id int UNIQUE NOT NULL, customer whose)",
-    )
-    adopted(engine)
-    run(
-        engine,
-        "INSERT INTO orders VALUES (1, 'ok'), (2, ' lead'), (3, '')",
-        "ALTER TABLE orders ALTER id DROP NOT NULL",
-    )
-    run(engine, "INSERT INTO orders VALUES (NULL, 'ok')", "UPDATE orders SET id = 5 WHERE id IS NULL")
-    run(engine, "UPDATE orders SET id = NULL WHERE id = 1", "DELETE FROM orders WHERE id IS NULL")
-    assert [
-        row[0] for row in rows(engine, "SELECT key FROM taskbridge.records WHERE tenant = 'ok' AND NOT deleted")
-    ] == ["5"]
-    assert rows(engine, "SELECT count(*) FROM taskbridge.records WHERE tenant = ''") == [(2,)]
-
-
-def test_unmatched_rows_of_one_key_and_several_tenants_are_several(engine: Engine) -> None:
-    run(engine, "CREATE TABLE orders (customer text, id int, PRIMARY KEY (customer, id))")
-    adopted(engine)
-    run(
-        engine,
-        "INSERT INTO orders VALUES (' bad', 1), ('', 1)",
-        "UPDATE orders SET customer = 'acme' WHERE customer = ''",
-    )
-    left = rows(engine, "SELECT reason FROM taskbridge.records WHERE tenant = '' AND discarded_at IS NULL")
-    assert [reason.partition(":")[0] for (reason,) in left] == ["the tenant ' bad' begins or ends with space"]
-
-
 def test_a_transaction_that_began_before_the_adoption_can_write(engine: Engine) -> None:
     run(engine, ORDERS)
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as writer:
@@ -360,41 +220,33 @@ SWAPS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("how", "within"),
-    [("schema", "read_batch"), ("table", "documents"), ("moved", "one_document"), *((swap, None) for swap in SWAPS)],
-)
+@pytest.mark.parametrize(("how", "within"), [("schema", "read_batch"), ("table", "documents"), ("moved", None)])
 def test_another_table_of_the_name_is_never_read_for_the_adopted_one(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, how: str, within: str | None
 ) -> None:
-    swap = SWAPS[how]
     run(engine, "CREATE SCHEMA shop", OF_SHOP)
     adopted(engine, "shop.orders")
     large = "(SELECT string_agg(md5(n::text || at), '') FROM generate_series(1, 400) at)"
-    note = large if within == "documents" else "'x'"
-    run(engine, f"INSERT INTO shop.orders SELECT n, 'acme', 1, {note} FROM generate_series(1, 3) n")  # noqa: S608
+    run(engine, f"INSERT INTO shop.orders SELECT n, 'acme', 1, {large} FROM generate_series(1, 3) n")  # noqa: S608
     reader = Reader(engine)
     assert len(reader.records("acme", 1)) == 1
-    reading = reader.cursors._reading
-    swapped: list[str] = []
+    reading, left = reader.cursors._reading, [how]
+
+    def swap() -> None:
+        run(engine, *SWAPS[left.pop()])
 
     def swap_before(name: str, *others: Any) -> str:
         text = reading(name, *others)
-        if name == within and not swapped:
-            swapped.append(name)
-            run(engine, *swap)
+        if name == within and left:
+            swap()
         return text
 
     monkeypatch.setattr(reader.cursors, "_reading", swap_before)
     if within is None:
-        run(engine, *swap)
-    if within == "one_document":
-        page = reader.cursors.claim(Claim(RunKey("orders", "acme", TOKEN), 9, 1, 1, died=True))
-        found = [reader.cursors.load(record) for record in page.records]
-    else:
-        found = [*reader.records("acme"), *reader.records("acme")]
-    assert len(swapped) == (within is not None)
-    assert [one and (one.external_id, one.deleted, "note" in one.document) for one in found] == [
+        swap()
+    found = [*reader.records("acme"), *reader.records("acme")]
+    assert left == []
+    assert [(one.external_id, one.deleted, "note" in one.document) for one in found] == [
         ("2", False, True),
         ("3", False, True),
     ]
@@ -422,11 +274,7 @@ def test_two_deployments_adopt_one_table(engine: Engine, postgres_url: str) -> N
     assert one.seen() == two.seen() == {"acme": ["1"]}
     # What one's handler writes back the other has to see.
     run(engine, "UPDATE orders SET note = 'b'")
-    who = RunKey("orders", "acme", TOKEN)
-    page = one.cursors.claim(Claim(who, 10, events=1, runs=1))
-    with one.cursors.transaction(who) as transaction:
-        transaction.connect().exec_driver_sql("UPDATE orders SET note = 'sent'")
-        transaction.advance(transaction.move(page))
+    one.handle("acme", one.claim(), "UPDATE orders SET note = 'sent'")
     assert (one.seen(), two.seen()) == ({}, {"acme": ["1"]})
     unadopt(other, "orders")
     assert check_adoptions(engine) == {"orders": []}
@@ -470,19 +318,12 @@ def test_two_that_adopt_at_once_take_turns(engine: Engine) -> None:
         unadopt(engine, "orders")
 
 
+FUNCTIONS = ("last_id", "muted_tenant", "next_id", "next_revision", "owns_records", "shown", "unfit")
 LOST = {
     "USAGE on the schema taskbridge": "USAGE ON SCHEMA taskbridge",
+    **{f"{right} on taskbridge.records": f"{right} ON taskbridge.records" for right in ("SELECT", "INSERT", "UPDATE")},
     "SELECT on taskbridge.adopted": "SELECT ON taskbridge.adopted",
-    "SELECT on taskbridge.records": "SELECT ON taskbridge.records",
-    "INSERT on taskbridge.records": "INSERT ON taskbridge.records",
-    "UPDATE on taskbridge.records": "UPDATE ON taskbridge.records",
-    "EXECUTE on taskbridge.last_id(text)": "EXECUTE ON FUNCTION taskbridge.last_id",
-    "EXECUTE on taskbridge.muted_tenant(text)": "EXECUTE ON FUNCTION taskbridge.muted_tenant",
-    "EXECUTE on taskbridge.next_id(text, bigint)": "EXECUTE ON FUNCTION taskbridge.next_id",
-    "EXECUTE on taskbridge.next_revision(bigint)": "EXECUTE ON FUNCTION taskbridge.next_revision",
-    "EXECUTE on taskbridge.owns_records()": "EXECUTE ON FUNCTION taskbridge.owns_records",
-    "EXECUTE on taskbridge.shown(text)": "EXECUTE ON FUNCTION taskbridge.shown",
-    "EXECUTE on taskbridge.unfit(text, text)": "EXECUTE ON FUNCTION taskbridge.unfit",
+    **{f"EXECUTE on taskbridge.{name}(": f"EXECUTE ON FUNCTION taskbridge.{name}" for name in FUNCTIONS},
     "USAGE on the schema shop": "USAGE ON SCHEMA shop",
     "SELECT on shop.orders": "SELECT ON shop.orders",
 }
@@ -494,10 +335,10 @@ def test_who_adopts_is_no_superuser_and_each_right_that_he_has_lost_is_found(
 ) -> None:
     name, own = role
     run(own, "CREATE TABLE shop.orders (id int PRIMARY KEY, customer text)")
-    functions = [one.partition(" ON ")[2] for one in LOST.values() if "FUNCTION" in one]
+    functions = ", ".join(f"taskbridge.{name}" for name in FUNCTIONS)
     run(
         engine,
-        f"REVOKE EXECUTE ON FUNCTION {', '.join(functions).replace('FUNCTION ', '')} FROM PUBLIC",
+        f"REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC",
         f"GRANT CREATE ON SCHEMA taskbridge TO {name}",
         f"GRANT INSERT, UPDATE ON taskbridge.adopted TO {name}",
     )
@@ -516,10 +357,8 @@ def test_who_adopts_is_no_superuser_and_each_right_that_he_has_lost_is_found(
         with pytest.raises(DBAPIError, match="permission denied"):
             run(engine, "INSERT INTO shop.orders VALUES (2, 'acme'), (8, ' bad'); TRUNCATE shop.orders")
         ((said, remedy, _),) = check_adoptions(engine)["orders"]
-        assert (said, remedy) == (
-            f"the role {name}, which adopted it, has no {what}, and so its writers fail",
-            "grant it that",
-        )
+        assert said.startswith(f"the role {name}, which adopted it, has no {what}")
+        assert remedy == "grant it that"
         run(engine, f"GRANT {right} TO {name}")
     assert check_adoptions(engine) == {"orders": []}
 
@@ -548,32 +387,3 @@ def test_the_next_owner_of_a_partitioned_table_is_found_to_make_no_partitions_un
     run(own, late.format("shop.orders"), late.format("shop.low").replace("late", "later"))
     run(own, "INSERT INTO shop.orders VALUES (1, 'acme'), (1000, 'acme')")
     assert Reader(engine).seen() == {"acme": ["1", "1000"]}
-
-
-def test_two_threads_that_meet_at_the_first_adoption_read_the_rows(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(engine, ORDERS)
-    cursors = Cursors(engine, "orders")
-    cursors.claim(Claim(RunKey("orders", "none", TOKEN), 10, events=1, runs=1))
-    adopted(engine)
-    run(engine, "INSERT INTO orders VALUES (1, 'acme', 1, 'a'), (2, 'bolt', 2, 'b')")
-    reading, first = cursors._reading, threading.Event()
-    found = {}
-
-    def read(tenant: str) -> None:
-        page = cursors.claim(Claim(RunKey("orders", tenant, TOKEN), 10, events=1, runs=1))
-        found[tenant] = [one.document.get("note") for one in page.records]
-
-    def read_between(*what: Any) -> str:
-        text = reading(*what)
-        if not first.is_set():
-            first.set()
-            other = threading.Thread(target=read, args=("bolt",))
-            other.start()
-            other.join(30)
-        return text
-
-    monkeypatch.setattr(cursors, "_reading", read_between)
-    read("acme")
-    assert found == {"acme": ["a"], "bolt": ["b"]}

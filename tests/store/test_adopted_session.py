@@ -169,30 +169,6 @@ def test_serializable_transactions_that_write_other_rows_do_not_fail_each_other(
     assert rows(shop, "SELECT count(*) FROM taskbridge.records") == [(10,)]
 
 
-def test_record_leaves_lastval_as_it_was(shop: Engine) -> None:
-    session = Session(shop, "bare", ())
-    for statement in (
-        "INSERT INTO bare (customer) VALUES ('acme')",
-        "SELECT taskbridge.record('others', 'acme', 'k', '{{}}')",
-    ):
-        session.outcome(statement)
-    assert session.connection.execute("SELECT lastval()").fetchone() == (1,)
-    session.connection.close()
-
-
-def test_ids_of_one_transaction_differ_and_grow_though_its_clock_goes_back(shop: Engine) -> None:
-    # given what a clock that was ahead has left in the transaction
-    ahead = "SELECT set_config('taskbridge.last_id', '8000000000000000000 orders', true)"
-    session = Session(shop, "orders", ("BEGIN", ahead))
-    for _ in range(3):
-        session.connection.execute("INSERT INTO orders (customer) SELECT 'acme' FROM generate_series(1, 3)")
-        session.connection.execute("SELECT taskbridge.record('others', 'acme', gen_random_uuid()::text, '{}')")
-    session.connection.execute("COMMIT")
-    session.connection.close()
-    found = rows(shop, "SELECT id, recorded_at FROM taskbridge.records ORDER BY id")
-    assert len({one for one, _ in found}) == 12
-
-
 LOSSES = {
     "reset": "{0}; RESET ALL",
     "function": "SELECT without_it($${0}$$)",

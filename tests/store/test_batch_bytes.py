@@ -7,11 +7,9 @@ import os
 import pytest
 from sqlalchemy import Engine
 
-from taskbridge.common.run_key import RunKey
-from taskbridge.declaring.pipeline import INVOICES
-from taskbridge.store import Claim, Cursors, Page, record_invoice
+from taskbridge.store import Cursors, Page, record_invoice
+from tests.store.sweeping import claim, key, sweep
 
-KEY = RunKey(INVOICES, "acme", "t")
 LARGE = 200_000
 MOST = 1_000_000
 
@@ -20,21 +18,6 @@ def write(engine: Engine, *texts: str) -> None:
     with engine.begin() as connection:
         for at, text in enumerate(texts):
             record_invoice(engine, "acme", f"{at:03}", {"text": text}, connection=connection)
-
-
-def claim(cursors: Cursors, limit: int = 500) -> Page:
-    return cursors.claim(Claim(KEY, limit, events=1, runs=1))
-
-
-def sweep(cursors: Cursors, limit: int = 500) -> list[Page]:
-    """Read batch by batch until nothing is left, each handled."""
-    pages = [claim(cursors, limit)]
-    while True:
-        with cursors.transaction(KEY) as transaction:
-            transaction.advance(transaction.move(pages[-1], bisection=pages[-1].bisection))
-        if pages[-1].finished:
-            return pages
-        pages.append(cursors.read(KEY, limit))
 
 
 def numbers(*pages: Page) -> list[str]:
@@ -74,5 +57,5 @@ def test_a_large_document_that_changes_while_it_is_fetched_comes_as_it_is_then(
     monkeypatch.setattr(cursors, "_with_documents", change_before)
     first = claim(cursors)
     assert (first.records, first.finished) == ((), False)
-    again = cursors.read(KEY, 500)
+    again = cursors.read(key(), 500)
     assert [record.document["text"][0] for record in again.records] == ["z"]

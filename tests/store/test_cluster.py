@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine
 from sqlalchemy.exc import DatabaseError
 
-from taskbridge.common.run_key import RunKey
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.embedded import Servers, serve
 from taskbridge.errors import ForeignCluster, Unavailable
 from taskbridge.store import (
-    Claim,
     CursorLost,
     Cursors,
-    Page,
     Rebased,
     Records,
     StaleToken,
@@ -32,9 +29,11 @@ from taskbridge.store import (
     register_pipeline,
 )
 from taskbridge.testing.servers import open_directory
+from tests import quarantined
+from tests.store.adopting import rows, run
 from tests.store.restoring import dump, empty_database, next_xid, restore, use_up
+from tests.store.sweeping import NEW, OLD, advance, batch, claim, write
 
-OLD, NEW = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2))
 INVOICES, MIRROR, ALERTS = "invoices", "mirror", "alerts"
 LATER: Final = 20_000
 """Transaction ids between the first and the last records."""
@@ -56,62 +55,27 @@ def restored(elsewhere: Servers) -> Iterator[Engine]:
         yield engine
 
 
-def key(pipeline: str, tenant: str, token: str = OLD) -> RunKey:
-    return RunKey(pipeline, tenant, token)
-
-
 def cursors(engine: Engine, pipeline: str) -> Cursors:
     return Cursors(engine, ALERTS if pipeline == ALERTS else INVOICES)
 
 
-def claim(engine: Engine, pipeline: str, tenant: str, limit: int = 100, token: str = OLD) -> Page:
-    return cursors(engine, pipeline).claim(Claim(key(pipeline, tenant, token), limit, events=1, runs=1))
-
-
-def advance(engine: Engine, pipeline: str, tenant: str, page: Page, token: str = OLD) -> list[str]:
-    with cursors(engine, pipeline).transaction(key(pipeline, tenant, token)) as transaction:
-        transaction.advance(transaction.move(page))
-    return [record.external_id for record in page.records]
-
-
-def sweep(engine: Engine, pipeline: str, tenant: str, limit: int = 100, token: str = OLD) -> list[str]:
+def handle(engine: Engine, pipeline: str, tenant: str, limit: int = 100, token: str = OLD) -> list[str]:
     """One batch, delivered to nobody."""
-    return advance(engine, pipeline, tenant, claim(engine, pipeline, tenant, limit, token), token)
-
-
-def write(engine: Engine, tenant: str, numbers: str, version: int = 1) -> None:
-    for number in numbers:
-        record_invoice(engine, tenant, number, {"version": version})
+    return batch(cursors(engine, pipeline), limit, pipeline=pipeline, tenant=tenant, token=token)
 
 
 def message(engine: Engine, message_id: str, tenant: str | None) -> None:
     found = Unmatched("no criterion") if tenant is None else Match(tenant, 1000, "$.level")
-    Records(engine, ALERTS).write(message_id, json.dumps({}), found)
+    Records(engine, ALERTS).write(message_id, "{}", found)
 
 
-def put_in_quarantine(
-    engine: Engine, number: str, *, retry: bool = False, discarded: bool = False, pipeline: str
-) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO taskbridge.quarantine "
-            "(pipeline, tenant, external_id, revision, reason, attempts, retry_at, discarded_at) "
-            "SELECT %(pipeline)s, tenant, key, revision, 'no customer', 5, CASE WHEN %(retry)s THEN now() END, "
-            "CASE WHEN %(discarded)s THEN now() END FROM taskbridge.records WHERE tenant = 'acme' AND key = %(number)s",
-            {"pipeline": pipeline, "number": number, "retry": retry, "discarded": discarded},
-        )
-
-
-def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:
-    with engine.connect() as connection:
-        return [tuple(row) for row in connection.exec_driver_sql(statement)]
+def put_in_quarantine(engine: Engine, pipeline: str, number: str, **times: Any) -> None:
+    quarantined.put_in_quarantine(engine, "acme", number, pipeline=pipeline, attempts=5, **times)
 
 
 def states(engine: Engine) -> States:
-    return {
-        row[:3]: row[3]
-        for row in rows(engine, "SELECT pipeline, tenant, external_id, state FROM taskbridge.record_states")
-    }
+    found = rows(engine, "SELECT pipeline, tenant, external_id, state FROM taskbridge.record_states")
+    return {(pipeline, tenant, number): state for pipeline, tenant, number, state in found}
 
 
 def revisions(engine: Engine) -> list[tuple[Any, ...]]:
@@ -125,30 +89,37 @@ def set_the_scene(engine: Engine) -> None:
     """Records in every state, in two pipelines that read invoices and in one with criteria, early and late ones."""
     for pipeline, source in ((INVOICES, INVOICES), (MIRROR, INVOICES), (ALERTS, ALERTS)):
         register_pipeline(engine, pipeline, source)
-    write(engine, "acme", "abcdhefi")
-    write(engine, "globex", "ab")
-    write(engine, "initech", "ab")
+    write(engine, *"abcdhefi")
+    write(engine, *"ab", tenant="globex")
+    write(engine, *"ab", tenant="initech")
     message(engine, "m1", "billing")
     message(engine, "m2", None)
     for pipeline, tenant in ((MIRROR, "acme"), (INVOICES, "globex"), (ALERTS, "billing")):
-        sweep(engine, pipeline, tenant)
-    claim(engine, INVOICES, "umbrella")
+        handle(engine, pipeline, tenant)
+    claim(cursors(engine, INVOICES), tenant="umbrella")
     with engine.connect() as late:
         record_invoice(engine, "globex", "late", {}, late)
         use_up(engine, next_xid(engine) + LATER)
-        write(engine, "globex", "c")
-        sweep(engine, INVOICES, "globex")
+        write(engine, "c", tenant="globex")
+        handle(engine, INVOICES, "globex")
         late.commit()
-    assert sweep(engine, INVOICES, "acme", limit=5) == list("abcdh")
-    write(engine, "acme", "g")
-    put_in_quarantine(engine, "h", discarded=True, pipeline=INVOICES)
-    write(engine, "acme", "hi", version=2)
-    write(engine, "umbrella", "a")
+    assert handle(engine, INVOICES, "acme", limit=5) == list("abcdh")
+    write(engine, "g")
+    now = datetime.now(UTC)
+    put_in_quarantine(engine, INVOICES, "h", discarded_at=now)
+    write(engine, *"hi", version=2)
+    write(engine, "a", tenant="umbrella")
     message(engine, "m3", "billing")
-    put_in_quarantine(engine, "b", pipeline=INVOICES)
-    put_in_quarantine(engine, "c", discarded=True, pipeline=INVOICES)
-    put_in_quarantine(engine, "d", retry=True, pipeline=INVOICES)
-    put_in_quarantine(engine, "e", pipeline=MIRROR)
+    put_in_quarantine(engine, INVOICES, "b")
+    put_in_quarantine(engine, INVOICES, "c", discarded_at=now)
+    put_in_quarantine(engine, INVOICES, "d", retry_at=now)
+    put_in_quarantine(engine, MIRROR, "e")
+    run(
+        engine,
+        "INSERT INTO taskbridge.runs (pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, "
+        "records, rejected, outcome, snapshot) "
+        "VALUES ('invoices', 'acme', 't', now(), now(), 'event', 'w', 1, 1, 1, 0, 'handled', '5:5:')",
+    )
 
 
 SCENE: Final = {
@@ -200,18 +171,19 @@ def test_every_record_keeps_its_state_in_a_cluster_that_counts(counts: str, engi
     assert set(rows(restored, "SELECT owner, target, at_xid, at_id FROM taskbridge.sync_cursors")) == {
         (OLD, None, None, None)
     }
+    assert rows(restored, "SELECT records, snapshot FROM taskbridge.runs") == [(1, None)], "without its place"
     kept = "SELECT * FROM taskbridge.quarantine WHERE attempts = 5 AND external_id <> 'h' ORDER BY external_id"
     assert rows(restored, kept) == rows(engine, kept)
     # and doing it again changes nothing
-    everything = rows(restored, "SELECT * FROM taskbridge.quarantine") + rows(
-        restored, "SELECT * FROM taskbridge.sync_cursors"
-    )
+    everything = quarantine_and_cursors(restored)
     assert rebase(restored) is None
-    assert everything == rows(restored, "SELECT * FROM taskbridge.quarantine") + rows(
-        restored, "SELECT * FROM taskbridge.sync_cursors"
-    )
+    assert quarantine_and_cursors(restored) == everything
     # and work goes on
     goes_on(restored)
+
+
+def quarantine_and_cursors(engine: Engine) -> list[tuple[Any, ...]]:
+    return rows(engine, "SELECT * FROM taskbridge.quarantine") + rows(engine, "SELECT * FROM taskbridge.sync_cursors")
 
 
 def pending(engine: Engine, pipeline: str, tenant: str) -> set[str]:
@@ -221,19 +193,19 @@ def pending(engine: Engine, pipeline: str, tenant: str) -> set[str]:
 def goes_on(engine: Engine) -> None:
     """New and changed records are delivered, and no handled one is; older tokens are still refused."""
     for tenant in {tenant for _, tenant in SCENE if tenant != "billing"}:
-        write(engine, tenant, "xy")
-    write(engine, "acme", "a", version=3)
+        write(engine, *"xy", tenant=tenant)
+    write(engine, "a", version=3)
     message(engine, "m5", "billing")
     for pipeline, tenant in SCENE:
         news = {"m5"} if pipeline == ALERTS else {"x", "y"} | ({"a"} if tenant == "acme" else set())
         before = pending(engine, pipeline, tenant)
         assert news <= before
-        delivered = sweep(engine, pipeline, tenant, token=NEW)
+        delivered = handle(engine, pipeline, tenant, token=NEW)
         assert len(delivered) == len(set(delivered))
         assert news <= set(delivered) <= before
         assert pending(engine, pipeline, tenant).isdisjoint(news)
         with pytest.raises(StaleToken):
-            claim(engine, pipeline, tenant, token=OLD)
+            handle(engine, pipeline, tenant, token=OLD)
 
 
 def test_a_data_only_restore_is_noticed_by_the_identifier_that_came_along(engine: Engine, restored: Engine) -> None:
@@ -251,8 +223,8 @@ def test_a_data_only_restore_is_noticed_by_the_identifier_that_came_along(engine
 
 def test_a_restore_of_some_tables_is_noticed_by_cursors_from_the_future(engine: Engine, restored: Engine) -> None:
     use_up(engine, next_xid(restored) + 5_000)
-    write(engine, "acme", "ab")
-    assert sweep(engine, INVOICES, "acme", limit=1) == ["a"]
+    write(engine, *"ab")
+    assert handle(engine, INVOICES, "acme", limit=1) == ["a"]
     migrate(restored)
     register_pipeline(restored, INVOICES, INVOICES)
     restore(
@@ -267,8 +239,7 @@ def test_a_restore_of_some_tables_is_noticed_by_cursors_from_the_future(engine: 
 
 
 def test_an_identifier_that_got_lost_counts_as_foreign(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM taskbridge.taskbridge_cluster")
+    run(engine, "DELETE FROM taskbridge.taskbridge_cluster")
     assert not in_its_cluster(engine)
     with pytest.raises(DatabaseError) as refused:
         record_invoice(engine, "acme", "1", {})
@@ -280,17 +251,16 @@ def test_an_identifier_that_got_lost_counts_as_foreign(engine: Engine) -> None:
 def foreign(engine: Engine) -> Engine:
     """The scene, as it would lie in another cluster."""
     set_the_scene(engine)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
+    run(engine, "UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
     engine.dispose()  # more than one connection was in use, and each would count as somebody else's
     return engine
 
 
 def test_a_batch_that_was_read_before_takes_no_effect_after(foreign: Engine) -> None:
-    page = claim(foreign, INVOICES, "acme", limit=1)
+    page = claim(cursors(foreign, INVOICES), limit=1)
     assert rebase(foreign)
     with pytest.raises(CursorLost):
-        advance(foreign, INVOICES, "acme", page)
+        advance(cursors(foreign, INVOICES), page)
     assert states(foreign) == EXPECTED
 
 
@@ -304,28 +274,11 @@ def test_a_process_that_is_connected_is_named_and_nothing_changes(foreign: Engin
     assert not in_its_cluster(foreign)
 
 
-def test_somebody_who_writes_meanwhile_is_waited_for_and_then_named(foreign: Engine) -> None:
-    url = make_url(str(foreign.url)).set(drivername="postgresql", password=foreign.url.password)
-    with psycopg.connect(url.render_as_string(hide_password=False)) as other:
-        other.execute("UPDATE taskbridge.sync_cursors SET runs = runs + 1")
-        with pytest.raises(Unavailable, match=r"pg_locks shows it.*run `taskbridge migrate --rebase` again"):
-            rebase(foreign, lock_seconds=0.05)
-        assert not in_its_cluster(foreign)
-        other.commit()
-        assert rebase(foreign, lock_seconds=0.05)
-
-
 def test_a_rebase_that_fails_at_its_end_changes_nothing(foreign: Engine) -> None:
-    with foreign.begin() as connection:
-        connection.exec_driver_sql(
-            "ALTER TABLE taskbridge.sync_cursors ADD CONSTRAINT half CHECK (sweeps = 0) NOT VALID"
-        )
-    before = rows(foreign, "SELECT * FROM taskbridge.quarantine") + rows(
-        foreign, "SELECT xid::text FROM taskbridge.records"
-    )
+    run(foreign, "ALTER TABLE taskbridge.sync_cursors ADD CONSTRAINT half CHECK (sweeps = 0) NOT VALID")
+    ids = "SELECT xid::text FROM taskbridge.records"
+    before = quarantine_and_cursors(foreign) + rows(foreign, ids)
     with pytest.raises(DatabaseError, match="half"):
         rebase(foreign)
     assert not in_its_cluster(foreign)
-    assert before == rows(foreign, "SELECT * FROM taskbridge.quarantine") + rows(
-        foreign, "SELECT xid::text FROM taskbridge.records"
-    )
+    assert before == quarantine_and_cursors(foreign) + rows(foreign, ids)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import signal
 import subprocess
 import sys
 from typing import Any
-from urllib.parse import quote
 
 import psycopg
 import pytest
 from sqlalchemy import Engine, make_url
 
 from taskbridge.embedded import Servers
-from taskbridge.errors import ConfigurationError
-from taskbridge.store import NoAnswer, check_version, connect, record_invoice, undeclared_readers
+from taskbridge.errors import ConfigurationError, Unavailable
+from taskbridge.store import check_version, connect, record_invoice, undeclared_readers
 from taskbridge.store.db import checked_out, parameters_of, scalar
 
 PID = "SELECT pg_backend_pid()"
@@ -32,7 +28,6 @@ HOST = {"host": "host", "dbname": "database"}
         ("postgres://host/database", HOST),
         ("postgresql+psycopg://user@host:1/", {"user": "user", "host": "host", "port": "1"}),
         ("postgresql://", {}),
-        ("postgresql://user:@/database", {"user": "user", "dbname": "database"}),
         (
             "postgresql://user:a/b#c?d%40%2F%@host/a+b%20c",
             {**HOST, "user": "user", "password": "a/b#c?d@/%", "dbname": "a+b c"},
@@ -48,7 +43,6 @@ HOST = {"host": "host", "dbname": "database"}
         ("postgresql://host/database?options=-c+datestyle%3DISO", {**HOST, "options": "-c datestyle=ISO"}),
         ("postgresql://user:password@/database?host=a:1&host=b:2", BOTH),
         ("postgresql://user:password@/database?host=a&host=b:2", {**BOTH, "port": ",2"}),
-        ("postgresql://user:password@/database?host=a,b&port=1,2", BOTH),
         ("postgresql://user:password@a:1,b:2/database", BOTH),
         ("postgresql://user:password@a,[::1]:2/database", {**BOTH, "host": "a,::1", "port": ",2"}),
         (
@@ -56,7 +50,6 @@ HOST = {"host": "host", "dbname": "database"}
             {**BOTH, "target_session_attrs": "read-write"},
         ),
         ("postgresql://host/database?host=a:1", {**HOST, "host": "a", "port": "1"}),
-        ("postgresql://host/database?host=::1", {**HOST, "host": "::1"}),
         ("postgresql://host/database?prepare_threshold=none", {**HOST, "prepare_threshold": None}),
         ("postgresql://host/database?prepare_threshold=0", {**HOST, "prepare_threshold": 0}),
     ],
@@ -75,21 +68,6 @@ def test_of_several_hosts_the_one_that_takes_writes_is_used(servers: Servers) ->
     with checked_out(engine) as driver:
         assert scalar(driver, "SELECT current_database()") == "postgres"
     engine.dispose()
-
-
-def test_a_database_may_have_any_name(engine: Engine, servers: Servers) -> None:
-    name = f"a b+{secrets.token_hex(4)}"
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql(f'CREATE DATABASE "{name}"')
-    where = make_url(servers.postgres_url)
-    own = connect(f"postgresql://{where.username}:{where.password}@/{quote(name)}?host={where.host}:{where.port}")
-    try:
-        with own.connect() as connection:
-            assert connection.exec_driver_sql("SELECT current_database()").scalar() == name
-    finally:
-        own.dispose()
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.exec_driver_sql(f'DROP DATABASE "{name}"')
 
 
 @pytest.mark.parametrize("url", ["postgresql://host:port/x", "postgresql://a:1,b:x/x", "nothing", "://nothing"])
@@ -112,18 +90,6 @@ def test_a_session_has_its_limits_again_after_a_long_look(bounded: Engine) -> No
         assert (scalar(session, "SHOW statement_timeout"), scalar(session, PID)) == ("500ms", before)
     with pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"), checked_out(bounded) as session:
         session.execute("SELECT pg_sleep(5)")
-
-
-def test_a_silent_session_ends_a_look_and_the_next_one_has_another(bounded: Engine) -> None:
-    with checked_out(bounded) as session:
-        pid = scalar(session, PID)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(NoAnswer, match=r"has not answered for 1\.5 s"):
-            check_version(bounded)
-        check_version(bounded)
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_after_an_error_the_next_look_begins_anew(bounded: Engine, engine: Engine) -> None:
@@ -167,3 +133,10 @@ def test_a_child_that_ends_leaves_the_session_of_its_parent_alone(postgres_url: 
         [sys.executable, "-c", FORKS, postgres_url], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_postgres_that_is_too_old_is_refused_with_the_remedy(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_version(engine)
+    monkeypatch.setattr("taskbridge.store.db.OLDEST_POSTGRES", 99)
+    with pytest.raises(Unavailable, match=r"PostgreSQL \d+ is too old: upgrade it to 99 or newer"):
+        check_version(engine)

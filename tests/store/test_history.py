@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from threading import Event, Thread
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from taskbridge.common.histogram import bucket
 from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Batch
-from taskbridge.store import (
-    CursorLost,
-    Cursors,
-    HistoryRow,
-    forget_pipeline,
-    keep_runs,
-    sum_runs,
-)
+from taskbridge.store import CursorLost, Cursors, HistoryRow, forget_pipeline, keep_runs, sum_runs
 from taskbridge.testing import drain
 from taskbridge.worker import slot
 from tests.deployment import Deployment
 from tests.inline import Inline
-from tests.store.test_cursor import OLD, claim, key, write
+from tests.store.adopting import rows, run
+from tests.store.sweeping import OLD, claim, key, write
 from tests.waiting import taking_at_most
 
 ROW = HistoryRow("invoices", "acme", OLD, OLD, "event", "celery@here", 0.02, 1, 1, 1, 0, "handled", sweeps=1)
 
 
-def asked(engine: Engine, statement: str, values: Sequence[Any] = ()) -> list[Any]:
-    with engine.connect() as connection:
-        return list(connection.exec_driver_sql(statement, tuple(values)))
-
-
-def execute(engine: Engine, statement: str) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql(statement)
-
-
 def history(engine: Engine, columns: str) -> list[tuple[Any, ...]]:
-    statement = f"SELECT {columns} FROM taskbridge.runs ORDER BY tenant, token"  # noqa: S608 - the test's own names
-    return [tuple(row) for row in asked(engine, statement)]
+    return rows(engine, f"SELECT {columns} FROM taskbridge.runs ORDER BY tenant, token")  # noqa: S608 - our names
 
 
 def fail(batch: Batch) -> None:
@@ -59,14 +42,14 @@ def inline(deployment: Deployment) -> Inline:
     return made
 
 
-def run(inline: Inline, *numbers: str) -> None:
+def handle(inline: Inline, *numbers: str) -> None:
     inline.deployment.save("acme", *numbers)
     inline.run_all()
 
 
 def test_a_run_has_one_row_however_many_batches_it_takes(inline: Inline) -> None:
     inline.handle(lambda _: None, batch_size=2)
-    run(inline, *map(str, range(5)))
+    handle(inline, *map(str, range(5)))
     columns = "reason, worker, events, burst_run, records, rejected, outcome, error"
     assert history(inline.deployment.engine, columns) == [("event", "celery@here", 5, 1, 5, 0, "handled", None)]
     ((first, took),) = history(inline.deployment.engine, "first_event_ms, ended_at > began_at")
@@ -89,21 +72,8 @@ def test_a_run_that_fails_says_so_and_a_record_that_goes_to_quarantine_is_counte
     inline.handle(reject, pipeline="orders", source="invoices")
     inline.deployment.app.tasks["taskbridge.notify_event"].delay("acme", "orders")
     inline.run_all()
-    found = asked(
-        inline.deployment.engine, "SELECT outcome, records, rejected FROM taskbridge.runs WHERE pipeline = 'orders'"
-    )
-    assert [tuple(row) for row in found] == [("handled", 1, 1)]
-
-
-def test_a_run_that_goes_on_after_what_seemed_its_last_batch_has_a_second_row(inline: Inline) -> None:
-    def saves_another(batch: Batch) -> None:
-        if batch[0].external_id == "2":
-            inline.deployment.save("acme", "3", notify=False)
-
-    inline.handle(saves_another, batch_size=1)
-    run(inline, "1", "2")
-    columns = "events, burst_run, records, outcome"
-    assert history(inline.deployment.engine, columns) == [(2, 1, 2, "handled"), (0, 0, 1, "handled")]
+    found = "SELECT outcome, records, rejected FROM taskbridge.runs WHERE pipeline = 'orders'"
+    assert rows(inline.deployment.engine, found) == [("handled", 1, 1)]
 
 
 @pytest.mark.parametrize("does", ["nothing more", "writes", "rejects", "keeps a part"])
@@ -154,23 +124,13 @@ def test_of_a_token_that_began_twice_the_history_has_each_record_once(
     first_has_failed.set()
     second.join()
     engine, failures = inline.deployment.engine, "SELECT failures FROM taskbridge.sync_cursors"
-    assert [tuple(row) for row in asked(engine, failures)] == [(int(does == "keeps a part"),)]
+    assert rows(engine, failures) == [(int(does == "keeps a part"),)]
     # What was not handled comes again.
     inline.runtime.runs_by_hand = True
     drain("acme", app=inline.deployment.app)
     assert sum(row[0] for row in history(engine, "records")) == len(numbers)
-    assert asked(engine, "SELECT records FROM taskbridge.sync_cursors") == [(len(numbers),)]
+    assert rows(engine, "SELECT records FROM taskbridge.sync_cursors") == [(len(numbers),)]
     assert "history cannot be written" not in caplog.text
-
-
-def test_an_event_that_is_older_than_the_column_holds_fails_no_run(inline: Inline) -> None:
-    inline.handle(lambda _: None)
-    inline.deployment.save("acme", "1")
-    first = inline.runtime.gate.now_ms() - 40 * 86_400_000
-    inline.deployment.redis.hset(inline.runtime.keys.runner("invoices", "acme"), "first", first)
-    inline.run_all()
-    assert history(inline.deployment.engine, "outcome, first_event_ms") == [("handled", 2**31 - 1)]
-    assert inline.seen == ["1"]
 
 
 def test_runs_that_advance_together_have_a_row_each(inline: Inline) -> None:
@@ -187,7 +147,7 @@ def test_runs_that_advance_together_have_a_row_each(inline: Inline) -> None:
 def test_with_0_days_nothing_is_written(inline: Inline) -> None:
     inline.handle(lambda _: None)
     inline.runtime.settings = replace(inline.runtime.settings, history_days=0)
-    run(inline, "1")
+    handle(inline, "1")
     inline.handle(fail)
     inline.deployment.save("acme", "2")
     with pytest.raises(RuntimeError):
@@ -214,84 +174,70 @@ def test_a_batch_that_took_no_effect_has_no_row(engine: Engine) -> None:
 
 
 def partitions(engine: Engine) -> list[str]:
-    statement = (
-        "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'taskbridge.runs'::regclass ORDER BY 1"
-    )
-    return [name for (name,) in asked(engine, statement)]
+    parts = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'taskbridge.runs'::regclass ORDER BY 1"
+    return [name for (name,) in rows(engine, parts)]
 
 
-def named(engine: Engine, *ahead: int) -> list[str]:
-    statement = "SELECT 'taskbridge.runs_' || to_char((now() AT TIME ZONE 'UTC')::date + %s, 'YYYYMMDD')"
-    return [asked(engine, statement, [days])[0][0] for days in ahead]
+def named(*ahead: int) -> list[str]:
+    today = datetime.now(UTC).date()
+    return [f"taskbridge.runs_{today + timedelta(days):%Y%m%d}" for days in ahead]
 
 
 OTHER = "taskbridge.runs_other"
 
 
-def insert(engine: Engine, days_ago: float, **columns: Any) -> None:
-    values = {
+def insert(where: Engine | Connection, days_ago: float, **columns: Any) -> None:
+    if isinstance(where, Engine):
+        with where.begin() as connection:
+            insert(connection, days_ago, **columns)
+        return
+    values: dict[str, Any] = {
         "pipeline": "invoices",
         "tenant": "acme",
         "token": OLD,
         "reason": "event",
         "worker": "celery@here",
-        "outcome": "handled",
-        "events": 1,
-        "burst_run": 1,
-        "records": 1,
-        "rejected": 0,
-        **columns,
     }
-    names = ", ".join(values)
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            f"INSERT INTO taskbridge.runs (began_at, ended_at, {names}) "  # noqa: S608 - the test's own names
-            f"SELECT at, at + interval '20 ms', {', '.join(['%s'] * len(values))} "
-            "FROM (SELECT now() - %s * interval '1 day' AS at) t",
-            (*values.values(), days_ago),
-        )
+    values |= {"outcome": "handled", "events": 1, "burst_run": 1, "records": 1, "rejected": 0, **columns}
+    where.exec_driver_sql(
+        f"INSERT INTO taskbridge.runs (began_at, ended_at, {', '.join(values)}) "  # noqa: S608 - the test's own names
+        f"SELECT at, at + interval '20 ms', {', '.join(['%s'] * len(values))} "
+        "FROM (SELECT now() - %s * interval '1 day' AS at) t",
+        (*values.values(), days_ago),
+    )
 
 
 def test_partitions_are_made_ahead_and_dropped_when_their_days_are_over(engine: Engine) -> None:
     assert partitions(engine) == [OTHER]
     keep_runs(engine, 7)
-    assert partitions(engine) == [*named(engine, 0, 1, 2), OTHER]
-    ((old,),) = asked(engine, "SELECT to_char((now() AT TIME ZONE 'UTC')::date - 8, 'YYYYMMDD')")
-    execute(
+    assert partitions(engine) == [*named(0, 1, 2), OTHER]
+    (old,) = named(-8)
+    day = old[-8:]
+    run(
         engine,
-        f"CREATE TABLE taskbridge.runs_{old} PARTITION OF taskbridge.runs "
-        f"FOR VALUES FROM ('{old} 00:00+00') TO ('{old} 23:59:59+00')",
+        f"CREATE TABLE {old} PARTITION OF taskbridge.runs FOR VALUES FROM ('{day} 00:00+00') TO ('{day} 23:59:59+00')",
     )
     keep_runs(engine, 9)
-    assert f"taskbridge.runs_{old}" in partitions(engine)
+    assert old in partitions(engine)
     keep_runs(engine, 7)
-    assert partitions(engine) == [*named(engine, 0, 1, 2), OTHER]
+    assert partitions(engine) == [*named(0, 1, 2), OTHER]
     keep_runs(engine, 0)
-    assert partitions(engine) == [*named(engine, 0, 1, 2), OTHER], "today goes when it is over"
+    assert partitions(engine) == [*named(0, 1, 2), OTHER], "today goes when it is over"
 
 
-def test_a_run_of_a_day_without_a_partition_is_kept_and_goes_when_it_is_old(engine: Engine) -> None:
+def test_a_run_of_a_day_without_a_partition_is_kept_and_who_writes_keeps_no_other_from_being_made(
+    engine: Engine,
+) -> None:
     insert(engine, 0, tenant="today")
     insert(engine, 9, tenant="old")
     keep_runs(engine, 7)
-    assert partitions(engine) == [*named(engine, 1, 2), OTHER], "a day that has rows elsewhere stays there"
+    assert partitions(engine) == [*named(1, 2), OTHER], "a day that has rows elsewhere stays there"
     assert history(engine, "tenant, tableoid::regclass::text") == [("today", OTHER)]
-    insert(engine, 0, tenant="later")
-    assert [tenant for (tenant,) in history(engine, "tenant")] == ["later", "today"]
-
-
-def test_who_writes_into_a_day_keeps_no_other_from_being_made(engine: Engine) -> None:
-    keep_runs(engine, 7)
-    execute(engine, f"DROP TABLE {named(engine, 2)[0]}")
+    run(engine, f"DROP TABLE {named(2)[0]}")
     with engine.begin() as writing:
-        writing.exec_driver_sql(
-            "INSERT INTO taskbridge.runs (pipeline, tenant, token, began_at, ended_at, reason, worker, events, "
-            "burst_run, records, rejected, outcome) "
-            "VALUES ('invoices', 'acme', '1', now(), now(), 'event', 'w', 1, 1, 1, 0, 'handled')"
-        )
+        insert(writing, -1, tenant="tomorrow")
         keep_runs(engine, 7)
-    assert partitions(engine) == [*named(engine, 0, 1, 2), OTHER]
-    assert history(engine, "tableoid::regclass::text") == [(named(engine, 0)[0],)]
+    assert partitions(engine) == [*named(1, 2), OTHER]
 
 
 def test_who_looks_at_the_history_for_long_holds_up_no_run(engine: Engine) -> None:
@@ -300,7 +246,7 @@ def test_who_looks_at_the_history_for_long_holds_up_no_run(engine: Engine) -> No
     page = claim(cursors)
     insert(engine, 20 * MINUTE, tenant="summed")
     sum_runs(engine, "invoices")
-    execute(engine, "UPDATE taskbridge.run_minutes SET minute = minute - interval '30 days'")
+    run(engine, "UPDATE taskbridge.run_minutes SET minute = minute - interval '30 days'")
     with engine.connect() as looking:
         looking.exec_driver_sql("SELECT FROM taskbridge.runs")
         keep_runs(engine, 7)
@@ -309,13 +255,12 @@ def test_who_looks_at_the_history_for_long_holds_up_no_run(engine: Engine) -> No
         with cursors.transaction(key()) as transaction:
             transaction.advance(transaction.move(page, row=ROW))
     keep_runs(engine, 7)
-    assert {*named(engine, 1, 2)} <= {*partitions(engine)}
+    assert {*named(1, 2)} <= {*partitions(engine)}
     assert ("acme", 1) in history(engine, "tenant, records")
 
 
 def minutes(engine: Engine, columns: str) -> list[tuple[Any, ...]]:
-    statement = f"SELECT {columns} FROM taskbridge.run_minutes ORDER BY minute"  # noqa: S608 - the test's own names
-    return [tuple(row) for row in asked(engine, statement)]
+    return rows(engine, f"SELECT {columns} FROM taskbridge.run_minutes ORDER BY minute")  # noqa: S608 - our names
 
 
 MINUTE = 1 / 1440
@@ -358,68 +303,52 @@ def test_a_forgotten_pipeline_has_no_history(engine: Engine) -> None:
     insert(engine, 20 * MINUTE, pipeline="orders")
     for pipeline in ("invoices", "orders"):
         sum_runs(engine, pipeline)
-    execute(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('invoices', 'invoices')")
+    run(engine, "INSERT INTO taskbridge.pipelines (pipeline, source) VALUES ('invoices', 'invoices')")
     forget_pipeline(engine, "invoices")
     assert history(engine, "pipeline") == minutes(engine, "pipeline") == [("orders",)]
 
 
-LOCKED = "LOCK TABLE taskbridge.runs IN ACCESS EXCLUSIVE MODE"
-
-
-@pytest.fixture
-def unwritable(inline: Inline, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """A history that cannot be written, for one of several reasons."""
-    engine = inline.deployment.engine
-    if request.param == "locked":
-        with engine.connect() as holding:
-            holding.exec_driver_sql(LOCKED)
-            yield engine
-        return
-    execute(engine, request.param)
-    yield engine
-
-
-UNWRITABLE = pytest.mark.parametrize(
-    "unwritable",
-    ["locked", "ALTER TABLE taskbridge.runs ADD CHECK (false) NOT VALID", "DROP TABLE taskbridge.runs"],
-    indirect=True,
-    ids=["locked", "refused", "gone"],
+@pytest.mark.parametrize(
+    "reason", ["locked", "ALTER TABLE taskbridge.runs ADD CHECK (false) NOT VALID", "DROP TABLE taskbridge.runs"]
 )
-
-
-@UNWRITABLE
 def test_a_history_that_cannot_be_written_keeps_nobody_from_work(
-    inline: Inline, unwritable: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    inline: Inline, reason: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskbridge.store.history._throttle", LogThrottle())
+    engine = inline.deployment.engine
+    with engine.connect() as holding:
+        if reason == "locked":
+            holding.exec_driver_sql("LOCK TABLE taskbridge.runs IN ACCESS EXCLUSIVE MODE")
+        else:
+            run(engine, reason)
+        works_without_a_history(inline)
+        write(engine, "1", tenant="other")
+        cursors = Cursors(engine)
+        page = claim(cursors, tenant="other")
+        with cursors.transaction(key("other")) as transaction:
+            transaction.connect().exec_driver_sql("INSERT INTO ledger (tenant) VALUES ('acme')")
+            transaction.connect().exec_driver_sql("SET work_mem = '100MB'")
+            transaction.advance(transaction.move(page, row=ROW._replace(tenant="other")))
+        assert rows(engine, "SELECT count(*) FROM ledger") == [(1,)]
+        assert rows(engine, "SHOW work_mem") != [("100MB",)], "nor is anything left of it"
+    assert caplog.text.count("the run history cannot be written") == 1
+
+
+def works_without_a_history(inline: Inline) -> None:
     inline.handle(lambda _: None)
     for tenant in ("acme", "globex", "initech"):
         inline.deployment.save(tenant, "1")
     messages = list(iter(inline.message, None))
     with taking_at_most(15):
         assert slot.run_together(inline.runtime, [RunKey(*message) for message in messages]) == [None] * 3
-        run(inline, "2")
+        handle(inline, "2")
     assert inline.seen == ["1", "1", "1", "2"], "each once"
     inline.handle(fail)
     inline.deployment.save("acme", "3")
     with pytest.raises(RuntimeError):
         inline.run_all()
-    found = asked(unwritable, "SELECT failures, last_error FROM taskbridge.sync_cursors WHERE tenant = 'acme'")
-    assert [tuple(row) for row in found] == [(1, "RuntimeError: the service is away, at 3")]
-    assert caplog.text.count("the run history cannot be written") == 1
-
-
-@UNWRITABLE
-def test_what_a_handler_writes_commits_all_the_same(unwritable: Engine) -> None:
-    cursors = Cursors(unwritable)
-    write(unwritable, "1")
-    page = claim(cursors)
-    with cursors.transaction(key()) as transaction:
-        transaction.connect().exec_driver_sql("INSERT INTO ledger (tenant) VALUES ('acme')")
-        transaction.connect().exec_driver_sql("SET work_mem = '100MB'")
-        transaction.advance(transaction.move(page, row=ROW))
-    assert asked(unwritable, "SELECT count(*) FROM ledger")[0][0] == 1
-    assert asked(unwritable, "SHOW work_mem") != [("100MB",)]
+    failures = "SELECT failures, last_error FROM taskbridge.sync_cursors WHERE tenant = 'acme'"
+    assert rows(inline.deployment.engine, failures) == [(1, "RuntimeError: the service is away, at 3")]
 
 
 def test_a_worker_keeps_the_history(deployment: Deployment) -> None:
@@ -434,36 +363,12 @@ def test_a_worker_keeps_the_history(deployment: Deployment) -> None:
     ]
     assert (reason, worker, records) == ("event", "worker-0@test", 1)
     assert status.worker in (None, "worker-0@test")
-    assert {*named(deployment.engine, 1, 2)} <= {*partitions(deployment.engine)}
+    assert {*named(1, 2)} <= {*partitions(deployment.engine)}
     assert len(minutes(deployment.engine, "minute")) == 1
 
 
-def test_a_history_of_another_cluster_keeps_its_runs_without_their_places(engine: Engine) -> None:
-    insert(engine, 1, snapshot="5:5:")
-    from taskbridge.store.rebasing import rebase  # noqa: PLC0415 - of this test alone
-
-    execute(engine, "UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
-    engine.dispose()
-    rebase(engine)
-    assert history(engine, "records, snapshot") == [(1, None)]
-
-
-def test_which_run_read_a_record_follows_from_its_place(inline: Inline) -> None:
-    inline.handle(lambda _: None, batch_size=2)
-    for numbers in ("abc", "d", "ef"):
-        run(inline, *numbers)
-    engine = inline.deployment.engine
-    found = asked(
-        engine,
-        "SELECT r.key, (SELECT count(*) FROM taskbridge.runs h WHERE h.pipeline = 'invoices' "
-        "AND h.tenant = r.tenant AND taskbridge.is_handled(r.xid, r.id, h.snapshot, h.target, h.at_xid, h.at_id)) "
-        "FROM taskbridge.records r ORDER BY r.key",
-    )
-    assert [tuple(row) for row in found] == [("a", 3), ("b", 3), ("c", 3), ("d", 2), ("e", 1), ("f", 1)]
-
-
 def test_only_who_may_drops_the_history(engine: Engine) -> None:
-    execute(engine, "CREATE ROLE stranger_of_a_test; GRANT USAGE ON SCHEMA taskbridge TO stranger_of_a_test")
+    run(engine, "CREATE ROLE stranger_of_a_test; GRANT USAGE ON SCHEMA taskbridge TO stranger_of_a_test")
     try:
         with (
             engine.connect() as connection,
@@ -471,4 +376,4 @@ def test_only_who_may_drops_the_history(engine: Engine) -> None:
         ):
             connection.exec_driver_sql("SET ROLE stranger_of_a_test; SELECT taskbridge.keep_runs(0)")
     finally:
-        execute(engine, "DROP OWNED BY stranger_of_a_test; DROP ROLE stranger_of_a_test")
+        run(engine, "DROP OWNED BY stranger_of_a_test; DROP ROLE stranger_of_a_test")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,51 +15,34 @@ from sqlalchemy import Column, Engine, Integer, MetaData, Table
 from sqlalchemy.exc import DataError
 
 from taskbridge.common.names import check_key, check_tenant
-from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match, Unmatched
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.errors import InvalidInput, InvalidName, InvalidPolicy
 from taskbridge.store import (
     Changes,
-    Claim,
     Cursors,
     Records,
     Tenants,
     migrate,
-    rebase,
     record,
     record_many,
     register_pipeline,
 )
 from tests.quarantined import put_in_quarantine
-from tests.store.test_cursor import key
-
-TOKEN = "0000000000000001-aaaaaaaaaaaa"
-
-
-def rows(engine: Engine, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-    with engine.begin() as connection:
-        result = connection.exec_driver_sql(statement, values)
-        return [tuple(row) for row in result] if result.returns_rows else []
+from tests.store import sweeping
+from tests.store.adopting import rows, run
 
 
-def sweep(engine: Engine, pipeline: str, source: str, tenant: str = "acme", limit: int = 100) -> list[str]:
-    """One batch, delivered to nobody."""
-    who = RunKey(pipeline, tenant, TOKEN)
-    cursors = Cursors(engine, source)
-    page = cursors.claim(Claim(who, limit, events=1, runs=1))
-    with cursors.transaction(who) as transaction:
-        transaction.advance(transaction.move(page))
-    return [one.external_id for one in page.records]
+def batch(engine: Engine, pipeline: str, source: str, tenant: str = "acme", limit: int = 100) -> list[str]:
+    return sweeping.batch(Cursors(engine, source), limit, tenant=tenant, pipeline=pipeline)
 
 
 def by_sql(engine: Engine, source: Any, tenant: Any, name: Any, document: Any) -> bool:
     """As a producer in another language does it."""
-    ((changed,),) = rows(
-        engine, "SELECT taskbridge.record(%s, %s, %s, %s::jsonb)", source, tenant, name, json.dumps(document)
-    )
-    return bool(changed)
+    with engine.begin() as connection:
+        values = (source, tenant, name, json.dumps(document))
+        return bool(connection.exec_driver_sql("SELECT taskbridge.record(%s, %s, %s, %s::jsonb)", values).scalar_one())
 
 
 def test_sql_and_python_write_the_same_and_say_the_same(engine: Engine) -> None:
@@ -69,8 +51,8 @@ def test_sql_and_python_write_the_same_and_say_the_same(engine: Engine) -> None:
     assert by_sql(engine, "orders", "acme", "1", {"total": "4.95"}) is False
     assert by_sql(engine, "orders", "acme", "1", {"total": "5.95"}) is True
     assert record(engine, "orders", "acme", "1", {"total": "5.95"}) is False
-    assert sweep(engine, "orders", "orders") == ["1"]
-    assert sweep(engine, "invoices", "invoices") == []
+    assert batch(engine, "orders", "orders") == ["1"]
+    assert batch(engine, "invoices", "invoices") == []
 
 
 CHARACTERS = st.characters(codec="utf-8", exclude_characters="\0")
@@ -121,22 +103,13 @@ def test_a_source_that_could_be_mistaken_is_refused_by_python_and_sql(engine: En
             by_sql(engine, source, "acme", "1", {})
 
 
-def test_a_document_that_is_no_object_is_refused_by_sql_too(engine: Engine) -> None:
-    insert = "INSERT INTO taskbridge.records (source, tenant, key, document) VALUES ('orders', 'acme', '1', %s)"
-    for document in (None, [1], "text", 7):
-        with pytest.raises(DataError, match="'acme', record '1': the document is no JSON object"):
-            by_sql(engine, "orders", "acme", "1", document)
-        with pytest.raises(DataError, match="record '1': the document is no JSON object"):
-            rows(engine, insert, None if document is None else json.dumps(document))
-
-
 def test_many_records_are_written_in_their_order_and_changes_are_counted_by_tenant(engine: Engine) -> None:
     some = [(f"t{at % 3}", f"{at:05}", {"at": at}) for at in range(12_001)]
     assert record_many(engine, "orders", some) == {"t0": 4001, "t1": 4000, "t2": 4000}
     again = [*some[:3], ("t0", "00000", {"at": -1}), ("t0", "00000", {"at": -2})]
     assert record_many(engine, "orders", again) == {"t0": 1}
     assert rows(engine, "SELECT document FROM taskbridge.records WHERE key = '00000'") == [({"at": -2},)]
-    assert sweep(engine, "orders", "orders", "t1", 5) == ["00001", "00004", "00007", "00010", "00013"]
+    assert batch(engine, "orders", "orders", "t1", 5) == ["00001", "00004", "00007", "00010", "00013"]
     assert record_many(engine, "orders", []) == {}
     with pytest.raises(InvalidInput, match="'acme', record '2'"):
         record_many(engine, "orders", [("acme", "1", {}), ("acme", "2", {"n": float("nan")})])
@@ -156,16 +129,13 @@ def test_a_message_is_recorded_once_whatever_tenant_it_is_given(engine: Engine) 
     ]
 
 
-def match(_: Any) -> Match:
-    return Match("acme", 1, "c")
-
-
 def test_a_message_that_cannot_be_matched_because_its_key_is_taken_stops_no_other(engine: Engine) -> None:
     orders = Records(engine, "orders")
     for message_id in ("m1", "m2"):
         orders.write(message_id, "{}", Unmatched("no criterion"))
     record(engine, "orders", "acme", "m1", {"other": 1})
-    assert [one.message_id for one, _ in orders.match_again(match)] == ["m2"]
+    found = orders.match_again(lambda _: Match("acme", 1, "c"))
+    assert [one.message_id for one, _ in found] == ["m2"]
 
 
 def test_a_pipeline_cannot_change_its_source(engine: Engine) -> None:
@@ -175,15 +145,17 @@ def test_a_pipeline_cannot_change_its_source(engine: Engine) -> None:
         register_pipeline(engine, "ship", "invoices")
 
 
+def age(engine: Engine, number: str, days: int) -> None:
+    aged = f"UPDATE taskbridge.records SET changed_at = now() - interval '{days} days' WHERE key = '{number}'"  # noqa: S608
+    run(engine, f"SET LOCAL taskbridge.keep_ids = 'on'; {aged}")
+
+
 def test_a_new_pipeline_begins_where_it_is_told_to(engine: Engine) -> None:
     with engine.connect() as late:
         record(engine, "orders", "acme", "late", {}, late)
         for number, days in (("old", 10), ("young", 1)):
             record(engine, "orders", "acme", number, {})
-            with engine.begin() as connection:
-                connection.exec_driver_sql("SET LOCAL taskbridge.keep_ids = 'on'")
-                aged = "UPDATE taskbridge.records SET changed_at = now() - %s * interval '1 day' WHERE key = %s"
-                connection.exec_driver_sql(aged, (days, number))
+            age(engine, number, days)
         register_pipeline(engine, "all", "orders")
         register_pipeline(engine, "since", "orders", datetime.now(UTC) - timedelta(days=5))
         register_pipeline(engine, "fresh", "orders", "now")
@@ -192,10 +164,10 @@ def test_a_new_pipeline_begins_where_it_is_told_to(engine: Engine) -> None:
     record(engine, "orders", "acme", "new", {})
     found = {name: [*Changes(engine).pending(name, "orders")] for name in ("all", "since", "fresh")}
     assert found == {"all": ["acme"], "since": ["acme"], "fresh": ["acme"]}
-    assert sorted(sweep(engine, "all", "orders")) == ["late", "new", "old", "young"]
-    assert sorted(sweep(engine, "fresh", "orders")) == ["late", "new"]
+    assert sorted(batch(engine, "all", "orders")) == ["late", "new", "old", "young"]
+    assert sorted(batch(engine, "fresh", "orders")) == ["late", "new"]
     # From a time: all that was written since, and at the most a little more.
-    assert {"late", "new", "young"} <= set(sweep(engine, "since", "orders"))
+    assert {"late", "new", "young"} <= set(batch(engine, "since", "orders"))
 
 
 COUNTED = ("pending", "handled", "quarantined", "discarded", "known")
@@ -221,7 +193,7 @@ def test_what_a_start_skipped_does_not_count_as_handled(engine: Engine) -> None:
     # when it handles what came since, and one of the skipped ones changes
     record(engine, "orders", "acme", "new", {})
     record(engine, "orders", "acme", "a", {"changed": True})
-    assert sorted(sweep(engine, "fresh", "orders")) == ["a", "late", "new"]
+    assert sorted(batch(engine, "fresh", "orders")) == ["a", "late", "new"]
     # then these three alone are handled
     assert counts(engine, "fresh") == (0, 3, 0, 0, True)
     assert counts(engine, "fresh", most=2) == (0, 2, 0, 0, True)
@@ -234,31 +206,9 @@ def test_what_a_start_skipped_does_not_count_as_handled(engine: Engine) -> None:
     assert counts(engine, "all", "bolt") == (1, 0, 0, 0, True)
 
 
-def test_what_was_handled_before_a_rebase_still_counts_where_the_start_skipped_some(engine: Engine) -> None:
-    record(engine, "orders", "acme", "skipped", {})
-    register_pipeline(engine, "fresh", "orders", "now")
-    for number in "abc":
-        record(engine, "orders", "acme", number, {})
-    assert len(sweep(engine, "fresh", "orders")) == 3
-    record(engine, "orders", "acme", "d", {})
-    rows(engine, "UPDATE taskbridge.taskbridge_cluster SET system_identifier = 7")
-    assert rebase(engine)
-    # One that was skipped can not be told from those that were handled.
-    assert counts(engine, "fresh") == (1, 4, 0, 0, True)
-    with engine.connect() as late:
-        record(engine, "orders", "acme", "late", {}, late)
-        record(engine, "orders", "acme", "e", {})
-        assert sorted(sweep(engine, "fresh", "orders")) == ["d", "e"]
-        late.commit()
-    assert counts(engine, "fresh") == (1, 6, 0, 0, True)
-
-
 def test_nobody_knows_what_was_written_since_a_time_before_a_rebase(engine: Engine) -> None:
     record_many(engine, "orders", [("acme", "old", {}), ("acme", "young", {})])
-    with engine.begin() as connection:
-        connection.exec_driver_sql("SET LOCAL taskbridge.keep_ids = 'on'")
-        aged = "UPDATE taskbridge.records SET changed_at = now() - interval '9 days' WHERE key = 'old'"
-        connection.exec_driver_sql(aged)
+    age(engine, "old", 9)
     with pytest.raises(InvalidPolicy, match=r"have been rebased since.*start='now'"):
         register_pipeline(engine, "since", "orders", datetime.now(UTC) - timedelta(days=5))
     assert rows(engine, "SELECT pipeline FROM taskbridge.pipelines") == []
@@ -299,81 +249,12 @@ def test_a_host_sees_nothing_of_ours_and_its_own_tables_are_left_alone(engine: E
     Table("invoices", theirs, Column("id", Integer, primary_key=True))
     Table("records", theirs, Column("id", Integer, primary_key=True))
     theirs.create_all(engine)
-    rows(engine, "INSERT INTO invoices VALUES (1)")
+    run(engine, "INSERT INTO invoices VALUES (1)")
     migrate(engine, "base")
     migrate(engine)
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), theirs) == []
         assert connection.exec_driver_sql("SELECT id FROM invoices").scalar_one() == 1
-
-
-PLAIN = """
-SELECT r.id FROM taskbridge.records r, taskbridge.sync_cursors c
-WHERE r.source = 'invoices' AND r.tenant = 'acme' AND c.tenant = 'acme'
-  AND NOT pg_visible_in_snapshot(r.xid, c.snapshot)
-  AND (c.target IS NULL OR pg_visible_in_snapshot(r.xid, c.target))
-  AND (c.at_xid IS NULL OR (r.xid, r.id) > (c.at_xid, c.at_id))
-ORDER BY r.xid, r.id LIMIT %s
-"""
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("write"), st.integers(0, 3), st.sampled_from("abcdefgh")),
-        st.tuples(st.just("savepoint"), st.integers(0, 3), st.sampled_from("abcdefgh")),
-        st.tuples(st.just("end"), st.integers(0, 3), st.booleans()),
-        st.tuples(st.just("batch"), st.integers(1, 4), st.booleans()),
-    ),
-    max_size=40,
-)
-
-
-@settings(
-    max_examples=40,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
-)
-@given(steps=STEPS)
-def test_two_ranges_of_the_index_read_what_the_plain_condition_reads(
-    engine: Engine, steps: list[tuple[str, int, Any]]
-) -> None:
-    """Four sessions commit and roll back in any order, some in savepoints; batches of any size, crashes between."""
-    rows(engine, "TRUNCATE taskbridge.records, taskbridge.sync_cursors")
-    cursors = Cursors(engine)
-    sessions = [engine.connect() for _ in range(4)]
-    written, seen = 0, 0
-
-    def batch(limit: int, *, crash: bool) -> bool:
-        nonlocal seen
-        page = cursors.claim(Claim(key(), limit, events=0, runs=1))
-        plain = [one[0] for one in rows(engine, PLAIN, limit)]
-        ids = dict(rows(engine, "SELECT revision, id FROM taskbridge.records"))
-        assert [ids[one.revision] for one in page.records] == plain
-        if not crash and page.moves_cursor:
-            with cursors.transaction(key()) as transaction:
-                transaction.advance(transaction.move(page))
-            seen += len(page.records)
-        return page.moves_cursor
-
-    try:
-        for step, number, what in steps:
-            if step in ("write", "savepoint"):
-                written += 1
-                name = f"{what}{number}"
-                with sessions[number].begin_nested() if step == "savepoint" else nullcontext():
-                    record(engine, "invoices", "acme", name, {"version": written}, sessions[number])
-            elif step == "end":
-                sessions[number].commit() if what else sessions[number].rollback()
-            else:
-                batch(number, crash=bool(what))
-        for session in sessions:
-            session.commit()
-        while batch(3, crash=False):
-            pass
-    finally:
-        for session in sessions:
-            session.close()
-    assert [*Changes(engine).pending("invoices", "invoices")] == []
 
 
 def test_a_writer_s_search_path_changes_nothing_of_what_is_stamped_and_refused(engine: Engine) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 from psycopg.errors import QueryCanceled
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
-from taskbridge.common.run_key import RunKey
 from taskbridge.store import (
     Changes,
-    Claim,
     CursorLost,
     Cursors,
     Kind,
@@ -27,14 +23,12 @@ from taskbridge.store import (
     register_pipeline,
 )
 from taskbridge.store.db import checked_out, in_one_message
+from tests.store.adopting import rows, run
+from tests.store.sweeping import OLD, claim, key, write
+from tests.tracing import Trace
 from tests.waiting import taking_at_most
 
-TOKEN = f"{1:016d}-aaaaaaaaaaaa"
 TENANTS = ["a", "b", "c", "d", "e"]
-
-
-def key(tenant: str) -> RunKey:
-    return RunKey("invoices", tenant, TOKEN)
 
 
 def moves(engine: Engine, tenants: list[str]) -> list[Move]:
@@ -42,82 +36,61 @@ def moves(engine: Engine, tenants: list[str]) -> list[Move]:
     cursors, found = Cursors(engine), []
     for tenant in tenants:
         record_invoice(engine, tenant, "1", {"number": "%s '"})
-        page = cursors.claim(Claim(key(tenant), 10, events=1, runs=1))
+        page = claim(cursors, tenant=tenant)
         with cursors.transaction(key(tenant)) as transaction:
             found.append(transaction.move(page))
     return found
 
 
 def handled(engine: Engine) -> list[str]:
-    with engine.connect() as connection:
-        asked = "SELECT tenant FROM taskbridge.sync_cursors WHERE records > 0 ORDER BY tenant"
-        return list(connection.exec_driver_sql(asked).scalars())
+    advanced = "SELECT tenant FROM taskbridge.sync_cursors WHERE records > 0 ORDER BY tenant"
+    return [tenant for (tenant,) in rows(engine, advanced)]
 
 
 @contextmanager
 def traced(engine: Engine, path: Path) -> Iterator[list[str]]:
-    """Note the kinds of the messages that the next session of the pool sends meanwhile, in order."""
+    """Note the names of the messages that the next session of the pool sends meanwhile, in order."""
     sent: list[str] = []
+    with checked_out(engine) as session:
+        trace = Trace(session.pgconn, path)
+    yield sent
+    sent += [message.name for message in trace.end() if message.is_ours]
     with checked_out(engine) as driver:
-        session, pgconn = driver, driver.pgconn
-    with path.open("w") as file:
-        pgconn.trace(file.fileno())
-        yield sent
-        with checked_out(engine) as driver:
-            assert driver is session
-            pgconn.untrace()
-    lines = (line.split("\t") for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
-    sent += [line[3] for line in lines if len(line) > 3 and line[1] == "F"]
+        assert driver is session
 
 
-def test_a_shared_advance_is_one_message(engine: Engine, tmp_path: Path) -> None:
-    advances = moves(engine, TENANTS)
-    with traced(engine, tmp_path / "trace") as sent:
-        assert advance_together(engine, advances) == [False] * 5
-    assert sent == ["Query"]
-    assert handled(engine) == TENANTS
-
-
-def test_to_note_a_success_is_one_message(engine: Engine, tmp_path: Path) -> None:
+def test_a_shared_advance_and_a_success_and_what_a_round_has_seen_are_one_message_each(
+    engine: Engine, tmp_path: Path
+) -> None:
     register_pipeline(engine, "invoices", "invoices")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE taskbridge.pipelines SET failed = true")
-    with traced(engine, tmp_path / "trace") as sent:
-        Cursors(engine).note_success(key("a"))
-    assert sent == ["Query"]
-    with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT failed FROM taskbridge.pipelines").scalar() is False
-
-
-def test_to_keep_what_a_round_has_seen_is_one_message(engine: Engine, tmp_path: Path) -> None:
+    run(engine, "UPDATE taskbridge.pipelines SET failed = true")
     changes = Changes(engine)
     changes.read_page(Kind.POLLER, "invoices", "invoices", 200)
-    record_invoice(engine, "a", "1", {})
+    advances = moves(engine, TENANTS)
     found = changes.read_page(Kind.POLLER, "invoices", "invoices", 200)
-    with traced(engine, tmp_path / "trace") as sent:
-        changes.store_page(Kind.POLLER, "invoices", found)
-    assert sent == ["Query"]
-    with engine.connect() as connection:
-        asked = "SELECT snapshot::text FROM taskbridge.tails WHERE kind = 'tail'"
-        assert connection.exec_driver_sql(asked).scalar() == found.seen
-
-
-def sleep_at_updates(connection: Connection, table: str, condition: str) -> None:
-    """Let each update of a row take half a minute if it meets the condition."""
-    connection.exec_driver_sql(
-        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
-        f"$$ BEGIN IF {condition} THEN PERFORM pg_sleep(30); END IF; RETURN new; END $$"
-    )
-    connection.exec_driver_sql(
-        f"CREATE TRIGGER slow BEFORE UPDATE ON taskbridge.{table} FOR EACH ROW EXECUTE FUNCTION slow()"
-    )
+    calls: list[Callable[[], object]] = [
+        lambda: advance_together(engine, advances),
+        lambda: Cursors(engine).note_success(key("a")),
+        lambda: changes.store_page(Kind.POLLER, "invoices", found),
+    ]
+    for call in calls:
+        with traced(engine, tmp_path / "trace") as sent:
+            call()
+        assert sent == ["Query"]
+    assert handled(engine) == TENANTS
+    assert rows(engine, "SELECT failed FROM taskbridge.pipelines") == [(False,)]
+    assert rows(engine, "SELECT snapshot::text FROM taskbridge.tails WHERE kind = 'tail'") == [(found.seen,)]
 
 
 def test_an_advance_that_takes_too_long_says_nothing_of_those_before_it(engine: Engine, bounded: Engine) -> None:
     """They are committed: their runs have not failed."""
     advances = moves(engine, TENANTS)
-    with engine.begin() as connection:
-        sleep_at_updates(connection, "sync_cursors", "new.tenant = 'c'")
+    run(
+        engine,
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN IF new.tenant = 'c' THEN PERFORM pg_sleep(30); END IF; RETURN new; END $$",
+        "CREATE TRIGGER slow BEFORE UPDATE ON taskbridge.sync_cursors FOR EACH ROW EXECUTE FUNCTION slow()",
+    )
     with engine.connect() as other:
         # So each of them has to be advanced alone.
         other.exec_driver_sql("SELECT FROM taskbridge.sync_cursors WHERE tenant = 'b' FOR UPDATE")
@@ -129,39 +102,34 @@ def test_an_advance_that_takes_too_long_says_nothing_of_those_before_it(engine: 
 
 
 def test_an_advance_changes_quarantine_in_the_same_message_or_not_at_all(engine: Engine, tmp_path: Path) -> None:
-    for number in ("1", "2"):
-        record_invoice(engine, "a", number, {})
-    with engine.begin() as connection:
-        connection.exec_driver_sql(
-            "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, cause, attempts) "
-            "VALUES ('invoices', 'a', '1', 0, 'an earlier revision', 'failed', 1)"
-        )
+    write(engine, "1", "2", tenant="a")
+    run(
+        engine,
+        "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, cause, attempts) "
+        "VALUES ('invoices', 'a', '1', 0, 'an earlier revision', 'failed', 1)",
+    )
     cursors = Cursors(engine)
-    page = cursors.claim(Claim(key("a"), 10, events=1, runs=1))
+    page = claim(cursors, tenant="a")
     bad = Quarantined({"2": "bad"}, "rejected")
 
     def owned_by(token: str) -> list[tuple[str, str]]:
         """Let a run own the cursor; return what is in quarantine before that."""
-        with engine.begin() as connection:
-            connection.exec_driver_sql("UPDATE taskbridge.sync_cursors SET owner = %(token)s", {"token": token})
-            found = connection.exec_driver_sql("SELECT external_id, reason FROM taskbridge.quarantine")
-            return [(row.external_id, row.reason) for row in found]
+        run(engine, f"UPDATE taskbridge.sync_cursors SET owner = '{token}'")  # noqa: S608 - ours
+        return rows(engine, "SELECT external_id, reason FROM taskbridge.quarantine")
 
     owned_by("9" * 29)
     with cursors.transaction(key("a")) as transaction, pytest.raises(CursorLost):
         transaction.advance(transaction.move(page, to_quarantine=bad))
-    assert owned_by(TOKEN) == [("1", "an earlier revision")]
+    assert owned_by(OLD) == [("1", "an earlier revision")]
     with traced(engine, tmp_path / "trace") as sent, cursors.transaction(key("a")) as transaction:
         transaction.advance(transaction.move(page, to_quarantine=bad))
     assert sent == ["Query"]
-    assert owned_by(TOKEN) == [("2", "bad")]
+    assert owned_by(OLD) == [("2", "bad")]
 
 
 def test_the_encoding_that_a_database_has_for_its_sessions_is_not_ours(engine: Engine) -> None:
     """In this one, the second byte of some letters is a backslash, and others cannot be written at all."""
-    with engine.begin() as connection:
-        name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
-        connection.exec_driver_sql(f"ALTER DATABASE \"{name}\" SET client_encoding = 'SJIS'")
+    run(engine, f"ALTER DATABASE \"{engine.url.database}\" SET client_encoding = 'SJIS'")
     here = connect(engine.url.render_as_string(hide_password=False))
     try:
         assert advance_together(here, moves(here, ["\u8868", "\u00e9\u0142"])) == [False, False]
@@ -173,28 +141,17 @@ def test_the_encoding_that_a_database_has_for_its_sessions_is_not_ours(engine: E
 @pytest.mark.parametrize("count", [1, 16])
 def test_a_shared_advance_reads_no_other_cursor(engine: Engine, count: int) -> None:
     advances = moves(engine, [f"tenant {at}" for at in range(count)])
-    with engine.begin() as connection:
-        # Without statistics.
-        connection.exec_driver_sql(
-            "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) "
-            "SELECT 'invoices', 'other ' || n FROM generate_series(1, 20000) n"
-        )
+    others = "SELECT 'invoices', 'other ' || n FROM generate_series(1, 20000) n"
+    run(engine, f"INSERT INTO taskbridge.sync_cursors (pipeline, tenant) {others}")  # without statistics
 
     def read() -> int:
-        with engine.connect() as connection:
-            connection.exec_driver_sql("SELECT pg_stat_clear_snapshot()")
-            asked = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'sync_cursors'"
-            return int(connection.exec_driver_sql(asked).scalar_one())
-
-    def flushed(driver: psycopg.Connection[Any]) -> None:
-        driver.execute("SELECT pg_stat_force_next_flush()")
+        # The session of the pool that did it says what it did.
+        run(engine, "SELECT pg_stat_force_next_flush()")
+        statistics = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'sync_cursors'"
+        return int(rows(engine, statistics)[0][0])
 
     before = read()
-    with checked_out(engine) as driver:
-        flushed(driver)
     advance_together(engine, advances)
-    with checked_out(engine) as driver:
-        flushed(driver)
     assert count <= read() - before <= 3 * count
 
 
@@ -202,9 +159,9 @@ def test_a_time_out_that_passes_as_a_statement_ends_reaches_no_later_one(engine:
     hit = 0
     for at in range(600):
         with suppress(QueryCanceled), checked_out(engine) as driver:
-            rows = 3000 + 700 * (at % 30)
-            counted = f"SELECT count(*) FROM generate_series(1, {rows})"  # noqa: S608 - numbers
-            assert in_one_message(driver, counted, {}, statement_timeout="2ms") == [(rows,)]
+            number = 3000 + 700 * (at % 30)
+            counted = f"SELECT count(*) FROM generate_series(1, {number})"  # noqa: S608 - numbers
+            assert in_one_message(driver, counted, {}, statement_timeout="2ms") == [(number,)]
         try:
             with checked_out(engine) as driver:
                 driver.execute("SELECT 1")

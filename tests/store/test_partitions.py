@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import DataError
 
-from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.criteria import Match, Unmatched
-from taskbridge.store import Changes, Claim, Cursors, Kind, Prune, Records, prune, record, register_pipeline
-from taskbridge.store.queries import query
-from tests.store.adopting import adopted, run
-from tests.store.test_poller import handle, nodes
+from taskbridge.store import Changes, Cursors, Kind, Prune, Records, prune, record, register_pipeline
+from tests.store.adopting import adopted, rows, run
+from tests.store.sweeping import batch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "partition.md"
 INTO_A_PARTITION = """
@@ -33,6 +29,9 @@ END
 $$
 """
 TENANTS = [f"tenant-{number}" for number in range(20)]
+
+
+STATES = "SELECT state, count(*) FROM taskbridge.record_states GROUP BY 1"
 
 
 @pytest.fixture
@@ -55,24 +54,14 @@ def split(engine: Engine) -> Engine:
     return engine
 
 
-def pending(engine: Engine) -> list[str]:
-    return sorted(Changes(engine).pending("orders", "orders"))
-
-
-def states(engine: Engine) -> dict[str, int]:
-    with engine.connect() as connection:
-        rows = connection.exec_driver_sql("SELECT state, count(*) FROM taskbridge.record_states GROUP BY 1")
-        return {row[0]: row[1] for row in rows}
-
-
 def test_what_was_there_and_what_comes_is_found_handled_and_pruned(split: Engine) -> None:
     changes, cursors = Changes(split, 10.0), Cursors(split, "orders")
     found = changes.read_page(Kind.POLLER, "orders", "orders", 200)
     changes.store_page(Kind.POLLER, "orders", found)
-    assert pending(split) == sorted(TENANTS)
+    assert sorted(Changes(split).pending("orders", "orders")) == sorted(TENANTS)
     for tenant in TENANTS:
-        handle(cursors, tenant)
-    assert (pending(split), states(split)) == ([], {"handled": 20})
+        batch(cursors, tenant=tenant, pipeline="orders")
+    assert (sorted(Changes(split).pending("orders", "orders")), rows(split, STATES)) == ([], [("handled", 20)])
 
     assert not record(split, "orders", TENANTS[0], "1", {"version": 1})
     assert record(split, "orders", TENANTS[0], "1", {"version": 2})
@@ -80,27 +69,11 @@ def test_what_was_there_and_what_comes_is_found_handled_and_pruned(split: Engine
 
     moved = list(Records(split, "orders").match_again(lambda _: Match("moved", 1, "c")))
     assert [one.message_id for one, _ in moved] == ["message"]
-    assert pending(split) == sorted(["moved", TENANTS[0]])
-    handle(cursors, "moved")
+    assert sorted(Changes(split).pending("orders", "orders")) == sorted(["moved", TENANTS[0]])
+    batch(cursors, tenant="moved", pipeline="orders")
     what = Prune(timedelta(0), sources={"orders": "orders"})
     assert sum(step.deleted for step in prune(split, what, 7) if step.table == "records") == 20
-    assert states(split) == {"pending": 1}
-
-
-def test_a_batch_is_read_from_one_partition_through_its_index(split: Engine) -> None:
-    cursors = Cursors(split, "orders")
-    key = RunKey("orders", TENANTS[0], f"{1:016d}-aaaaaaaaaaaa")
-    cursors.claim(Claim(key, 10, events=1, runs=1))
-    with split.connect() as connection:
-        connection.exec_driver_sql(query("plan_by_index"))
-        values = {**key._asdict(), "source": "orders", "limit": 10, "bisecting": True, "small": 2_000}
-        explained: Any = connection.exec_driver_sql(
-            f"EXPLAIN (ANALYZE, FORMAT JSON) {query('read_batch')}", values
-        ).scalar_one()
-    top = (explained if isinstance(explained, list) else json.loads(explained))[0]["Plan"]
-    scans = [node for node in nodes(top) if str(node.get("Relation Name", "")).startswith("records")]
-    assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan"}
-    assert len({node["Relation Name"] for node in scans}) == 1
+    assert rows(split, STATES) == [("pending", 1)]
 
 
 def test_the_source_of_an_adopted_table_is_refused_in_a_partition_too(split: Engine) -> None:

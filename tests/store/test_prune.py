@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
 import pytest
 from sqlalchemy import Engine
 
-from taskbridge.common.run_key import RunKey
 from taskbridge.store import (
-    Claim,
     Cursors,
     Incoming,
     Prune,
@@ -30,76 +26,53 @@ from taskbridge.store import (
     register_pipeline,
 )
 from taskbridge.store.db import LOOKUPS, local_settings
-from taskbridge.store.queries import query
-from taskbridge.store.records import execute as execute_statement
-from tests.quarantined import revision_of
-from tests.store.test_plan import nodes, pages
+from taskbridge.store.records import execute
+from tests import quarantined as quarantined_records
+from tests.store.adopting import rows, run
+from tests.store.plans import analyze, fill, nodes, pages, plan
+from tests.store.sweeping import batch
 
-TOKEN = "0000000000000001-aaaaaaaaaaaa"
 INVOICES, MIRROR, ALERTS = "invoices", "mirror", "alerts"
 STATES: Final = ("handled", "pending", "quarantined", "discarded", "retried", "discarded, retried")
 MONTH: Final = Prune(timedelta(days=30), {INVOICES: INVOICES, ALERTS: ALERTS})
 
 
-def execute(engine: Engine, statement: str, values: dict[str, Any] | None = None) -> list[tuple[Any, ...]]:
+def ago(days: float) -> datetime:
+    return datetime.now(UTC) - timedelta(days=days)
+
+
+def write(engine: Engine, tenant: str, number: str, days: float = 31, source: str = INVOICES) -> None:
+    """Record something so long ago; without a tenant it matched no criterion."""
     with engine.begin() as connection:
-        result = connection.exec_driver_sql(statement, values or {})
-        return [tuple(row) for row in result] if result.returns_rows else []
-
-
-def write(engine: Engine, tenant: str, number: str, days: float = 31) -> None:
-    execute(
-        engine,
-        "INSERT INTO taskbridge.records (source, tenant, key, document, changed_at) "
-        "VALUES ('invoices', %(tenant)s, %(number)s, '{}', now() - %(days)s * interval '1 day')",
-        {"tenant": tenant, "number": number, "days": days},
-    )
-
-
-def message(engine: Engine, message_id: str, tenant: str | None, days: float = 31, pipeline: str = ALERTS) -> None:
-    reason = "no criterion" if tenant is None else None
-    criterion = None if tenant is None else "$.level"
-    execute(
-        engine,
-        "INSERT INTO taskbridge.records (source, key, tenant, delay_ms, criterion, reason, document, "
-        "changed_at) VALUES "
-        "(%(pipeline)s, %(id)s, coalesce(%(tenant)s, ''), 1, %(criterion)s, %(reason)s, '{}', "
-        "now() - %(days)s * interval '1 day')",
-        {"id": message_id, "tenant": tenant, "criterion": criterion, "reason": reason, "days": days}
-        | {"pipeline": pipeline},
-    )
+        connection.exec_driver_sql(
+            "INSERT INTO taskbridge.records (source, tenant, key, document, changed_at, reason) "
+            "VALUES (%s, %s, %s, '{}', %s, %s)",
+            (source, tenant, number, ago(days), None if tenant else "no criterion"),
+        )
 
 
 def put_in_quarantine(
     engine: Engine, tenant: str, number: str, state: str = "quarantined", pipeline: str = INVOICES, days: float = 31
 ) -> None:
-    execute(
-        engine,
-        "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, quarantined_at, retry_at, "
-        "discarded_at) SELECT %(pipeline)s, %(tenant)s, %(number)s, coalesce("
-        "(SELECT max(revision) FROM taskbridge.records WHERE tenant = %(tenant)s AND key = %(number)s), 1), "
-        "'why', now() - %(days)s * interval '1 day', "
-        "CASE WHEN %(state)s LIKE '%%retried' THEN now() END, CASE WHEN %(state)s LIKE 'discarded%%' THEN now() END",
-        {"pipeline": pipeline, "tenant": tenant, "number": number, "state": state, "days": days},
-    )
+    times: dict[str, Any] = {"quarantined_at": ago(days)}
+    times |= {"retry_at": ago(0)} if state.endswith("retried") else {}
+    times |= {"discarded_at": ago(0)} if state.startswith("discarded") else {}
+    quarantined_records.put_in_quarantine(engine, tenant, number, pipeline=pipeline, **times)
 
 
-def sweep(engine: Engine, tenant: str, pipeline: str = INVOICES, limit: int = 100) -> None:
+def handle(engine: Engine, tenant: str, pipeline: str = INVOICES, limit: int = 100) -> None:
     """Deliver one batch to nobody."""
-    register_pipeline(engine, pipeline, ALERTS if pipeline == ALERTS else INVOICES)
-    key = RunKey(pipeline, tenant, TOKEN)
-    cursors = Cursors(engine, ALERTS if pipeline == ALERTS else INVOICES)
-    page = cursors.claim(Claim(key, limit, events=1, runs=1))
-    with cursors.transaction(key) as transaction:
-        transaction.advance(transaction.move(page))
+    source = ALERTS if pipeline == ALERTS else INVOICES
+    register_pipeline(engine, pipeline, source)
+    batch(Cursors(engine, source), limit, tenant=tenant, pipeline=pipeline)
 
 
 def left(engine: Engine) -> set[str]:
-    return {row[0] for row in execute(engine, "SELECT key FROM taskbridge.records")}
+    return {key for (key,) in rows(engine, "SELECT key FROM taskbridge.records")}
 
 
 def quarantined(engine: Engine) -> set[str]:
-    return {row[0] for row in execute(engine, "SELECT external_id FROM taskbridge.quarantine")}
+    return {number for (number,) in rows(engine, "SELECT external_id FROM taskbridge.quarantine")}
 
 
 def counts(engine: Engine, what: Prune, size: int = 1000) -> Counter[str]:
@@ -116,7 +89,7 @@ def counts(engine: Engine, what: Prune, size: int = 1000) -> Counter[str]:
 def reach(engine: Engine, tenant: str, number: str, pipeline: str, state: str) -> None:
     """Bring the tenant's only record into a state of the pipeline."""
     if state != "pending":
-        sweep(engine, tenant, pipeline)
+        handle(engine, tenant, pipeline)
     if state not in ("pending", "handled"):
         put_in_quarantine(engine, tenant, number, state, pipeline)
 
@@ -129,12 +102,11 @@ def test_an_invoice_goes_only_when_every_pipeline_has_handled_or_discarded_it(en
             write(engine, name, name, days)
             reach(engine, name, name, INVOICES, first)
             reach(engine, name, name, MIRROR, second)
-    shown = execute(
-        engine,
-        "SELECT external_id FROM taskbridge.record_states WHERE external_id LIKE 'old%%' "
-        "GROUP BY 1 HAVING bool_and(state IN ('handled', 'discarded'))",
+    shown = (
+        "SELECT external_id FROM taskbridge.record_states WHERE external_id LIKE 'old%' "
+        "GROUP BY 1 HAVING bool_and(state IN ('handled', 'discarded'))"
     )
-    done = {row[0] for row in shown}
+    done = {name for (name,) in rows(engine, shown)}
     assert len(done) == 4
     before, kept = left(engine), quarantined(engine)
     expected = Counter({"records": 4, "quarantine": 4, "kept": 32})
@@ -148,46 +120,23 @@ def test_an_invoice_goes_only_when_every_pipeline_has_handled_or_discarded_it(en
     assert counts(engine, MONTH, 7) == Counter({"kept": 32})
 
 
-def test_in_the_middle_of_a_sweep_the_handled_part_goes(engine: Engine) -> None:
-    for number in "abcd":
-        write(engine, "acme", number)
-    sweep(engine, "acme", limit=2)
-    write(engine, "acme", "e")
-    found = counts(engine, MONTH)
-    assert (found["records"], found["kept"]) == (2, 3)
-    assert left(engine) == set("cde")
-
-
-def test_many_steps_are_as_one_and_end_where_all_is_young(engine: Engine) -> None:
-    for number in "abcde":
+def test_many_steps_are_as_one_and_end_where_a_sweep_has_come_to_or_all_is_young(engine: Engine) -> None:
+    for number in "abcdef":
         write(engine, "acme", number)
     for number in "uvwxyz":
         write(engine, "acme", number, days=29)
-    sweep(engine, "acme")
+    handle(engine, "acme", limit=5)
     steps = [step for step in prune(engine, MONTH, 2) if step.table == "records"]
-    assert [step.deleted for step in steps] == [2, 2, 1, 0]
-    assert left(engine) == set("uvwxyz")
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_a_record_with_a_criterion_goes_when_its_own_pipeline_is_done(engine: Engine, state: str) -> None:
-    for message_id, days in (("old", 31), ("young", 29)):
-        message(engine, message_id, message_id, days)
-        reach(engine, message_id, message_id, ALERTS, state)
-    message(engine, "unmatched", None)
-    done = state in ("handled", "discarded")
-    found = counts(engine, MONTH)
-    assert (found["records"], found["kept"]) == (done, not done)
-    assert found["quarantine"] == (state == "discarded")
-    assert left(engine) == {"young", "unmatched"} | (set() if done else {"old"})
+    assert [step.deleted for step in steps][:3] == [2, 2, 1]
+    assert left(engine) == set("fuvwxyz")
 
 
 def test_one_pipelines_records_can_be_pruned_alone(engine: Engine) -> None:
     write(engine, "acme", "a")
-    sweep(engine, "acme")
+    handle(engine, "acme")
     for pipeline, message_id in itertools.product((ALERTS, "other"), ("m1", "m2")):
-        message(engine, f"{pipeline} {message_id}", "billing", pipeline=pipeline)
-    sweep(engine, "billing", ALERTS)
+        write(engine, "billing", f"{pipeline} {message_id}", source=pipeline)
+    handle(engine, "billing", ALERTS)
     everything = left(engine)
     every = Prune(MONTH.older_than, {**MONTH.sources, "other": "other"})
     assert counts(engine, replace(every, pipeline=ALERTS)) == Counter({"records": 2})
@@ -198,8 +147,8 @@ def test_one_pipelines_records_can_be_pruned_alone(engine: Engine) -> None:
 def test_a_quarantine_row_goes_when_its_record_is_gone_or_has_changed(engine: Engine) -> None:
     for number in ("there", "changed", "changed just now"):
         write(engine, "acme", number)
-    message(engine, "there too", "acme")
-    sweep(engine, "acme")
+    write(engine, "acme", "there too", source=ALERTS)
+    handle(engine, "acme")
     register_pipeline(engine, ALERTS, ALERTS)
     for number in ("there", "changed", "gone"):
         put_in_quarantine(engine, "acme", number)
@@ -216,7 +165,7 @@ def test_a_quarantine_row_goes_when_its_record_is_gone_or_has_changed(engine: En
 
 
 def test_the_journal_is_kept_unless_it_is_asked_for(engine: Engine) -> None:
-    execute(
+    run(
         engine,
         "INSERT INTO taskbridge.deliveries (pipeline, tenant, external_id, revision, token, delivered_at) "
         "SELECT p, 'acme', n::text, 1, 't', now() - d * interval '1 day' "
@@ -226,35 +175,22 @@ def test_the_journal_is_kept_unless_it_is_asked_for(engine: Engine) -> None:
     mirror = Prune(MONTH.older_than, {MIRROR: INVOICES}, pipeline=MIRROR, deliveries=True)
     assert counts(engine, mirror, 3) == Counter({"deliveries": 5})
     assert counts(engine, replace(MONTH, deliveries=True), 3) == Counter({"deliveries": 5})
-    assert execute(
-        engine, "SELECT count(*) FROM taskbridge.deliveries WHERE delivered_at > now() - interval '30 days'"
-    ) == [(10,)]
-
-
-@pytest.mark.parametrize("state", ["handled", "discarded"])
-def test_a_pruned_invoice_that_is_recorded_again_is_new(engine: Engine, state: str) -> None:
-    write(engine, "acme", "a")
-    before = revision_of(engine, "acme", "a")
-    reach(engine, "acme", "a", INVOICES, state)
-    assert counts(engine, MONTH)["records"] == 1
-    assert record_invoice(engine, "acme", "a", {}) is True
-    assert execute(engine, "SELECT state FROM taskbridge.record_states") == [("pending",)]
-    # A downstream that remembers idempotency keys takes it for new as well.
-    assert revision_of(engine, "acme", "a") > before
+    young = "SELECT count(*) FROM taskbridge.deliveries WHERE delivered_at > now() - interval '30 days'"
+    assert rows(engine, young) == [(10,)]
 
 
 def test_the_version_that_a_webhook_brought_goes_with_its_record(engine: Engine) -> None:
     for number, days in (("old", 31), ("young", 29), ("comes again", 31)):
         write(engine, "acme", number, days)
-        execute_statement(engine, receive_statement(Incoming("invoices", None, "acme", number, Decimal(5), "{}")))
-    sweep(engine, "acme")
+        execute(engine, receive_statement(Incoming("invoices", None, "acme", number, Decimal(5), "{}")))
+    handle(engine, "acme")
     with engine.connect() as other:
         # As a webhook does that brings the next version, and waits for the record then.
         other.exec_driver_sql("UPDATE taskbridge.record_versions SET version = 6 WHERE key = 'comes again'")
         assert counts(engine, MONTH)["records"] == 2
         other.commit()
     assert left(engine) == {"young"}
-    versions = execute(engine, "SELECT key, version FROM taskbridge.record_versions ORDER BY key")
+    versions = rows(engine, "SELECT key, version FROM taskbridge.record_versions ORDER BY key")
     assert versions == [("comes again", 6), ("young", 5)]
 
 
@@ -268,7 +204,7 @@ def test_the_version_that_a_webhook_brought_goes_with_its_record(engine: Engine)
     ids=["records", "quarantine"],
 )
 def test_what_changes_while_a_step_looks_at_it_stays(engine: Engine, meanwhile: str, isolation: str) -> None:
-    execute(engine, f"ALTER DATABASE \"{engine.url.database}\" SET default_transaction_isolation TO '{isolation}'")
+    run(engine, f"ALTER DATABASE \"{engine.url.database}\" SET default_transaction_isolation TO '{isolation}'")
     engine.dispose()
     write(engine, "acme", "a")
     reach(engine, "acme", "a", INVOICES, "discarded")
@@ -290,111 +226,52 @@ def test_what_changes_while_a_step_looks_at_it_stays(engine: Engine, meanwhile: 
 ROWS, SIZE = 12_000, 1_000
 
 
-@pytest.fixture
-def seeded(engine: Engine) -> Engine:
-    """12,000 old and handled invoices and records, quarantine rows whose records are gone, and deliveries."""
-    execute(
+def test_a_step_reads_its_own_rows_and_not_the_tables_whether_or_not_there_are_statistics(engine: Engine) -> None:
+    """There are old and handled records, quarantine rows whose records are gone, and deliveries."""
+    for source in (INVOICES, ALERTS):
+        fill(engine, source, ROWS, 600)
+    run(
         engine,
-        "INSERT INTO taskbridge.records (source, tenant, key, document, changed_at) "
-        ""
-        "SELECT 'invoices', 'tenant-' || n %% 600, n::text, '{}', now() - interval '31 days' FROM "
-        "generate_series(1, %(rows)s) n",
-        {"rows": ROWS},
+        "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, quarantined_at) "  # noqa: S608
+        "SELECT 'invoices', 'tenant-' || n % 600, 'gone ' || n, 1, 'why', now() - interval '31 days' "
+        f"FROM generate_series(1, {ROWS}) n",
+        "INSERT INTO taskbridge.deliveries (pipeline, tenant, external_id, revision, token, delivered_at) "  # noqa: S608
+        f"SELECT 'invoices', 'tenant-7', n::text, 1, 't', now() - interval '31 days' FROM generate_series(1, {ROWS}) n",
     )
-    execute(
-        engine,
-        "INSERT INTO taskbridge.records (source, key, tenant, delay_ms, criterion, document, changed_at) "
-        "SELECT 'alerts', n::text, 'tenant-' || n %% 600, 1, 'c', '{}', now() - interval '31 days' "
-        "FROM generate_series(1, %(rows)s) n",
-        {"rows": ROWS},
-    )
-    execute(
-        engine,
-        "INSERT INTO taskbridge.sync_cursors (pipeline, tenant, snapshot) SELECT p, 'tenant-' || n, "
-        "pg_current_snapshot() "
-        "FROM unnest(ARRAY['invoices', 'alerts']) p, generate_series(0, 599) n",
-    )
-    execute(
-        engine,
-        "INSERT INTO taskbridge.quarantine (pipeline, tenant, external_id, revision, reason, quarantined_at) "
-        "SELECT 'invoices', 'tenant-' || n %% 600, 'gone ' || n, 1, 'why', now() - interval '31 days' "
-        "FROM generate_series(1, %(rows)s) n",
-        {"rows": ROWS},
-    )
-    execute(
-        engine,
-        "INSERT INTO taskbridge.deliveries (pipeline, tenant, external_id, revision, token, delivered_at) "
-        "SELECT 'invoices', 'tenant-7', n::text, 1, 't', now() - interval '31 days' "
-        "FROM generate_series(1, %(rows)s) n",
-        {"rows": ROWS},
-    )
-    return engine
-
-
-def test_a_step_reads_its_own_rows_and_not_the_tables_whether_or_not_there_are_statistics(seeded: Engine) -> None:
-    tables = ("records", "quarantine", "deliveries")
-    for table in tables:
-        reads_its_own_rows(seeded, table)
-    with seeded.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql(
-            "VACUUM ANALYZE taskbridge.records, taskbridge.sync_cursors, taskbridge.quarantine, taskbridge.deliveries"
-        )
-    for table in tables:
-        reads_its_own_rows(seeded, table)
-
-
-def reads_its_own_rows(seeded: Engine, table: str) -> None:
-    values: dict[str, Any] = {
-        "readers": [INVOICES],
-        "source": INVOICES,
-        "pipeline": None,
-        "dry_run": False,
-        "limit": SIZE,
-    }
-    ids = (
+    in_the_middle = (
         "SELECT xid::text, id::text FROM taskbridge.records WHERE source = 'invoices' ORDER BY xid, id "
         "OFFSET 5000 LIMIT 1"
     )
-    values["after"] = {
+    after = {
+        "records": [*rows(engine, in_the_middle)[0]],
         "quarantine": ["invoices", "tenant-3", ""],
         "deliveries": ROWS // 2,
-        "records": list(execute(seeded, ids)[0]),
-    }[table]
-    values["before"] = execute(seeded, "SELECT now() - interval '30 days'")[0][0]
-    top = plan(seeded, f"prune_{table}", values)
-    assert reading(top) == SIZE
-    assert not [node["Relation Name"] for node in nodes(top) if node["Node Type"] == "Seq Scan"]
+    }
+    for table, where in after.items():
+        reads_its_own_rows(engine, table, where)
+    analyze(engine, "sync_cursors", *after)
+    for table, where in after.items():
+        reads_its_own_rows(engine, table, where)
+
+
+def reads_its_own_rows(engine: Engine, table: str, after: Any) -> None:
+    values = {"readers": [INVOICES], "source": INVOICES, "pipeline": None, "dry_run": False, "limit": SIZE}
+    with engine.connect() as connection:
+        for statement in local_settings(LOOKUPS):
+            connection.exec_driver_sql(statement)
+        top = plan(connection, f"prune_{table}", {**values, "after": after, "before": ago(30)})
+    found = [node for node in nodes(top) if "Relation Name" in node and node["Node Type"] != "ModifyTable"]
+    read = [node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) for node in found]
+    assert max(read) == SIZE
+    assert not [node["Relation Name"] for node in found if node["Node Type"] == "Seq Scan"]
     # What a row costs: to be read, looked up in cursors and quarantine, and deleted with its index entries.
     assert pages(top) < SIZE * 40
 
 
-def plan(engine: Engine, name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Run a step under EXPLAIN as prune runs it, and return its plan."""
-    with engine.connect() as connection:
-        for statement in local_settings(LOOKUPS):
-            connection.exec_driver_sql(statement)
-        found = connection.exec_driver_sql(
-            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query(name)}", values
-        ).scalar_one()
-    top: dict[str, Any] = (found if isinstance(found, list) else json.loads(found))[0]["Plan"]
-    return top
-
-
-def reading(top: dict[str, Any]) -> int:
-    """How many rows every scan of a table gave and left out, at the most."""
-    return max(
-        int(node["Actual Loops"] * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))) for node in scans(top)
-    )
-
-
-def scans(top: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    return (node for node in nodes(top) if "Relation Name" in node and node["Node Type"] != "ModifyTable")
-
-
 def test_what_no_criterion_matched_goes_once_somebody_gave_it_up(engine: Engine) -> None:
     for number in "abc":
-        message(engine, number, None)
-    message(engine, "newest", "acme")
+        write(engine, "", number, source=ALERTS)
+    write(engine, "acme", "newest", source=ALERTS)
     records = Records(engine, ALERTS)
     assert counts(engine, MONTH)["records"] == 0
     assert records.discard(["a", "nix"]) == ["a"]

@@ -82,14 +82,6 @@ def test_a_record_that_changed_or_is_gone_is_not_in_quarantine(engine: Engine, q
     }
 
 
-def test_another_try_makes_a_record_pending_and_is_asked_for_once(engine: Engine, quarantine: Quarantine) -> None:
-    chosen = find(quarantine, external_ids=["1"])
-    assert sorted(quarantine.retry("invoices", chosen)) == [("acme", "1"), ("bolt", "1")]
-    assert states(engine)["acme", "1"] == states(engine)["bolt", "1"] == "pending"
-    assert [one.state for one in find(quarantine, tenant="acme")] == ["retrying", "quarantined", "quarantined"]
-    assert len(quarantine.retry("invoices", find(quarantine, external_ids=["1"]))) == 2
-
-
 def test_a_discarded_record_leaves_a_trace_and_can_come_back(engine: Engine, quarantine: Quarantine) -> None:
     quarantine.retry("invoices", find(quarantine, external_ids=["2"]))
     (chosen,) = find(quarantine, external_ids=["2"])
@@ -104,18 +96,6 @@ def test_a_discarded_record_leaves_a_trace_and_can_come_back(engine: Engine, qua
     quarantine.retry("invoices", [kept])
     assert states(engine)["acme", "2"] == "pending"
     assert find(quarantine, external_ids=["2"])[0].discarded_at is None
-
-
-def test_what_left_quarantine_meanwhile_is_not_marked(engine: Engine, quarantine: Quarantine) -> None:
-    chosen = find(quarantine, tenant="acme")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM taskbridge.quarantine WHERE tenant = 'acme' AND external_id = '1'")
-        connection.exec_driver_sql(
-            "UPDATE taskbridge.quarantine SET revision = 0 WHERE tenant = 'acme' AND external_id = '2'"
-        )
-    assert quarantine.retry("invoices", chosen) == [("acme", "3")]
-    assert quarantine.retry("invoices", []) == []
-    assert quarantine.discard("mirror", chosen) == []
 
 
 def test_pipelines_with_criteria_have_a_quarantine_of_their_own_rows(engine: Engine, quarantine: Quarantine) -> None:

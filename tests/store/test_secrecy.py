@@ -16,46 +16,38 @@ from taskbridge.errors import InvalidInput
 from taskbridge.settings import Settings
 from taskbridge.store import record_invoice
 from taskbridge.store.records import execute, message_statement
+from tests.store.adopting import run
 
 MARK = "the-patients-name"
 BROKEN = {
-    "a constraint, whose detail has the row": "ALTER TABLE {table} ADD CONSTRAINT mine CHECK (tenant <> 'acme')",
+    "a constraint, whose detail has the row": "ALTER TABLE taskbridge.records ADD CHECK (tenant <> 'acme')",
     "a trigger, whose context has its statement": """
         CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
-            BEGIN EXECUTE 'SELECT ' || quote_literal(NEW::text) || '::int'; RETURN NEW; END $$;
-        CREATE TRIGGER refuse AFTER INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION refuse_quietly()
+            BEGIN EXECUTE 'SELECT 1/(length(' || quote_literal(NEW::text) || ') * 0)'; RETURN NEW; END $$;
+        CREATE TRIGGER refuse AFTER INSERT ON taskbridge.records FOR EACH ROW EXECUTE FUNCTION refuse()
     """,
-    "no table": "DROP TABLE {table} CASCADE",
-    "no column": "ALTER TABLE {table} RENAME COLUMN tenant TO owner",
-    "an index that says what is there": "CREATE UNIQUE INDEX one ON {table} ((document))",
+    "no table": "DROP TABLE taskbridge.records CASCADE",
+    "no column": "ALTER TABLE taskbridge.records RENAME COLUMN tenant TO owner",
+    "an index that says what is there": "CREATE UNIQUE INDEX one ON taskbridge.records ((document))",
 }
-QUIET = """
-    CREATE FUNCTION refuse_quietly() RETURNS trigger LANGUAGE plpgsql AS $$
-        BEGIN EXECUTE 'SELECT 1/(length(' || quote_literal(NEW::text) || ') * 0)'; RETURN NEW; END $$;
-"""
 
 
-@pytest.mark.parametrize("table", ["invoices", "records"])
 @pytest.mark.parametrize("broken", list(BROKEN))
-def test_a_statement_that_fails_quotes_no_document(engine: Engine, table: str, broken: str) -> None:
-    def write(number: str, *, own: bool) -> object:
-        with engine.connect() as connection:
-            given = None if own else connection
-            if table == "invoices":
-                return record_invoice(engine, "acme", number, {"name": MARK}, given)
-            statement = message_statement("alerts", number, f'{{"name": "{MARK}"}}', Match("acme", 1, "c"))
-            return execute(engine, statement, given)
-
-    with engine.begin() as connection:
-        connection.exec_driver_sql(QUIET)
-        connection.exec_driver_sql(BROKEN[broken].replace("{table}", "taskbridge.records"))
+def test_a_statement_that_fails_quotes_no_document(engine: Engine, broken: str) -> None:
+    run(engine, BROKEN[broken])
     if "index" in broken:
-        with engine.begin() as connection:
-            record_invoice(engine, "globex", "0", {"name": MARK}, connection)
-    for own in (True, False):
-        with pytest.raises(DBAPIError) as failed:
-            write("1", own=own)
-        assert_silent(failed.value)
+        record_invoice(engine, "globex", "0", {"name": MARK})
+    message = message_statement("alerts", "1", f'{{"name": "{MARK}"}}', Match("acme", 1, "c"))
+    with engine.connect() as connection:
+        for given in (None, connection):
+            for write in (
+                lambda given: record_invoice(engine, "acme", "1", {"name": MARK}, given),
+                lambda given: execute(engine, message, given),
+            ):
+                with pytest.raises(DBAPIError) as failed:
+                    write(given)
+                assert_silent(failed.value)
+                connection.rollback()
 
 
 def assert_silent(error: BaseException) -> None:

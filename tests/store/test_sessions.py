@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -16,22 +15,18 @@ from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 
-from taskbridge.common.run_key import RunKey
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import HandlerMistake, Unavailable
 from taskbridge.process.time_limit import soft_time_limit
-from taskbridge.store import Changes, Claim, Cursors, Kind, Page, Unread, connect, record_invoice, register_pipeline
+from taskbridge.store import Changes, Cursors, Kind, Unread, connect, register_pipeline
 from taskbridge.store.db import NoAnswer, session_name, within
 from taskbridge.store.queries import query
-from tests.waiting import wait_until
+from tests.store.adopting import rows, run
+from tests.store.sweeping import NEW, NEWEST, OLD, advance, batch, claim, key, write
+from tests.waiting import taking_at_most, wait_until
 
-OLD, NEW, NEWEST = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2, 3))
 BOUND = 20.0
 """Seconds; the time-outs here are less than two, and machines are slow."""
-
-
-def key(tenant: str = "acme", token: str = OLD) -> RunKey:
-    return RunKey("invoices", tenant, token)
 
 
 def pid_of(connection: Connection) -> int:
@@ -57,100 +52,68 @@ def silent(engine: Engine) -> Iterator[None]:
         yield
 
 
-def claim(cursors: Cursors, tenant: str = "acme", token: str = OLD, limit: int = 100) -> Page:
-    return cursors.claim(Claim(key(tenant, token), limit, events=1, runs=1))
-
-
-def advance(cursors: Cursors, page: Page, token: str = OLD) -> list[str]:
-    with cursors.transaction(key(token=token)) as transaction:
-        transaction.advance(transaction.move(page))
-    return [record.external_id for record in page.records]
-
-
 def is_there(engine: Engine, pid: int) -> bool:
-    with engine.connect() as connection:
-        statement = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s"
-        return bool(connection.exec_driver_sql(statement, (pid,)).scalar_one())
+    return pid in sessions(engine)
 
 
-@contextmanager
-def within_the_bound() -> Iterator[None]:
-    started = time.monotonic()
-    yield
-    assert time.monotonic() - started < BOUND
-
-
-@pytest.mark.parametrize("what", ["claim", "read", "fail", "evidence"])
-def test_a_silent_session_ends_what_a_run_asks_and_the_next_call_is_answered(
-    engine: Engine, bounded: Engine, what: str
-) -> None:
-    record_invoice(engine, "acme", "a", {})
+def test_a_silent_session_ends_what_a_run_asks_and_the_next_call_is_answered(engine: Engine, bounded: Engine) -> None:
+    write(engine, "a")
     cursors = Cursors(bounded)
     claim(cursors)
-    calls: dict[str, Callable[[], object]] = {
-        "claim": lambda: claim(cursors),
-        "read": lambda: cursors.read(key(), 100),
-        "fail": lambda: cursors.fail(key(), "ValueError"),
-        "evidence": lambda: cursors.evidence(key()),
-    }
+    calls: list[Callable[[], object]] = [
+        lambda: claim(cursors),
+        lambda: cursors.read(key(), 100),
+        lambda: cursors.fail(key(), "ValueError"),
+        lambda: cursors.evidence(key()),
+    ]
     errors = (Unread, OperationalError, psycopg.OperationalError)
-    with silent(bounded), within_the_bound(), pytest.raises(errors, match=r"has not answered for 1\.5 s|timeout"):
-        calls[what]()
-    calls[what]()
+    for call in calls:
+        with silent(bounded), taking_at_most(BOUND), pytest.raises(errors, match=r"not answered for 1\.5 s|timeout"):
+            call()
+        call()
 
 
 @pytest.mark.parametrize("writes", [False, True], ids=["alone", "with what the handler wrote"])
 def test_an_advance_of_which_nothing_is_known_is_decided_by_the_cursor(
     engine: Engine, bounded: Engine, writes: bool
 ) -> None:
-    for number in "abc":
-        record_invoice(engine, "acme", number, {})
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE taken (number text)")
-    cursors, seen = Cursors(bounded), []
+    write(engine, *"abc")
+    run(engine, "CREATE TABLE taken (number text)")
+    cursors = Cursors(bounded)
     page = claim(cursors, limit=2)
     with bounded.connect() as connection:
         pid = pid_of(connection)
-    with within_the_bound(), pytest.raises((NoAnswer, DBAPIError)), cursors.transaction(key()) as transaction:  # noqa: PT012
+    with taking_at_most(BOUND), pytest.raises((NoAnswer, DBAPIError)), cursors.transaction(key()) as transaction:  # noqa: PT012
         if writes:
             transaction.connect().exec_driver_sql("INSERT INTO taken VALUES ('a'), ('b')")
         with stopped(pid):
             transaction.advance(transaction.move(page))
     wait_until(lambda: not is_there(engine, pid), "the end of the session")
     # The next claim tells what took effect: all of it, or nothing.
-    page = claim(cursors, token=NEW)
-    with cursors.transaction(key(token=NEW)) as transaction:
-        for record in page.records:
-            seen.append(record.external_id)
-            transaction.connect().exec_driver_sql("INSERT INTO taken VALUES (%s)", (record.external_id,))
-        transaction.advance(transaction.move(page))
-    assert seen in (["c"], ["a", "b", "c"])
-    with engine.connect() as connection:
-        taken = sorted(connection.exec_driver_sql("SELECT number FROM taken").scalars())
-    assert taken == (["a", "b", "c"] if writes or len(seen) == 3 else ["c"])
+    seen = batch(cursors, token=NEW)
+    taken = [number for (number,) in rows(engine, "SELECT number FROM taken ORDER BY 1")]
+    assert (seen, taken) in ((["c"], ["a", "b"] if writes else []), (["a", "b", "c"], []))
 
 
 def test_a_success_that_cannot_be_noted_is_no_failure(engine: Engine, bounded: Engine) -> None:
     cursors = Cursors(bounded)
     register_pipeline(engine, "invoices", "invoices")
     cursors.note_success(key())
-    with engine.begin() as other:
-        other.exec_driver_sql("UPDATE taskbridge.pipelines SET failed = true")
+    run(engine, "UPDATE taskbridge.pipelines SET failed = true")
     with engine.connect() as other:
         other.exec_driver_sql("SELECT FROM taskbridge.pipelines FOR UPDATE")
         # Statements of these may take any time.
         Cursors(engine).note_success(key())
-    with silent(bounded), within_the_bound():
+    with silent(bounded), taking_at_most(BOUND):
         cursors.note_success(key())
     cursors.note_success(key())
-    with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT failed FROM taskbridge.pipelines").scalar() is False
+    assert rows(engine, "SELECT failed FROM taskbridge.pipelines") == [(False,)]
 
 
 def test_a_silent_session_ends_a_round(bounded: Engine) -> None:
     changes = Changes(bounded, seconds=2.0)
     changes.read_page(Kind.POLLER, "invoices", "invoices", 200)
-    with silent(bounded), within_the_bound(), pytest.raises(NoAnswer, match="for 3 s"):
+    with silent(bounded), taking_at_most(BOUND), pytest.raises(NoAnswer, match="for 3 s"):
         # longer than other statements may take
         changes.read_page(Kind.POLLER, "invoices", "invoices", 200)
     assert changes.read_page(Kind.POLLER, "invoices", "invoices", 200).waiting == []
@@ -163,7 +126,7 @@ def test_a_silent_session_ends_the_handlers_statement_at_the_transactions_limit(
         connection = transaction.connect()
         # longer than a statement of our own may take
         connection.exec_driver_sql("SELECT pg_sleep(1.6)")
-        with stopped(pid_of(connection)), within_the_bound(), pytest.raises(OperationalError, match="for 2 s"):
+        with stopped(pid_of(connection)), taking_at_most(BOUND), pytest.raises(OperationalError, match="for 2 s"):
             connection.exec_driver_sql("SELECT 1")
 
 
@@ -186,8 +149,7 @@ def test_after_an_interrupted_statement_no_session_of_before_is_lent_again(engin
 
 def sessions(engine: Engine) -> set[int]:
     """The ids of the server's processes."""
-    with engine.connect() as connection:
-        return set(connection.exec_driver_sql("SELECT pid FROM pg_stat_activity").scalars())
+    return {pid for (pid,) in rows(engine, "SELECT pid FROM pg_stat_activity")}
 
 
 def test_a_transaction_that_its_process_forgot_ends_by_itself(engine: Engine, bounded: Engine) -> None:
@@ -199,9 +161,7 @@ def test_a_transaction_that_its_process_forgot_ends_by_itself(engine: Engine, bo
 
 
 def test_a_successor_ends_the_session_of_the_run_that_it_replaced_and_no_other(engine: Engine, bounded: Engine) -> None:
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE stock (id int PRIMARY KEY, n int)")
-        connection.exec_driver_sql("INSERT INTO stock VALUES (1, 0)")
+    run(engine, "CREATE TABLE stock (id int PRIMARY KEY, n int)", "INSERT INTO stock VALUES (1, 0)")
     cursors, change = Cursors(bounded), "UPDATE stock SET n = n + 1 WHERE id = 1"
     for token in (OLD, NEW):
         claim(cursors, token=token)
@@ -226,7 +186,7 @@ def test_a_successor_ends_the_session_of_the_run_that_it_replaced_and_no_other(e
 
 
 def test_a_process_that_froze_in_its_claim_does_not_keep_the_cursor(engine: Engine, bounded: Engine) -> None:
-    record_invoice(engine, "acme", "a", {})
+    write(engine, "a")
     counts = {"burst": "", "burst_runs": 1, "burst_events": 1}
     values = {**key()._asdict(), **counts, "limit": 1, "bisecting": True, "session": session_name(key())}
     frozen = connect(engine.url.render_as_string(hide_password=False))
@@ -235,7 +195,7 @@ def test_a_process_that_froze_in_its_claim_does_not_keep_the_cursor(engine: Engi
         page = claim(Cursors(bounded), token=NEW)
         connection.invalidate()
     frozen.dispose()
-    assert advance(Cursors(bounded), page, NEW) == ["a"]
+    assert advance(Cursors(bounded), page, token=NEW) == ["a"]
 
 
 @pytest.mark.parametrize("used", [False, True])
@@ -253,26 +213,20 @@ def test_a_batch_that_is_over_opens_no_transaction_and_ends_no_session(bounded: 
         assert pid_of(trial.connect()) == pid
 
 
-def test_the_urls_own_limits_win(engine: Engine) -> None:
-    url = engine.url.update_query_dict({"options": "-c statement_timeout=7s", "keepalives_idle": "77"})
+@pytest.mark.parametrize("own", ["--Statement-Timeout=20s", "-c statement_timeout=0"])
+def test_the_urls_own_limits_win_and_a_process_waits_as_long_as_they_let_postgres_work(
+    engine: Engine, own: str
+) -> None:
+    url = engine.url.update_query_dict({"options": own, "keepalives_idle": "77"})
     made = connect(url.render_as_string(hide_password=False), statement_timeout=0.5)
-    with made.connect() as connection:
-        assert connection.exec_driver_sql("SHOW statement_timeout").scalar_one() == "7s"
+    with made.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         driver = connection.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
         assert driver.info.get_parameters()["keepalives_idle"] == "77"
-    made.dispose()
-
-
-@pytest.mark.parametrize("options", ["--Statement-Timeout=20s", "-c statement_timeout=0"])
-def test_a_process_waits_as_long_as_the_urls_own_limit_lets_postgres_work(engine: Engine, options: str) -> None:
-    url = engine.url.update_query_dict({"options": options})
-    made = connect(url.render_as_string(hide_password=False), statement_timeout=0.5)
-    with made.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         before = connection.exec_driver_sql("SHOW statement_timeout").scalar_one()
         with within(connection, 5):
             pass
-        assert connection.exec_driver_sql("SHOW statement_timeout").scalar_one() == before
+        assert connection.exec_driver_sql("SHOW statement_timeout").scalar_one() == before in ("20s", "0")
         # longer than the settings' time-out and the grace
         connection.exec_driver_sql("SELECT pg_sleep(1.7)")
     made.dispose()
@@ -282,12 +236,9 @@ def test_dates_and_intervals_are_read_whatever_the_style_of_the_role(engine: Eng
     for limit, style in ((None, "iso_8601"), (5, "postgres_verbose")):
         url = engine.url.update_query_dict({"options": f"-c datestyle=German -c intervalstyle={style}"})
         made = connect(url.render_as_string(hide_password=False), statement_timeout=limit)
-        with made.connect() as connection:
-            now, day = connection.exec_driver_sql("SELECT now(), interval '1 day'").one()
-            assert now.tzinfo is not None
-            assert day == timedelta(days=1)
-            # It may be changed again by what a handler does.
-            connection.exec_driver_sql("SET datestyle = 'SQL'")
+        ((now, day),) = rows(made, "SELECT now(), interval '1 day'")
+        assert now.tzinfo is not None
+        assert day == timedelta(days=1)
         made.dispose()
 
 

@@ -17,7 +17,10 @@ from taskbridge.store import (
     CursorLost,
     Cursors,
     Page,
+    Pauses,
+    Quarantine,
     Quarantined,
+    Tenants,
     read_backlogs,
     read_counters,
     record_invoice,
@@ -25,6 +28,9 @@ from taskbridge.store import (
 )
 from taskbridge.store.stats import MOST_RECORDS
 from tests.quarantined import put_in_quarantine, states
+from tests.store import sweeping
+from tests.store.adopting import run
+from tests.store.sweeping import write
 
 NOT_YET: dict[str, Any] = {"events": 3, "runs": 1}
 
@@ -38,7 +44,7 @@ def look(
 
 
 def key(number: int, tenant: str = "acme") -> RunKey:
-    return RunKey("invoices", tenant, f"{number:016d}-aaaaaaaaaaaa")
+    return sweeping.key(tenant, f"{number:016d}-aaaaaaaaaaaa")
 
 
 def advance(
@@ -51,9 +57,8 @@ def advance(
 def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
     register_pipeline(engine, "invoices", "invoices")
     cursors = Cursors(engine)
-    for number in range(5):
-        record_invoice(engine, "acme", str(number), {"version": 1})
-    record_invoice(engine, "bolt", "1", {})
+    write(engine, *"01234")
+    write(engine, "1", tenant="bolt")
 
     def agree() -> int:
         expected = Counter(states(engine).values())["pending"]
@@ -69,8 +74,7 @@ def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
     # with one in quarantine that somebody wants tried again, the first of its sweep's rest
     put_in_quarantine(engine, "acme", "0")
     assert look(engine)[1].quarantined == 1
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE taskbridge.quarantine SET retry_at = now()")
+    run(engine, "UPDATE taskbridge.quarantine SET retry_at = now()")
     assert look(engine)[1].quarantined == 0
     assert agree() == 6
     # and at the end of the sweep, of the next, and after a change
@@ -86,8 +90,7 @@ def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
 def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> None:
     cursors = Cursors(engine)
     for tenant in ("acme", "bolt"):
-        for number in range(3):
-            record_invoice(engine, tenant, str(number), {})
+        write(engine, *"012", tenant=tenant)
     # given a burst of two runs, whose first batch has one record put into quarantine, and a burst that fails twice
     page = cursors.claim(Claim(key(1), 2, **NOT_YET))
     advance(cursors, key(1), page, Quarantined({"0": "no"}, "rejected"), ms=7)
@@ -112,18 +115,44 @@ def test_counters_grow_with_bursts_failures_and_first_events(engine: Engine) -> 
 
 def test_the_age_is_that_of_the_oldest_and_a_change_makes_a_record_young(engine: Engine) -> None:
     cursors = Cursors(engine)
-    for number in ("1", "2"):
-        record_invoice(engine, "acme", number, {"version": 1})
-    with engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE taskbridge.records DISABLE TRIGGER USER")
-        connection.exec_driver_sql(
-            "UPDATE taskbridge.records SET changed_at = now() - CASE key WHEN '1' THEN 1000 ELSE 500 END * "
-            "interval '1 s'"
-        )
-        connection.exec_driver_sql("ALTER TABLE taskbridge.records ENABLE TRIGGER USER")
+    write(engine, "1", "2")
+    run(
+        engine,
+        "SET LOCAL taskbridge.keep_ids = 'on'; "
+        "UPDATE taskbridge.records SET changed_at = now() - (1500 - 500 * key::int) * interval '1 s'",
+    )
     assert 1_000 <= look(engine)[1].oldest_seconds < 1_100
     advance(cursors, key(1), cursors.claim(Claim(key(1), 1, **NOT_YET)))
     assert 500 <= look(engine)[1].oldest_seconds < 600
     advance(cursors, key(1), cursors.read(key(1), 5))
     record_invoice(engine, "acme", "1", {"version": 2})
     assert 0 <= look(engine)[1].oldest_seconds < 100
+
+
+def test_a_drain_waits_for_what_is_left_of_a_sweep_and_what_is_tried_again_and_for_nothing_later(
+    engine: Engine,
+) -> None:
+    register_pipeline(engine, "invoices", "invoices")
+    cursors, quarantine = Cursors(engine), Quarantine(engine)
+    with engine.connect() as late:
+        record_invoice(engine, "acme", "late", {}, late)
+        write(engine, *"abc")
+        assert sweeping.batch(cursors, limit=2) == ["a", "b"]
+        late.commit()
+    # `late` has a lower transaction id than where the sweep stands, and is not part of it.
+    snapshot = Pauses(engine).snapshot()
+    write(engine, "later")
+
+    def left() -> int:
+        return Tenants(engine, "invoices").pending_before("invoices", ["acme", "nobody"], snapshot).get("acme", 0)
+
+    for batch, then in ((["c"], 1), (["late", "later"], 0)):
+        assert left() == then + 1
+        assert sweeping.batch(cursors, limit=2) == batch
+        assert left() == then
+    put_in_quarantine(engine, "acme", "a", "b")
+    assert left() == 0
+    quarantine.retry("invoices", quarantine.find("invoices", external_ids=["a"])[0])
+    assert left() == 1
+    quarantine.discard("invoices", quarantine.find("invoices")[0])
+    assert left() == 0
