@@ -169,17 +169,6 @@ def test_serializable_transactions_that_write_other_rows_do_not_fail_each_other(
     assert rows(shop, "SELECT count(*) FROM taskbridge.records") == [(10,)]
 
 
-def test_record_leaves_lastval_as_it_was(shop: Engine) -> None:
-    session = Session(shop, "bare", ())
-    for statement in (
-        "INSERT INTO bare (customer) VALUES ('acme')",
-        "SELECT taskbridge.record('others', 'acme', 'k', '{{}}')",
-    ):
-        session.outcome(statement)
-    assert session.connection.execute("SELECT lastval()").fetchone() == (1,)
-    session.connection.close()
-
-
 LOSSES = {
     "reset": "{0}; RESET ALL",
     "function": "SELECT without_it($${0}$$)",

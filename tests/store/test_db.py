@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 import subprocess
 import sys
 from typing import Any
-from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -70,21 +68,6 @@ def test_of_several_hosts_the_one_that_takes_writes_is_used(servers: Servers) ->
     with checked_out(engine) as driver:
         assert scalar(driver, "SELECT current_database()") == "postgres"
     engine.dispose()
-
-
-def test_a_database_may_have_any_name(engine: Engine, servers: Servers) -> None:
-    name = f"a b+{secrets.token_hex(4)}"
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql(f'CREATE DATABASE "{name}"')
-    where = make_url(servers.postgres_url)
-    own = connect(f"postgresql://{where.username}:{where.password}@/{quote(name)}?host={where.host}:{where.port}")
-    try:
-        with own.connect() as connection:
-            assert connection.exec_driver_sql("SELECT current_database()").scalar() == name
-    finally:
-        own.dispose()
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.exec_driver_sql(f'DROP DATABASE "{name}"')
 
 
 @pytest.mark.parametrize("url", ["postgresql://host:port/x", "postgresql://a:1,b:x/x", "nothing", "://nothing"])

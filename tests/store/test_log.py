@@ -25,7 +25,6 @@ from taskbridge.store import (
     Records,
     Tenants,
     migrate,
-    rebase,
     record,
     record_many,
     register_pipeline,
@@ -205,25 +204,6 @@ def test_what_a_start_skipped_does_not_count_as_handled(engine: Engine) -> None:
     # and of a tenant all of whose records were skipped nothing is handled, but it is known
     assert counts(engine, "fresh", "bolt") == (0, 0, 0, 0, True)
     assert counts(engine, "all", "bolt") == (1, 0, 0, 0, True)
-
-
-def test_what_was_handled_before_a_rebase_still_counts_where_the_start_skipped_some(engine: Engine) -> None:
-    record(engine, "orders", "acme", "skipped", {})
-    register_pipeline(engine, "fresh", "orders", "now")
-    for number in "abc":
-        record(engine, "orders", "acme", number, {})
-    assert len(batch(engine, "fresh", "orders")) == 3
-    record(engine, "orders", "acme", "d", {})
-    run(engine, "UPDATE taskbridge.taskbridge_cluster SET system_identifier = 7")
-    assert rebase(engine)
-    # One that was skipped can not be told from those that were handled.
-    assert counts(engine, "fresh") == (1, 4, 0, 0, True)
-    with engine.connect() as late:
-        record(engine, "orders", "acme", "late", {}, late)
-        record(engine, "orders", "acme", "e", {})
-        assert sorted(batch(engine, "fresh", "orders")) == ["d", "e"]
-        late.commit()
-    assert counts(engine, "fresh") == (1, 6, 0, 0, True)
 
 
 def test_nobody_knows_what_was_written_since_a_time_before_a_rebase(engine: Engine) -> None:
