@@ -143,7 +143,7 @@ _POSTGRES: Final = (
         _CORRECT.format("POSTGRES"),
     ),
     _Text(
-        "gave it no session|query_wait_timeout",
+        "provided no session|query_wait_timeout",
         "accepted the connection but has no free session",
         "raise default_pool_size of PgBouncer, or run fewer processes",
     ),

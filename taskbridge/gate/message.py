@@ -120,7 +120,8 @@ def _channel(connection: Any) -> Any:
     for name in kind.from_transport_options:
         if name in connection.transport_options:
             setattr(channel, name, connection.transport_options[name])
-    return channel
+    # Without the name of its primary, kombu cannot connect.
+    return None if issubclass(kind, SentinelChannel) and not hasattr(channel, "master_name") else channel
 
 
 def _address_of_gate(url: str) -> tuple[Any, ...]:

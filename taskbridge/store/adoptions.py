@@ -125,12 +125,12 @@ def adoption(
                 source = check_source_name(found.name)
             except InvalidName as error:
                 raise InvalidName(f"{error}: give the source a name with --source") from None
-            before = known_as(connection, source)
         if watched is None:
+            before = known_as(connection, source)
             watched = before.definition.watched if before and before.relation == found.relation else ()
         definition = Definition(check_source_name(source), tenant or "", tuple(keys), tuple(dict.fromkeys(watched)))
         adopted = described(connection, found.relation, definition, needs_rights=needs_rights)
-        _check_source(connection, adopted, before, other_keys=other_keys)
+        _check_source(connection, adopted, other_keys=other_keys)
     return adopted
 
 
@@ -157,9 +157,9 @@ def _named(connection: Connection, table: str) -> Row[Any] | None:
         return None
 
 
-def _check_source(connection: Connection, adopted: Adopted, before: Known | None, *, other_keys: bool) -> None:
+def _check_source(connection: Connection, adopted: Adopted, *, other_keys: bool) -> None:
     """Raise InvalidInput if the source has records that could be confused with those of the table."""
-    wanted = adopted.definition
+    wanted, before = adopted.definition, known_as(connection, adopted.definition.source)
     if before is None:
         if connection.exec_driver_sql(queries(connection)("has_records"), {"source": wanted.source}).scalar_one():
             raise InvalidInput(

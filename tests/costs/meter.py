@@ -48,6 +48,7 @@ class Meter:
         self.keys = Keys(deployment.settings.key_prefix)
         self.inline = Inline(deployment)
         self.runtime = self.inline.runtime
+        self.runtime.serves = frozenset(self.runtime.keys.queues)
         for client in (self.runtime.redis, self.runtime.event_redis):
             pool = client.connection_pool
             pool.connection_class = type("CountingConnection", (Counting, pool.connection_class), {})
