@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from types import FrameType
 from typing import Any
 
@@ -116,6 +117,7 @@ def test_only_so_many_are_taken_as_are_done_within_the_slice(inline: Slot, monke
     inline.work()
     # Three of a second each do not fit into two and a half. The clock hardly moves: so there is a third exchange.
     assert together[:2] == [["a"], ["b", "c"]]
+    assert [*chain(*together), *inline.queued()] == TENANTS, "what is not taken is in its place"
 
 
 def test_who_waits_behind_a_handler_that_was_slower_than_expected_is_given_back(
