@@ -157,10 +157,7 @@ def done_first(batch: Batch, records: Sequence[Record], undecodable: Container[s
         1 for _ in takewhile(lambda record: record.external_id in done or record.external_id in undecodable, records)
     )
     marked = done - batch.rejected.keys()
-    # Without marks a batch is all or nothing, including rejections.
-    if not count or not marked:
-        return 0
-    if wrote and not marked <= {record.external_id for record in records[:count]}:
+    if wrote and count and not marked <= {record.external_id for record in records[:count]}:
         raise HandlerMistake(OUT_OF_ORDER)
     return count
 

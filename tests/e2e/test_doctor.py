@@ -70,14 +70,14 @@ def test_a_probe_comes_back_from_a_worker_that_is_busy_or_not_and_leaves_nothing
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "PROBE_SECONDS", 2.0)
-    # Workers that answer no questions are not missed.
-    deployment.app.conf.worker_enable_remote_control = False
-    found = [one for one in examine(runtime_of(deployment.app)) if one.check in ("workers", "probe")]
-    assert [(one.check, one.level) for one in found] == [("workers", "warning")], "there is no worker"
-    deployment.app.conf.worker_enable_remote_control = True
+    assert told(deployment, "probe") == [], "there is no worker"
     queues = runtime_of(deployment.app).keys.queues
     with deployment.worker(handler_seconds=60.0) as worker:
-        assert [one.level for one in told(deployment, "probe")] == ["ok"]
+        # Workers that are not to be asked are not missed.
+        deployment.app.conf.worker_enable_remote_control = False
+        found = [one for one in examine(runtime_of(deployment.app)) if one.check in ("workers", "probe")]
+        assert [(one.check, one.level) for one in found] == [("workers", "warning"), ("probe", "ok")]
+        deployment.app.conf.worker_enable_remote_control = True
         assert not any(map(deployment.redis.llen, queues))
         assert list(deployment.redis.scan_iter("*probe*")) == []
         assert deployment.rows("SELECT 1 FROM taskbridge.runs") == []

@@ -153,7 +153,9 @@ def test_a_worker_that_is_killed_with_a_message_in_hand_loses_none(deployment: D
     with deployment.worker(**options) as worker, deployment.engine.connect() as locker:
         locker.exec_driver_sql("LOCK TABLE taskbridge.records IN ACCESS EXCLUSIVE MODE")
         send(deployment, (PIPELINE, payload(1), "m-1"), (PIPELINE, payload(2), "m-2"))
-        wait_until(lambda: deployment.redis.hlen("unacked") == 2, "both are in hand")
+        waiting = "SELECT FROM pg_locks WHERE NOT granted"
+        wait_until(lambda: len(deployment.rows(waiting)) == 2, "both are in hand")
+        assert deployment.redis.hlen("unacked") == 2
         worker.kill()
     with deployment.worker(**options):
         wait_until(lambda: len(stored(deployment)) == 2, "given again", 40)
