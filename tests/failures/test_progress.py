@@ -60,6 +60,24 @@ def test_requests_that_were_made_before_one_failed_are_made_again(drill: Drill, 
     assert drill.quarantine() == []
 
 
+def test_a_rejection_before_the_record_that_fails_is_kept(drill: Drill) -> None:
+    refused: list[str] = []
+
+    def send(batch: Batch) -> None:
+        for record in batch:
+            if record.external_id == "01":
+                refused.append(record.external_id)
+                batch.reject(record, "422")
+            elif len(drill.calls) < 3:
+                raise ConnectionError("gone")
+            else:
+                batch.handled(record)
+
+    drill.deliver(send, "01", "02", batch_size=100)
+    assert refused == ["01"]
+    assert drill.states() == {"quarantined": 1, "handled": 1}
+
+
 @pytest.mark.parametrize("is_coroutine", [False, True])
 def test_what_was_written_before_a_handler_returned_a_wait_is_kept(drill: Drill, is_coroutine: bool) -> None:
     downstream = Downstream({"05": RetryAfter(2), "08": RetryAfter(2, scope="pipeline")})
