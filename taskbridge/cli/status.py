@@ -178,11 +178,11 @@ def totals_line(one: PipelineLine) -> str:
 
 
 def _savings(saved: Saved) -> str:
-    if not saved.events:
+    if not saved.jobs:
         return ""
-    events, runs = counted(saved.events, "event"), counted(saved.runs, "run")
-    share = f"{saved.runs_saved / saved.events:.0%}"
-    return f"; in {SAVED_DAYS} days, {events} became {runs}: {share} of the runs saved"
+    changes = counted(saved.jobs, "event" if saved.events >= saved.records else "record")
+    share = f"{saved.runs_saved / saved.jobs:.0%}"
+    return f"; in {SAVED_DAYS} days, {changes} became {counted(saved.runs, 'run')}: {share} of the runs saved"
 
 
 def _show_page(tenants: Sequence[TenantLine]) -> None:

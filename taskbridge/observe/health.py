@@ -211,14 +211,6 @@ def _of_pipeline(one: _Seen) -> Iterator[Finding]:
             f"`{command}` shows why",
             tenant=backlog.oldest_tenant,
         )
-    if one.survey.replaced_ms is not None and (seconds := one.survey.replaced_ms / 1000) <= REPLACED_SECONDS:
-        on = f" on the worker {one.survey.replaced_on}" if one.survey.replaced_on else ""
-        yield one.finding(
-            f"a run{on} sent no heartbeat and was replaced {seconds / 60:,.0f} min ago: its process died or is frozen",
-            "check whether all processes of that worker are working, and restart it if one is not; if Redis refused "
-            "writes at that time, see its log",
-            seconds=seconds,
-        )
     if backlog.failing:
         fail = f"{_up_to(backlog.failing, 'tenant', 'is', 'are')} failing, such as {backlog.fails!r}"
         yield one.finding(fail, f"taskbridge status --failing --pipeline {name}", fails=True)
@@ -232,6 +224,14 @@ def _of_pipeline(one: _Seen) -> Iterator[Finding]:
             f"{_up_to(paused.tenants, 'tenant', 'is', 'are')} paused, such as {paused.first!r}",
             f"resume it with `{command}`{others}",
             tenant=paused.first,
+        )
+    if one.survey.replaced_ms is not None and (seconds := one.survey.replaced_ms / 1000) <= REPLACED_SECONDS:
+        on = f" on the worker {one.survey.replaced_on}" if one.survey.replaced_on else ""
+        yield one.finding(
+            f"a run{on} sent no heartbeat and was replaced {seconds / 60:,.0f} min ago: its process died or is frozen",
+            "check whether all processes of that worker are working, and restart it if one is not; if Redis refused "
+            "writes at that time, see its log",
+            seconds=seconds,
         )
 
 

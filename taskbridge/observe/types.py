@@ -417,7 +417,10 @@ class NoisyTenants:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The events of a pipeline over some days, and the runs that they caused."""
+    """The events of a pipeline over some days, and the runs and records that they caused.
+
+    Records that nobody notified of have no event, so there may be more records than events.
+    """
 
     pipeline: str
     events: int
@@ -425,9 +428,14 @@ class Saved:
     records: int
 
     @property
+    def jobs(self) -> int:
+        """How many jobs a system with one job per change would have run."""
+        return max(self.events, self.records)
+
+    @property
     def runs_saved(self) -> int:
-        """How many fewer runs than events there were."""
-        return max(0, self.events - self.runs)
+        """How many fewer runs than these there were."""
+        return max(0, self.jobs - self.runs)
 
 
 @dataclass(frozen=True, slots=True)
