@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -99,6 +100,8 @@ def test_bursts_and_days_say_what_was_saved(deployment: Deployment, context: Con
     assert [one.failed for one in history.bursts(context, "orders", "bolt")] == [0, 1]
     (saved,) = history.saved(context, "orders", days=2)
     assert (saved.events, saved.runs, saved.runs_saved) == (306, 12, 294)
+    # Records of which nobody notified count as well.
+    assert replace(saved, records=1_012).runs_saved == 1_000
     assert [one.pipeline for one in history.saved(context)] == [*sorted(PIPELINES)]
     points = history.over_time(context, "orders", hours=1)
     assert sum(one.runs for one in points) == 12
