@@ -251,6 +251,8 @@ def _check_redis_url(name: str, text: str) -> None:
             _ = urlsplit(text).port
         elif name == "redis_url":
             written = "sentinel://:password@host:26379;sentinel://host:26379/0?master_name=NAME"
+            if text.startswith("sentinel://") and "master_name=" not in text:
+                raise ConfigurationError(f"{_variable(name)} has no master_name", f"write {written}")
             _ = SentinelAddress.of(text)
     except ValueError:
         raise ConfigurationError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from taskbridge.common.texts import printable
+from taskbridge.common.texts import printable, spoken
 from taskbridge.common.times import ago
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SHOWN_PROBLEMS",
-    "TYPED",
     "answer",
     "cell",
     "clock",
@@ -34,7 +33,6 @@ __all__ = [
     "show",
     "show_counts",
     "show_rows",
-    "spoken",
     "stderr",
     "stdout",
     "tell",
@@ -43,8 +41,6 @@ __all__ = [
 SHOWN_PROBLEMS: Final = 20
 """How many of a file's rejected lines are listed."""
 
-TYPED: Final[dict[str, str]] = {}
-"""Replacements in our own texts: in a Django project, for example, commands are run by `manage.py`."""
 _COLOURS: Final = {
     "running": "green",
     "handled": "green",
@@ -96,13 +92,6 @@ def plain(text: str) -> str:
     """Return `text` safe to print: on one line, without control sequences, and with commands as they are typed here."""
     # Only commands in backticks are our own; anything else may be external text.
     return printable(spoken(text, "`"))
-
-
-def spoken(text: str, before: str = "") -> str:
-    """Return our own text with the replacements of `TYPED`, but only directly after `before`."""
-    for part, replacement in TYPED.items():
-        text = text.replace(before + part, before + replacement)
-    return text
 
 
 def show(*lines: str) -> None:

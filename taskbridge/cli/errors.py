@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from taskbridge.cli.console import complain, spoken
+from taskbridge.cli.console import complain
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.common.libraries import explained_imports
+from taskbridge.common.texts import spoken
 from taskbridge.errors import TaskBridgeError
 
 __all__ = ["Group"]

@@ -19,6 +19,7 @@ import click
 from taskbridge.cli import console, environment
 from taskbridge.cli.interrupts import Interrupted, uninterrupted
 from taskbridge.cli.options import data_dir_option, examples, file_type, json_option
+from taskbridge.common.texts import spoken
 from taskbridge.errors import InvalidInput, TaskBridgeError
 
 __all__ = ["record"]
@@ -105,7 +106,7 @@ class _Recording:
         if file == STDIN:
             return f"{text}. The rest was not recorded"
         rest = f"tail -n +{self.begun + 1} {shlex.quote(str(file))}"
-        return f"{text}. To continue: {rest} | {console.spoken('taskbridge record')} {self.pipeline} -"
+        return f"{text}. To continue: {rest} | {spoken('taskbridge record')} {self.pipeline} -"
 
 
 @click.command(epilog=examples("taskbridge record log-alerts alerts.jsonl --id-field id"))

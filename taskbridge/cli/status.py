@@ -11,7 +11,7 @@ import click
 
 from taskbridge.cli import console, environment
 from taskbridge.cli.options import Number, data_dir_option, examples, json_option
-from taskbridge.common.texts import counted, one_line
+from taskbridge.common.texts import counted, one_line, spoken
 from taskbridge.common.times import ago, moment, span
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ def _show_tenants(
     console.stdout().print(console.cell(found.sentence, colour), soft_wrap=True)
     for one in findings:
         console.show(*([f"  {one.sentence}"] if one.sentence != found.sentence else ()))
-        console.show(*([f"  -> {console.spoken(one.remedy)}"] if one.remedy else ()))
-    console.show(*(f"{one.source}: {one.what}; {console.spoken(one.remedy)}" for one in backfills))
+        console.show(*([f"  -> {spoken(one.remedy)}"] if one.remedy else ()))
+    console.show(*(f"{one.source}: {one.what}; {spoken(one.remedy)}" for one in backfills))
     for name in names:
         console.show(f"{totals_line(lines[name])}{_savings(savings[name])}")
         _show_page(pages[name][:limit])
@@ -133,7 +133,7 @@ def _show_tenants(
 
 def _finding_as_json(one: Finding) -> dict[str, Any]:
     found = {name: getattr(one, name) for name in ("colour", "sentence", "remedy", "pipeline", "tenant")}
-    return found | {"remedy": console.spoken(one.remedy)}
+    return found | {"remedy": spoken(one.remedy)}
 
 
 def _pipeline_as_json(

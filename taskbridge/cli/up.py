@@ -14,6 +14,7 @@ import click
 from taskbridge.cli import console, environment
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import DEFAULT_DATA_DIR, Number, data_dir_option, examples, file_type, json_option
+from taskbridge.common.texts import spoken
 from taskbridge.errors import TaskBridgeError, Unavailable
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _stay_up(monitor: Monitor, other_shell: str | None) -> None:
 def _other_shell(data_dir: Path) -> str:
     """Return the command that sets the URLs in another shell."""
     option = "" if data_dir == DEFAULT_DATA_DIR else f" --data-dir {shlex.quote(str(data_dir))}"
-    return console.spoken(f'eval "$(taskbridge env{option})"')
+    return spoken(f'eval "$(taskbridge env{option})"')
 
 
 def _report(runtime: Runtime, imported: int, unchanged: int, seconds: float) -> dict[str, Any]:

@@ -32,7 +32,9 @@ def check_tenant(tenant: object) -> str:
     are compared as they are: case matters, and so do different Unicode spellings of one letter.
     """
     if not isinstance(tenant, str):
-        raise InvalidName(f"a tenant is a string, not {type(tenant).__name__}: pass str(tenant)")
+        raise InvalidName(
+            f"a tenant is a string, not {type(tenant).__name__}: pass its name or primary key as a string"
+        )
     if not tenant:
         raise InvalidName("the tenant is empty: pass the key of the business that the work belongs to")
     if len(tenant) > NAMES["tenant"].longest:

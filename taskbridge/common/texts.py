@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import reprlib
+from collections.abc import Callable, Mapping
 from traceback import TracebackException
 from typing import Final
 
 __all__ = [
     "JSON_TYPES",
     "LONGEST_TEXT",
+    "TYPED",
     "as_json",
     "counted",
     "error_line",
@@ -21,6 +23,7 @@ __all__ = [
     "printable",
     "short_traceback",
     "shown",
+    "spoken",
     "storable",
 ]
 
@@ -37,6 +40,8 @@ JSON_TYPES: Final[dict[type, str]] = {
     str: "a string",
     type(None): "null",
 }
+TYPED: Final[list[Callable[[], Mapping[str, str]]]] = []
+"""Functions that return replacements in our own texts: in a Django project, for example, `manage.py` runs commands."""
 MOST_OF_A_GROUP: Final = 3
 """How many errors of an exception group are shown."""
 MOST_LEVELS: Final = 3
@@ -69,6 +74,14 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Return `text` on one line, with each run of whitespace replaced by one space."""
     return " ".join(text.split())
+
+
+def spoken(text: str, before: str = "") -> str:
+    """Return our own text with the replacements of `TYPED`, but only directly after `before`."""
+    for replacements in TYPED:
+        for part, replacement in replacements().items():
+            text = text.replace(before + part, before + replacement)
+    return text
 
 
 def shown(value: object, longest: int = LONGEST_TEXT) -> str:

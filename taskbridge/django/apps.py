@@ -18,9 +18,11 @@ class TaskBridge(AppConfig):
     def ready(self) -> None:
         """Read Django's settings, and make the ORM write in the transactions of batches."""
         from taskbridge import settings  # noqa: PLC0415 - Django loads this module early
+        from taskbridge.common.texts import TYPED  # noqa: PLC0415
 
         # `checks` registers its checks.
         from taskbridge.django import checkout, checks, configuration, migrating, test_databases  # noqa: F401, PLC0415
+        from taskbridge.django.typed import as_typed_here  # noqa: PLC0415
         from taskbridge.process.connections import CHECKED_FIRST  # noqa: PLC0415
         from taskbridge.process.runtime import ALSO_CHECKED, reset_runtimes  # noqa: PLC0415
         from taskbridge.worker.middleware import MIDDLEWARE  # noqa: PLC0415
@@ -31,6 +33,7 @@ class TaskBridge(AppConfig):
             settings.GIVEN.append(configuration.variables)
             settings.OVERRIDES.append(test_databases.variables_of_a_test)
             test_databases.follow()
+            TYPED.append(as_typed_here)
             MIDDLEWARE.append(checkout.checkout)
             ALSO_CHECKED.append(configuration.check_one_database)
             CHECKED_FIRST.append(test_databases.check_no_project_in_a_test)

@@ -12,12 +12,14 @@ from django.db import connections
 
 from taskbridge import store
 from taskbridge.common.server_errors import translated_errors
+from taskbridge.common.texts import spoken
 from taskbridge.declaring.pipeline import Pipelines
 from taskbridge.django.checkout import OTHER_ISOLATION, REMEDY
 from taskbridge.django.configuration import (
     ALIAS,
     alias_of_handlers,
     alias_of_postgres,
+    check_alias,
     check_one_database,
     has_other_isolation,
     is_of_a_test,
@@ -25,7 +27,6 @@ from taskbridge.django.configuration import (
 )
 from taskbridge.django.migrations import unadopted
 from taskbridge.django.sessions import disconnect
-from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
 from taskbridge.process.runtime import Runtime
 from taskbridge.settings import Settings, unknown_variables
@@ -36,7 +37,7 @@ __all__ = ["check_database", "check_settings"]
 def _message(error: TaskBridgeError, number: str) -> CheckMessage:
     """Return an error as a check message, with its remedy as the hint."""
     kind = Error if number.startswith("E") else Warning
-    return kind(error.what, hint=typed(error.remedy), id=f"taskbridge.{number}")
+    return kind(error.what, hint=spoken(error.remedy), id=f"taskbridge.{number}")
 
 
 @register
@@ -47,16 +48,13 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     for name, text in unknown_variables(given):
         found.append(Warning(f"the setting {name} is unknown and ignored", hint=text, id="taskbridge.W001"))
     alias = alias_of_handlers()
-    if alias is not None:
-        if alias not in connections:
-            return [Error(f"{ALIAS} is {alias!r}, which is not in DATABASES", id="taskbridge.E001")]
-        wrapper = connections[alias]
-        if wrapper.vendor != "postgresql":
-            hint = f"set {ALIAS} to the alias of a PostgreSQL database, or to None and set TASKBRIDGE_POSTGRES_URL"
-            return [Error(f"the database {alias!r} is {wrapper.display_name}", hint=hint, id="taskbridge.E001")]
-        if has_other_isolation(wrapper):
-            what = f"the database {alias!r} {OTHER_ISOLATION}, so handlers that use this database fail"
-            found.append(Warning(what, hint=f"remove isolation_level, or {REMEDY}", id="taskbridge.W006"))
+    try:
+        check_alias()
+    except TaskBridgeError as error:
+        return [_message(error, "E001")]
+    if alias is not None and has_other_isolation(connections[alias]):
+        what = f"the database {alias!r} {OTHER_ISOLATION}, so handlers that use this database fail"
+        found.append(Warning(what, hint=f"remove isolation_level, or {REMEDY}", id="taskbridge.W006"))
     try:
         pipelines = _pipelines()
     except TaskBridgeError as error:
@@ -80,7 +78,8 @@ def _pipelines() -> Pipelines:
         raise TaskBridgeError(f"TASKBRIDGE_POSTGRES_URL is not set, and {ALIAS} is None", "set one of them")
     if not runtime.settings.redis_url:
         raise TaskBridgeError(
-            "TASKBRIDGE_REDIS_URL is not set, and CELERY_BROKER_URL is not a Redis URL", "set TASKBRIDGE_REDIS_URL"
+            "TASKBRIDGE_REDIS_URL is not set, and CELERY_BROKER_URL does not begin with redis:// or rediss://",
+            "set TASKBRIDGE_REDIS_URL",
         )
     return runtime.pipelines
 
@@ -128,7 +127,7 @@ def _of_tables(engine: Any, alias: str) -> Iterator[CheckMessage]:
             # In a test, rows from migrations before the adoption need no backfill.
             if not (fault.is_recorded and is_of_a_test(alias)):
                 what = f"the adopted table of {source}: {fault.what}"
-                yield Warning(what, hint=typed(fault.remedy), id="taskbridge.W003")
+                yield Warning(what, hint=spoken(fault.remedy), id="taskbridge.W003")
     wrapper = connections[alias]
     was_open = wrapper.connection is not None
     missing = list(unadopted(wrapper, found))
@@ -136,4 +135,4 @@ def _of_tables(engine: Any, alias: str) -> Iterator[CheckMessage]:
         disconnect(wrapper)
     for migration, source, command in missing:
         what = f"the applied migration {migration} adopts a table as {source}, but no table is adopted"
-        yield Warning(f"{what}, so changes are not recorded", hint=typed(f"run: {command}"), id="taskbridge.W005")
+        yield Warning(f"{what}, so changes are not recorded", hint=spoken(f"run: {command}"), id="taskbridge.W005")

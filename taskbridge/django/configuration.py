@@ -26,7 +26,9 @@ __all__ = [
     "POSTGRES",
     "alias_of_handlers",
     "alias_of_postgres",
+    "check_alias",
     "check_one_database",
+    "defaults",
     "has_other_isolation",
     "is_of_a_test",
     "url_of",
@@ -101,18 +103,27 @@ def _where(url: str) -> tuple[str, str]:
         return cluster, name
 
 
-def variables() -> dict[str, str]:
-    """Return Django's settings as environment variables.
+def check_alias() -> None:
+    """Check the alias of the database that handlers write to.
 
     Raises:
-        ConfigurationError: TASKBRIDGE_DATABASE is not an alias in DATABASES.
+        ConfigurationError: it is not in DATABASES, or not that of a PostgreSQL database.
     """
-    found = {}
     alias = alias_of_handlers()
     if alias is not None and alias not in connections:
         raise ConfigurationError(
             f"{ALIAS} is {alias!r}, which is not in DATABASES", f"use one of {', '.join(connections)}"
         )
+    if alias is not None and connections[alias].vendor != "postgresql":
+        raise ConfigurationError(
+            f"the database {alias!r} is {connections[alias].display_name}",
+            f"set {ALIAS} to the alias of a PostgreSQL database, or to None and set {POSTGRES}",
+        )
+
+
+def defaults() -> dict[str, str]:
+    """Return the variables with the URLs that DATABASES and CELERY_BROKER_URL name."""
+    found = {}
     if postgres := alias_of_postgres():
         found[POSTGRES] = url_of(postgres)
     broker = getattr(settings, "CELERY_BROKER_URL", None)
@@ -120,6 +131,17 @@ def variables() -> dict[str, str]:
         found["TASKBRIDGE_BROKER_URL"] = broker
         if broker.startswith(_REDIS):
             found["TASKBRIDGE_REDIS_URL"] = broker
+    return found
+
+
+def variables() -> dict[str, str]:
+    """Return Django's settings as environment variables.
+
+    Raises:
+        ConfigurationError: as `check_alias`.
+    """
+    check_alias()
+    found = defaults()
     modules = (f"{app.name}.pipelines" for app in apps.get_app_configs())
     if there := [name for name in modules if find_spec(name) is not None]:
         found["TASKBRIDGE_PIPELINES"] = ",".join(there)

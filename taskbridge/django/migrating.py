@@ -12,9 +12,9 @@ from django.db import connections
 
 from taskbridge import store
 from taskbridge.common.server_errors import translated_errors
+from taskbridge.common.texts import spoken
 from taskbridge.django.configuration import alias_of_postgres, check_one_database, url_of
 from taskbridge.django.sessions import disconnect
-from taskbridge.django.typed import typed
 from taskbridge.errors import TaskBridgeError
 from taskbridge.settings import Settings
 from taskbridge.store.queries import query
@@ -43,7 +43,7 @@ def bring_up_to_date(using: str, verbosity: int = 1, **_: Any) -> None:
             finally:
                 engine.dispose()
     except TaskBridgeError as error:
-        raise CommandError(typed(str(error))) from error
+        raise CommandError(spoken(str(error))) from error
     # A role with the name of our schema would create the project's tables there, until it has a new session.
     wrapper = connections[using]
     with wrapper.cursor() as cursor:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
+from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import FieldDoesNotExist
 from django.core.management import CommandError
@@ -19,9 +20,9 @@ from sqlalchemy import Connection
 
 from taskbridge import store
 from taskbridge.common.server_errors import translated_errors
+from taskbridge.common.texts import spoken
 from taskbridge.django.configuration import ALIAS, alias_of_handlers
 from taskbridge.django.sessions import sqlalchemy_connection
-from taskbridge.django.typed import typed
 from taskbridge.errors import InvalidInput, TaskBridgeError
 from taskbridge.settings import Settings
 from taskbridge.store.adopted import Definition
@@ -191,12 +192,14 @@ class AdoptTable(Operation):
             schema_editor.collected_sql.append(f"-- {self.describe()}: `{command}` prints it")
             yield None
             return
+        if not apps.is_installed("taskbridge.django"):
+            raise CommandError(f'{self.describe()}: add "taskbridge.django" to INSTALLED_APPS')
         try:
             schema = Settings.read().schema
             with translated_errors(), transaction.atomic(alias), sqlalchemy_connection(alias, schema) as connection:
                 yield connection
         except TaskBridgeError as error:
-            raise CommandError(typed(f"{self.describe()}: {error}")) from error
+            raise CommandError(spoken(f"{self.describe()}: {error}")) from error
 
     def _names(self, app_label: str, state: ProjectState) -> tuple[str, str, list[str], list[str]]:
         """Return the names of the table and of the tenant, key and watched columns in the database."""

@@ -17,6 +17,7 @@ from kombu import Queue as KombuQueue
 from redis import RedisError
 
 from taskbridge.common.server_errors import address_of, translated_errors
+from taskbridge.common.texts import spoken
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import OURS, Queue
@@ -257,7 +258,8 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
             check_journal(runtime)
         _answer_doctor()
     except TaskBridgeError as error:
-        sys.stderr.write(f"taskbridge: {error}\n")
+        text = f"{error.what}: {spoken(error.remedy)}" if error.remedy else str(error)
+        sys.stderr.write(f"taskbridge: {text}\n")
         raise SystemExit(error.exit_status) from None
     except Exception:
         traceback.print_exc()

@@ -96,7 +96,7 @@ def broker_connection(app: Celery, *, write: bool = False, **options: Any) -> An
             raise
         raise ConfigurationError(
             f"the broker's URL has a query parameter that kombu does not accept ({unknown[1]})",
-            "set TASKBRIDGE_BROKER_URL (by default TASKBRIDGE_REDIS_URL) to the URL without it",
+            "set TASKBRIDGE_BROKER_URL to the URL without it",
         ) from None
     except ImportError as error:
         raise ConfigurationError(

@@ -9,7 +9,9 @@ import pytest
 from django.apps import apps
 from django.db import connections
 
+from taskbridge.common.texts import TYPED
 from taskbridge.django import checkout, configuration
+from taskbridge.django.typed import as_typed_here
 from taskbridge.settings import GIVEN
 from taskbridge.worker.middleware import MIDDLEWARE
 from tests.deployment import Deployment
@@ -35,12 +37,14 @@ def project(deployment: Deployment) -> Iterator[None]:
     for alias in ("default", "other"):
         connections[alias].settings_dict.update(database(deployment.engine.url))
     GIVEN.append(configuration.variables)
+    TYPED.append(as_typed_here)
     MIDDLEWARE.append(checkout.checkout)
     with connections["default"].schema_editor() as editor:
         for model in apps.get_app_config("shop").get_models():
             editor.create_model(model)
     yield
     GIVEN.clear()
+    TYPED.clear()
     MIDDLEWARE.clear()
     connections.close_all()
 

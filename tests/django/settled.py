@@ -5,6 +5,7 @@ from __future__ import annotations
 import django
 from django.conf import settings
 
+from taskbridge.common.texts import TYPED
 from taskbridge.settings import GIVEN
 from taskbridge.worker.middleware import MIDDLEWARE
 
@@ -20,4 +21,5 @@ settings.configure(
 )
 django.setup()
 GIVEN.clear()
+TYPED.clear()
 MIDDLEWARE.clear()

@@ -17,10 +17,10 @@ from django.test.utils import override_settings
 from psycopg import IsolationLevel
 from sqlalchemy import make_url
 
+from taskbridge.common.texts import spoken
 from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.pipeline import DECLARED, pipeline
 from taskbridge.django.configuration import NAMES, url_of, variables
-from taskbridge.django.typed import typed
 from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError
 from taskbridge.process.runtime import Runtime
@@ -217,7 +217,14 @@ def test_remedies_name_where_the_database_is_set(deployment: Deployment, monkeyp
         assert (found.id, said in str(found.hint)) == ("taskbridge.E003", True)
     for more, said in (("", "DATABASES['default']"), ("&connect_timeout=9", "TASKBRIDGE_POSTGRES_URL")):
         monkeypatch.setenv("TASKBRIDGE_POSTGRES_URL", url + more)
-        assert typed("correct TASKBRIDGE_POSTGRES_URL") == f"correct {said}"
+        assert spoken("correct TASKBRIDGE_POSTGRES_URL") == f"correct {said}"
+
+
+def test_a_command_without_the_gate_names_the_setting_to_add(capsys: pytest.CaptureFixture[str]) -> None:
+    with override_settings(CELERY_BROKER_URL="sentinel://localhost"), pytest.raises(CommandError):
+        call_command("taskbridge", "status")
+    said = capsys.readouterr().err
+    assert "DATABASES['default'] is set but TASKBRIDGE_REDIS_URL is not: set TASKBRIDGE_REDIS_URL" in said
 
 
 def test_checks_of_the_database_tell_what_to_do(deployment: Deployment) -> None:

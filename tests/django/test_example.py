@@ -255,6 +255,33 @@ def test_a_worker_of_the_shop_sends_each_order(
             worker.stop()
 
 
+def test_a_worker_that_cannot_start_names_the_project_s_own_settings(
+    taskbridge_servers: Servers, tmp_path: Path
+) -> None:
+    lite = "from shop.settings import *\nDATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3', 'NAME': ''}}"
+    (tmp_path / "lite.py").write_text(lite)
+    broker = taskbridge_servers.redis_url
+    nobody = {"PGHOST": "127.0.0.1", "PGPORT": "1"}
+    with shop(taskbridge_servers, broker) as environment:
+        environment["PYTHONPATH"] += f":{tmp_path}"
+        for changed, expected in (
+            ({"DJANGO_SETTINGS_MODULE": "lite"}, ["the database 'default' is SQLite: set TASKBRIDGE_DATABASE"]),
+            (nobody, ["correct DATABASES['default']", "`manage.py taskbridge doctor`"]),
+            ({"CELERY_BROKER_URL": "redis://127.0.0.1:1"}, ["correct CELERY_BROKER_URL"]),
+        ):
+            ended = subprocess.run(
+                [sys.executable, "-m", "celery", "-A", "shop", "worker", "-P", "solo"],
+                cwd=SHOP,
+                env=environment | changed,
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=False,
+            )
+            assert ended.returncode == 1, ended.stderr
+            assert [one for one in expected if one not in ended.stderr] == [], ended.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_orders_get_through_while_each_process_is_killed_in_turn() -> None:

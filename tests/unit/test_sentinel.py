@@ -30,7 +30,6 @@ def test_a_url_is_read_in_its_parts() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "sentinel://s1:26379/0",
         "sentinel://s1:26379/0?master_name=",
         "sentinel://s1:26379/0?master_name=orders&timeout=5",
         "sentinel://s1:26379;redis://s2:6379/0?master_name=orders",

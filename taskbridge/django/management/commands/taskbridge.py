@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from argparse import REMAINDER
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from taskbridge.django.configuration import variables
+from taskbridge.errors import TaskBridgeError
 from taskbridge.settings import PREFIX
 
 __all__ = ["Command"]
@@ -54,10 +56,8 @@ class Command(BaseCommand):
                 del os.environ[name]
 
     def _enter(self) -> None:
-        """Pass the settings to child processes, such as the workers of `up`, and adapt messages to this project."""
-        from taskbridge.cli import console  # noqa: PLC0415 - as above
-        from taskbridge.django.typed import as_typed_here  # noqa: PLC0415 - as above
-
-        console.TYPED.update(as_typed_here())
-        for name, text in variables().items():
-            os.environ.setdefault(name, text)
+        """Pass the settings to child processes, such as the workers of `up`."""
+        # The program itself reports settings that cannot be read.
+        with suppress(TaskBridgeError):
+            for name, text in variables().items():
+                os.environ.setdefault(name, text)
