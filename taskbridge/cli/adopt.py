@@ -145,7 +145,7 @@ def _backfill(engine: Engine, adopted: Adopted, *, anew: bool) -> None:
             raise
     source = adopted.definition.source
     if before:
-        console.show(f"{source}: the backfill of {rows:,} rows was already complete")
+        console.show(f"{source}: the backfill of {counted(rows, 'row')} was already complete")
         return
     result = ""
     if again:

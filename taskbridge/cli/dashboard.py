@@ -44,7 +44,7 @@ def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool, d
     check_free(host, port)
     from taskbridge.web.pages.app import dashboard as made
 
-    config = uvicorn.Config(
+    uvicorn.run(
         made(actions=allow_actions, show_documents=show_documents),
         host=host,
         port=port,
@@ -55,7 +55,6 @@ def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool, d
         access_log=False,
         timeout_graceful_shutdown=5,
     )
-    uvicorn.Server(config).run()
 
 
 def _is_loopback(host: str) -> bool:

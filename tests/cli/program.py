@@ -110,9 +110,7 @@ class Program:
                 process.kill()
 
     @contextmanager
-    def listening(
-        self, *arguments: str, host: str = "127.0.0.1", status: int = 0
-    ) -> Iterator[tuple[HTTPConnection, Running]]:
+    def listening(self, *arguments: str, host: str = "127.0.0.1") -> Iterator[tuple[HTTPConnection, Running]]:
         """Serve on a free port, and connect to it; at the end of the block it is told to end, and ends in order."""
         with self.started(*arguments, "--port", "0") as running:
             pattern = rf"running on http://{re.escape(host)}:([0-9]+)"
@@ -122,7 +120,7 @@ class Program:
             running.process.send_signal(signal.SIGTERM)
             ended = running.end()
             client.close()
-        assert ended.status == status, ended.stderr
+        assert ended.status == 0, ended.stderr
         assert "Traceback" not in ended.stderr
 
     def _files(self) -> tuple[Path, Path]:

@@ -116,7 +116,7 @@ def test_without_the_extra_all_that_needs_it_says_what_to_install(
 
 def test_the_dashboard_is_served_until_it_is_told_to_end_also_while_a_page_is_open(taskbridge: Program) -> None:
     # The connection stays open.
-    with taking_at_most(30), taskbridge.listening("dashboard", status=143) as (client, running):
+    with taking_at_most(30), taskbridge.listening("dashboard") as (client, running):
         client.request("GET", "/tenants")
         answer = client.getresponse()
         page = answer.read().decode()
@@ -135,7 +135,7 @@ def test_the_dashboard_listens_for_others_only_with_a_good_password_which_is_not
     assert "short one" not in ended.stderr
     taskbridge.environment["TASKBRIDGE_DASHBOARD_PASSWORD"] = "correct horse battery"
     anywhere = "0.0.0.0"  # noqa: S104 - with a password
-    with taskbridge.listening("dashboard", "--host", anywhere, host=anywhere, status=143) as (client, _):
+    with taskbridge.listening("dashboard", "--host", anywhere, host=anywhere) as (client, _):
         client.request("GET", "/")
         assert client.getresponse().status == 401
 
