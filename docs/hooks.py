@@ -1,4 +1,7 @@
-"""What the site makes of these pages: the root's own pages join it, and links out of docs/ become names."""
+"""What the site makes of these pages.
+
+The root's own pages join it, links out of docs/ become names, and pages about an example end with its files.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,13 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = {
+    "how-to/delay-by-rule.md": ["log_alerts.py"],
+    "how-to/django.md": ["django_shop/shop", "django_shop/orders"],
+    "how-to/existing-celery-app.md": ["host_app.py"],
+    "how-to/fastapi.md": ["fastapi_shop"],
+}
+"""Pages, and the files or folders of `examples/` that they explain."""
 PAGES = [page.name for page in ROOT.glob("*.md") if page.name != "README.md"]
 
 
@@ -32,6 +42,19 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     up = "../" * page.file.src_uri.count("/")
     picture = f"![The states of a runner]({up}pictures/runner.svg)"
     markdown = re.sub(r"```mermaid\n.*?```", picture, markdown, flags=re.DOTALL)
+    if found := [file for name in EXAMPLES.get(page.file.src_uri, ()) for file in _files(ROOT / "examples" / name)]:
+        markdown += "\n\n## The files\n" + "".join(_shown(file) for file in found)
     if page.file.src_uri in PAGES:
         return markdown.replace("](docs/", "](")
     return re.sub(rf"\]\((?:\.\./)+({'|'.join(map(re.escape, PAGES))})", rf"]({up}\1", markdown)
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the modules of an example that have more than a docstring."""
+    files = sorted(path.glob("*.py")) if path.is_dir() else [path]
+    return [file for file in files if len(file.read_text(encoding="utf-8").splitlines()) > 10]
+
+
+def _shown(file: Path) -> str:
+    text = file.read_text(encoding="utf-8").rstrip("\n")
+    return f"\n### `{file.relative_to(ROOT)}`\n\n```python\n{text}\n```\n"
