@@ -197,8 +197,10 @@ def test_a_page_that_took_too_long_gets_more_time_and_the_round_goes_on_from_it(
     assert page(poller, Kind.RECONCILER)
     asked = []
 
-    def silent(*_: Any, more_seconds: float, **__: Any) -> None:
-        asked.append(more_seconds)
+    def silent(_: Changes, __: Kind, pipeline: str, *___: Any, more_seconds: float, **____: Any) -> None:
+        # On a slow machine the other pipeline is due as well.
+        if pipeline == "invoices":
+            asked.append(more_seconds)
         raise NoAnswer("silent")
 
     with monkeypatch.context() as patch:
