@@ -14,7 +14,7 @@ __all__ = ["SENTINEL_PORT", "SentinelAddress"]
 
 _SCHEME: Final = "sentinel"
 SENTINEL_PORT: Final = 26379
-BROKER_SECONDS: Final = 1.0
+SENTINEL_SECONDS: Final = 1.0
 """How long the broker's clients wait for an answer of each Sentinel."""
 _PARAMETERS: Final = frozenset({"master_name", "sentinel_password"})
 
@@ -65,7 +65,7 @@ class SentinelAddress(NamedTuple):
 
         Without its own timeouts, a Sentinel that accepts a connection and never answers would block the worker.
         """
-        timeouts = {"socket_timeout": BROKER_SECONDS, "socket_connect_timeout": BROKER_SECONDS}
+        timeouts = {"socket_timeout": SENTINEL_SECONDS, "socket_connect_timeout": SENTINEL_SECONDS}
         secret = {} if self.sentinel_password is None else {"password": self.sentinel_password}
         return {"master_name": self.master_name, "sentinel_kwargs": timeouts | secret}
 
