@@ -20,6 +20,7 @@ from sqlalchemy import Engine, make_url
 from taskbridge.embedded import Servers
 from taskbridge.embedded.databases import drop_database, make_database, set_search_path
 from taskbridge.gate import Keys
+from taskbridge.process.runtime import runtimes
 from taskbridge.store import connect
 from taskbridge.store.db import parameters_of
 from tests.deployment import Deployment
@@ -71,6 +72,16 @@ def settings_of_others() -> Iterator[None]:
         os.environ.pop(name, None)
     os.environ.update(before)
     assert left == before
+
+
+@pytest.fixture(autouse=True)
+def sessions_closed() -> Iterator[None]:
+    """No test leaves sessions of apps that it made: they would be found when garbage is collected, in another test."""
+    before = runtimes()
+    yield
+    for runtime in runtimes():
+        if runtime not in before:
+            runtime.close_sessions()
 
 
 def _settings() -> dict[str, str]:

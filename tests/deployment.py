@@ -15,7 +15,7 @@ from typing import Any
 
 import redis
 from celery import Celery
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine, QueuePool, make_url
 
 from taskbridge.gate import Gate
 from taskbridge.integration.app import make_app
@@ -207,7 +207,10 @@ class Deployment:
         wait_until(self.idle, "idle", seconds)
 
     def close(self) -> None:
-        runtime_of(self.app).engine.dispose()
+        engine = runtime_of(self.app).engine
+        # A page that was given up may still be read in its thread; a session that comes back later is never closed.
+        wait_until(lambda: not isinstance(engine.pool, QueuePool) or not engine.pool.checkedout(), "sessions are back")
+        engine.dispose()
         self.app.close()
         self.redis.flushdb()
         self.redis.close()

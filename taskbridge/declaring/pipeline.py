@@ -196,7 +196,7 @@ def pipeline(
         latency_budget: by how many seconds the records of a batch may prolong one call of the handler. The first event
             of another tenant may have to wait for that call. If the call itself costs more than a quarter of this, as
             an HTTP request does, the records may take four times that cost instead. Both costs are measured. A larger
-            value means fewer, larger batches.
+            value means fewer, larger batches. Not used with `DelaySinceLastRun`, whose records stay together.
         soft_time_limit: how many seconds one call of the handler may take. `Batch.seconds_left` counts down, and if the
             pool runs tasks in the main thread of a process (prefork, solo), Celery's `SoftTimeLimitExceeded` is raised
             in the handler; in other pools the handler has to check. A coroutine is cancelled in all pools.

@@ -125,7 +125,12 @@ class Run:
 
     @property
     def most_records(self) -> int:
-        """How many records fit into the pipeline's latency budget, according to the handler's last calls."""
+        """How many records fit into the pipeline's latency budget, according to the handler's last calls.
+
+        With a delay since the last run, all records that waited belong to the same run, so they stay together.
+        """
+        if self.pipeline.criteria:
+            return self.pipeline.batch_size
         latency, runtime = self.pipeline.latency_budget, self.runtime
         if self.began_together > 1:
             latency = min(latency, LOOKS_EVERY / self.began_together)
