@@ -106,7 +106,7 @@ fuzz: $(READY) ## Hostile requests at a receiver of webhooks and at POST /events
 	$(BIN)/python -m verification.web.fuzz --inputs $(INPUTS) --seed $(SEED)
 
 search: $(READY) ## Larger searches over the states of the protocol (10 to 30 minutes, 8 GB)
-	$(BIN)/pytest -m search tests/model -v --durations=0 $(PYTEST_FLAGS)
+	$(BIN)/pytest -m search verification/model -v --durations=0 $(PYTEST_FLAGS)
 
 docs: $(READY) ## Print the schema, the transition table, the costs, the metrics, the limits and the measured figures into their pages
 	$(BIN)/python -m tests.store.schema_text

@@ -1,1 +1,1 @@
-"""Searches that take longer than tests may: `make torture`, `make fuzz`."""
+"""Searches that take longer than tests may, and the model: `make torture`, `make fuzz`, `make search`."""

@@ -1,4 +1,4 @@
--- The circuit of a pipeline, updated at the end of each run; included in `settle`. Its table is in `tests/model/admission.py`.
+-- The circuit of a pipeline, updated at the end of each run; included in `settle`. Its table is in `verification/model/admission.py`.
 -- Fields of its hash:
 --   failures  failures in a row that blame the downstream or the pipeline
 --   first, second  tenants that failed since something was handled

@@ -1,5 +1,5 @@
 -- Part of the scripts that use the wait queue: tenants that wait for a run slot or for the circuit. Its table, and that of the
--- slots, are in `tests/model/admission.py`.
+-- slots, are in `verification/model/admission.py`.
 
 -- First events come before continuations, each in the order in which they joined.
 local function position(joined, runs)

@@ -11,9 +11,9 @@ from typing import Any, Final, Protocol
 from taskbridge.gate import State
 from taskbridge.gate.constants import Constant
 from tests.docs.printed import Printed
-from tests.model import admission
-from tests.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE
-from tests.model.transitions import TRANSITIONS, Row
+from verification.model import admission
+from verification.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE
+from verification.model.transitions import TRANSITIONS, Row
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "gate.md"
 

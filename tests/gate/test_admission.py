@@ -29,10 +29,10 @@ from tests.gate.test_gate_agrees_with_model import (
     drawn,
     walk,
 )
-from tests.model import admission
-from tests.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE
-from tests.model.reference import AnyRow, Circuit, Event, Shared
-from tests.model.transitions import TRANSITIONS, Condition
+from verification.model import admission
+from verification.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE
+from verification.model.reference import AnyRow, Circuit, Event, Shared
+from verification.model.transitions import TRANSITIONS, Condition
 
 PIPELINES = ("bursts", "no_lease", "rules")
 TENANTS = ("acme", "b", "c", "d")

@@ -43,7 +43,8 @@ from taskbridge.gate import (
 )
 from taskbridge.gate.constants import Constant
 from taskbridge.testing.clock import InjectedClock
-from tests.model.reference import (
+from tests.runs import begin, settle
+from verification.model.reference import (
     PUBLISHING,
     AnyRow,
     Beat,
@@ -59,8 +60,7 @@ from tests.model.reference import (
     Tenant,
     step,
 )
-from tests.model.transitions import TRANSITIONS, Condition
-from tests.runs import begin, settle
+from verification.model.transitions import TRANSITIONS, Condition
 
 TEXTS = ("state", "token", "held", "queue", "worker", "died", "burst", "nonce", "reply")
 """The fields of a runner that are no numbers."""

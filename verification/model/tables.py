@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from tests.model import admission, transitions
+from verification.model import admission, transitions
 
 R = TypeVar("R", bound="transitions.Row | admission.Row[Any]")
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Blame, Outcome, Settlement, State, Timing
 from taskbridge.gate.constants import Constant
-from tests.model import admission
-from tests.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE, Effect, Queueing
-from tests.model.tables import choose
-from tests.model.transitions import TRANSITIONS, Condition, Row, Verb
+from verification.model import admission
+from verification.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE, Effect, Queueing
+from verification.model.tables import choose
+from verification.model.transitions import TRANSITIONS, Condition, Row, Verb
 
 __all__ = [
     "PUBLISHING",

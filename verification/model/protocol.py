@@ -42,8 +42,8 @@ from itertools import product
 from typing import NamedTuple
 
 from taskbridge.gate.state import Answer, State
-from tests.model.tables import choose
-from tests.model.transitions import TRANSITIONS, Condition, Row, Verb
+from verification.model.tables import choose
+from verification.model.transitions import TRANSITIONS, Condition, Row, Verb
 
 __all__ = [
     "Breach",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.model.transitions import Verb
+from verification.model.transitions import Verb
 
 from .protocol import SETTLES, Breach, Faults, Guards, is_handled
 from .search import EVERY_GUARD, search
