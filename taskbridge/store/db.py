@@ -66,6 +66,7 @@ __all__ = [
     "is_without_session",
     "local_settings",
     "milliseconds",
+    "new_session",
     "parameters_of",
     "pooler_of",
     "rows",
@@ -528,6 +529,13 @@ def distrust(engine: Engine) -> None:
 def _pool_of(engine: Engine) -> _Pool:
     assert isinstance(engine.pool, _Pool)  # noqa: S101 - for the type: `connect` makes no others
     return engine.pool
+
+
+def new_session(engine: Engine) -> Bounded:
+    """Open a session as the engine does, but not for its pool: the caller has to close it."""
+    session = _pool_of(engine)._creator()  # type: ignore[call-arg]
+    assert isinstance(session, Bounded)  # noqa: S101 - for the type: `connect` makes no others
+    return session
 
 
 def driver_of(connection: Connection | Bounded) -> Bounded:

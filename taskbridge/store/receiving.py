@@ -16,7 +16,7 @@ from psycopg.waiting import Ready, Wait
 from sqlalchemy import Engine
 
 from taskbridge.errors import Unavailable
-from taskbridge.store.db import AsyncPipeline, Bounded, NoAnswer, fetch, local_settings
+from taskbridge.store.db import AsyncPipeline, Bounded, NoAnswer, fetch, local_settings, new_session
 from taskbridge.store.queries import queries, query, setting
 from taskbridge.store.records import Statement, refused
 
@@ -142,10 +142,8 @@ class AsyncPool:
         return session
 
     def _open_bounded(self) -> Bounded:
-        pooled = self._engine.raw_connection()
-        driver = pooled.driver_connection
-        assert isinstance(driver, Bounded)  # noqa: S101 - for the type: the engine opens no others
-        pooled.detach()
+        # A session of the pool may have prepared statements under the names that this one's will have.
+        driver = new_session(self._engine)
         driver.autocommit = True
         if not driver.pooled:
             driver.execute(setting("lock_timeout", LOCK_TIMEOUT))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from sqlalchemy import Engine
 
-from taskbridge.store import AsyncPool, Incoming, NoAnswer, receive_statement, receiving
+from taskbridge.store import AsyncPool, Incoming, NoAnswer, forget_received, receive_statement, receiving
 from tests.deployment import Deployment
 
 ONE = receive_statement(Incoming("orders", None, "acme", "1", None, "{}"))
@@ -40,3 +40,18 @@ def test_a_statement_that_ends_without_an_answer(
             await pool.close()
 
     asyncio.run(use(deployment.engine))
+
+
+def test_statements_of_the_engine_do_not_get_in_the_way(deployment: Deployment) -> None:
+    for _ in range(10):
+        forget_received(deployment.engine)  # psycopg prepares a statement at its fifth execution
+
+    async def use() -> None:
+        pool = AsyncPool(deployment.engine)
+        try:
+            for number in range(10):
+                await pool.execute(receive_statement(Incoming("orders", None, "acme", str(number), None, "{}")))
+        finally:
+            await pool.close()
+
+    asyncio.run(use())
