@@ -52,7 +52,7 @@ class Settings:
     run_budget: float = 1.0
     """A run ends after this many seconds, and its tenant waits for its next turn."""
     ticker_interval: float = 0.05
-    """How often, in seconds, a worker looks for deadlines that have passed; at most this long between two looks."""
+    """The maximum seconds between two checks of a worker for deadlines that have passed."""
     tail_interval: float = 0.2
     """How often, in seconds, the change poller looks for new records, with or without events."""
     base_interval: float = 3.0

@@ -82,7 +82,7 @@ def _closed(server: str, schemes: str) -> _Text:
     return _Text(
         "closed by server|reset by peer|server unexpectedly closed",
         "closed the connection",
-        f"write {schemes} in TASKBRIDGE_{server}_URL if the port is for TLS; else its log says why",
+        f"if the port expects TLS, write {schemes} in TASKBRIDGE_{server}_URL; otherwise check the server's log",
     )
 
 
@@ -93,7 +93,7 @@ _REDIS: Final = (
     _Text("TimeoutError", "does not answer in time", "check its load, and TASKBRIDGE_REDIS_URL (rediss:// is for TLS)"),
     # The resolver's error numbers are negative, the system's positive.
     _Text("Error -", "has an unknown host name", f"{_CORRECT.format('REDIS')}, or fix the name service"),
-    _Text("SSL|certificate", "and this process do not agree on TLS", "correct rediss:// and its options in its URL"),
+    _Text("SSL|certificate", "fails the TLS handshake", "correct rediss:// and its options in its URL"),
     _closed("REDIS", "rediss://"),
     _Text("ConnectionError", "cannot be reached", _START.format("REDIS")),
 )
@@ -129,7 +129,7 @@ _POSTGRES: Final = (
     _Text("pg_hba.conf", "rejects connections from this machine", "add it to pg_hba.conf"),
     _Text(
         "SSL|sslmode|certificate|private key file",
-        "and this process do not agree on TLS",
+        "fails the TLS handshake",
         "correct sslmode in TASKBRIDGE_POSTGRES_URL",
     ),
     _Text(

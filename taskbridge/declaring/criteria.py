@@ -121,7 +121,7 @@ def check_criteria(criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
             raise InvalidPolicy(_repeated(earlier, checked[earlier - 1], position, item))
         checked.append(item)
     if not checked:
-        raise InvalidPolicy("there is no criterion, so no message could ever be due: give at least one")
+        raise InvalidPolicy("there are no criteria, so no message would ever be due: pass at least one `Criterion`")
     return tuple(checked)
 
 
@@ -137,7 +137,7 @@ def _items(criteria: object) -> tuple[object, ...]:
 def _repeated(earlier: int, first: Criterion, later: int, second: Criterion) -> str:
     both = f"criteria {earlier} and {later} ({first.label}, tenant from {printable(first.parameter_path)})"
     if first.delay == second.delay:
-        return f"{both} say the same twice: remove one"
+        return f"{both} are identical: remove one"
     return f"{both} contradict each other, with delays of {first.delay:g} s and {second.delay:g} s: keep one of the two"
 
 

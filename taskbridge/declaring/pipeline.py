@@ -76,7 +76,9 @@ class Pipeline:
             check_option(f"pipeline {self.name}: soft_time_limit", "soft_time_limit", self.soft_time_limit)
         for kind in self.downstream_errors:
             if not isinstance(kind, type) or not issubclass(kind, Exception):  # type: ignore[redundant-expr]
-                raise InvalidPolicy(f"pipeline {self.name}: downstream_errors holds {kind!r}, give exception classes")
+                raise InvalidPolicy(
+                    f"pipeline {self.name}: downstream_errors must contain exception classes, not {kind!r}"
+                )
 
     def _check_handler(self) -> None:
         # The handler may be an object with `__call__`.
@@ -193,10 +195,10 @@ def pipeline(
             called, over all workers and tenants: a `RateLimit`, or just its rate ("600/m", "10 calls/s"), or a tuple
             with one of each.
         tenant_rate_limit: the same for each tenant.
-        latency_budget: by how many seconds the records of a batch may prolong one call of the handler. The first event
-            of another tenant may have to wait for that call. If the call itself costs more than a quarter of this, as
-            an HTTP request does, the records may take four times that cost instead. Both costs are measured. A larger
-            value means fewer, larger batches. Not used with `DelaySinceLastRun`, whose records stay together.
+        latency_budget: the target for how many seconds the records of a batch add to one call of the handler. The first
+            event of another tenant may have to wait for that call. If the call itself costs more than a quarter of
+            this, as an HTTP request does, the records may take four times that cost instead. Both costs are measured. A
+            larger value means fewer, larger batches. Not used with `DelaySinceLastRun`, whose records stay together.
         soft_time_limit: how many seconds one call of the handler may take. `Batch.seconds_left` counts down, and if the
             pool runs tasks in the main thread of a process (prefork, solo), Celery's `SoftTimeLimitExceeded` is raised
             in the handler; in other pools the handler has to check. A coroutine is cancelled in all pools.

@@ -21,7 +21,10 @@ class Constant(int, Enum):
     )
     SLOW_START_ENDS = 64, "runs at a time at which the slow start of a pipeline without a cap ends"
     FIRSTS_IN_A_ROW = 3, "first events that go before a waiting continuation"
-    DECLINED_MS = 200, "until a run declined by a worker that does not declare its pipeline is published again"
+    DECLINED_MS = (
+        200,
+        "delay before a run is published again that a worker declined because it does not declare the pipeline",
+    )
     TURN_DEADLINE_MS = (
         60_000,
         "deadline of a tenant that waits for its turn, in case the turns are lost; from a wait queue it keeps its own",

@@ -334,7 +334,7 @@ def _connection_of(session: Any) -> object:
         return session.connection()
     except UnboundExecutionError:
         raise InvalidConnection(
-            f"{_named(session)} is bound to databases only by its classes, and records belong to none of these",
+            f"{_named(session)} is bound to databases only for single classes, and has no default database",
             "give it a `bind` too, or pass the connection: `session.connection(bind_arguments={'mapper': Order})`",
         ) from None
 
@@ -356,9 +356,9 @@ def _check_postgres(database: str) -> None:
 def _check_reports(connection: object, notifies: bool, why_silent: str) -> None:
     if notifies and why_silent:
         raise InvalidConnection(
-            f"{_named(connection)} {why_silent}, so no event can be sent after it: notify after your commit with "
-            "`notify_event.delay(tenant)` or `await anotify(tenant)`, or leave it to the workers, which find the "
-            "records without an event"
+            f"{_named(connection)} {why_silent}, so TaskBridge cannot send the event after it: notify after your "
+            "commit with `notify_event.delay(tenant)` or `await anotify(tenant)`, or leave it to the workers, which "
+            "find the records without an event"
         )
 
 

@@ -201,7 +201,7 @@ class Known(NamedTuple):
         for name, before, now in kinds:
             # A change to text leaves most values with the same text.
             if before != now and (now != "text" or before.partition("(")[0] in _DATED):
-                return f"the column {name} was of type {before}, and is of type {now}"
+                return f"the type of the column {name} changed from {before} to {now}"
         return None
 
 
@@ -342,8 +342,8 @@ def described(connection: Connection, relation: int, definition: Definition, *, 
     ).scalar_one_or_none()
     if unique is None:
         raise InvalidInput(
-            f"{found.name}: two rows could be one record, for no unique index consists of {', '.join(sorted(names))} "
-            "or some of these",
+            f"{found.name}: no unique index covers {', '.join(sorted(names))} or some of these columns alone, so two "
+            "rows could share one record",
             "name the columns of the primary key with --key, or create a unique index (not partial, not deferrable)",
         )
     is_partitioned = found.kind == "p"
@@ -374,7 +374,7 @@ def present(connection: Connection, before: Known) -> Adopted:
         watched = tuple(before.watched_columns or ())
         again = Definition(before.source, before.tenant_column, tuple(before.key_columns), watched).command(table)
         raise InvalidInput(
-            f"the source {before.source} is stopped: of {table}, {other}",
+            f"the source {before.source} is stopped, because in {table}, {other}",
             f"run: {again} --again; each row is sent with its present key, and records of other keys as deleted",
         )
     return adopted
@@ -440,7 +440,7 @@ def _check_columns(table: str, definition: Definition, columns: Mapping[str, Col
     for name in (definition.tenant, *definition.keys):
         if columns[name].base not in _KEYS and not columns[name].is_enum:
             raise InvalidInput(
-                f"{table}: {name} is of type {columns[name].written}, which has no unique text for each value",
+                f"{table}: {name} is of type {columns[name].written}, whose text is not unique for each value",
                 "use a column of numbers, text, uuid, boolean, date, time or an enum",
             )
     for name in definition.keys:

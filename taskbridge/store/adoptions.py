@@ -41,7 +41,7 @@ TRUNCATED: Final = "\0"
 """Placeholder for the table of a TRUNCATE, which is known when the function runs. SQL text cannot contain it."""
 _WAIT: Final = f"{round(LOCK_WAIT * 1000)}ms"
 MISSED: Final = (
-    "changes may have been missed, so send each row once more (with --from-now-on in place of --again: none): "
+    "changes may have been missed, so send all rows again (or skip them, with --from-now-on instead of --again): "
 )
 _FIRES: Final = {
     "A": "",
@@ -179,8 +179,8 @@ def _check_source(connection: Connection, adopted: Adopted, *, other_keys: bool)
         raise InvalidInput(
             f"{before.called or before.name} was adopted with --tenant {before.definition.tenant}"
             + "".join(f" --key {key}" for key in before.definition.keys)
-            + f", and the records of the source {wanted.source!r} have these: choose another with --source, or add "
-            "--again, and each row is sent with its new key, and records of other keys as deleted"
+            + f", which is how the records of the source {wanted.source!r} are named: choose another --source, or add "
+            "--again to send all rows under their new keys and the records of old keys as deleted"
         )
 
 

@@ -115,8 +115,8 @@ def _rest(error: Exception) -> None:
     """
     if count := _throttle.counted("sessions"):
         log.warning(
-            "a slot of this worker has no session of Postgres and leaves its runs to other slots (%d times since the "
-            "last report): allow more sessions than there are slots, or start fewer slots (-c): %s",
+            "no Postgres connection was free for a slot of this worker, which leaves its runs to other slots (%d times "
+            "since the last report): allow more sessions than there are slots, or start fewer slots (-c): %s",
             count,
             error_text(error),
         )

@@ -427,7 +427,7 @@ def test_columns_that_swap_their_names_stop_the_source_and_delete_nothing(
     run(engine, swap)
     # then no write fails, nothing is delivered, and it is said why
     run(engine, "UPDATE orders SET note = 'd' WHERE note = 'c'")
-    with pytest.raises(Unread, match=f"is stopped: of public.orders, {column} is another column"):
+    with pytest.raises(Unread, match=f"is stopped, because in public.orders, {column} is another column"):
         reader.seen()
     assert any("is another column" in one.what for one in check_adoptions(engine)["orders"])
     with pytest.raises(InvalidInput, match="add --again"):
@@ -513,7 +513,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], str]] = {
     "no index": (
         ("CREATE TABLE orders (id int NOT NULL, customer text)", "CREATE UNIQUE INDEX ON orders (id) WHERE id > 0"),
         {},
-        "two rows could be one record, for no unique index consists of customer, id",
+        "no unique index covers customer, id or some of these",
     ),
     "a temporary one": ((ORDERS.replace("TABLE", "TEMPORARY TABLE"),), {}, "is temporary: make it a permanent table"),
     "a type": (("CREATE TABLE orders (id int PRIMARY KEY, customer jsonb)",), {}, "customer is of type jsonb"),
@@ -795,8 +795,8 @@ TROUBLES = {
     ),
     "column renamed": ("ALTER TABLE orders RENAME customer TO client", "customer is called client now"),
     "column dropped": ("ALTER TABLE orders DROP customer", "has no column 'customer'"),
-    "type changed": ("ALTER TABLE orders ALTER customer TYPE date USING NULL", "is of type date"),
-    "index dropped": ("ALTER TABLE orders DROP CONSTRAINT orders_pkey", "two rows could be one record"),
+    "type changed": ("ALTER TABLE orders ALTER customer TYPE date USING NULL", "to date"),
+    "index dropped": ("ALTER TABLE orders DROP CONSTRAINT orders_pkey", "two rows could share one record"),
     "table dropped": ("DROP TABLE orders", "the table of orders was dropped"),
 }
 
@@ -954,7 +954,7 @@ def test_no_write_fails_when_a_type_has_changed_in_any_session(
             for tenant, keys in (seen or {}).items():
                 assert reader.keys(tenant) == keys, change
             if seen is None:
-                with pytest.raises(Unread, match=r"stands still|is of type"):
+                with pytest.raises(Unread, match="is stopped"):
                     reader.keys("7")
                 assert check_adoptions(engine)[table]
             shop.exec_driver_sql(f"TRUNCATE {table}")

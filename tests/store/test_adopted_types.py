@@ -97,9 +97,9 @@ def test_a_value_is_delivered_once_under_its_text_and_deleted_under_it(engine: E
 @pytest.mark.parametrize(
     ("before", "after", "text"),
     [
-        ("numeric(10, 0)", "numeric(12, 2)", "numeric(,0), and is of type numeric(,2)"),
-        ("numeric", "numeric(12, 1)", "numeric, and is of type numeric(,1)"),
-        ("timestamptz", "timestamptz(0)", "timestamptz, and is of type timestamptz(0)"),
+        ("numeric(10, 0)", "numeric(12, 2)", "numeric(,0) to numeric(,2)"),
+        ("numeric", "numeric(12, 1)", "numeric to numeric(,1)"),
+        ("timestamptz", "timestamptz(0)", "timestamptz to timestamptz(0)"),
         ("numeric(10, 0)", "numeric(20, 0)", None),
         ("varchar(10)", "varchar(20)", None),
     ],

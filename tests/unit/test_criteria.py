@@ -81,7 +81,7 @@ def test_a_delay_that_makes_no_sense_is_refused(delay: Any, text: str) -> None:
 
 @pytest.mark.parametrize("path", ["$.level", "$['level']", '$["level"]', "$ .level"])
 def test_the_same_criterion_twice_is_refused_however_its_path_is_written(path: str) -> None:
-    with pytest.raises(InvalidPolicy, match=r"criteria 1 and 3 \(.*say the same twice"):
+    with pytest.raises(InvalidPolicy, match=r"criteria 1 and 3 \(.*are identical"):
         check_criteria([ERROR, WARNING, Criterion(path, "ERROR", "$['service']", 300.0)])
 
 
