@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,34 +17,9 @@ from taskbridge.common.texts import counted
 from taskbridge.errors import TaskBridgeError
 
 if TYPE_CHECKING:
-    from taskbridge.store import Holder, Step
+    from taskbridge.store import Step
 
 __all__ = ["prune"]
-
-_STATES: Final = {"pending": "pending", "quarantined": "in quarantine", "retrying": "being retried"}
-
-
-class _Held:
-    """The old records that are kept: how many for each reason, and an example tenant."""
-
-    def __init__(self) -> None:
-        self.records: Counter[tuple[str, str | None, str]] = Counter()
-        self.tenants: dict[tuple[str, str | None, str], str] = {}
-
-    def add(self, held: Mapping[Holder, int]) -> None:
-        """Count what a step has kept."""
-        for one, records in held.items():
-            reason = (one.source, one.pipeline, one.state)
-            self.records[reason] += records
-            self.tenants.setdefault(reason, one.tenant)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the reasons, with the most frequent first."""
-        return [
-            dict(zip(("source", "pipeline", "state"), reason, strict=True))
-            | {"records": records, "tenant": self.tenants[reason]}
-            for reason, records in sorted(self.records.items(), key=lambda one: (-one[1], one[0][2], one[0][0]))
-        ]
 
 
 @click.command(epilog=examples("taskbridge prune --older-than 30d --dry-run"))
@@ -75,42 +50,37 @@ def prune(
     sources = {name: runtime.pipelines[name].source for name in runtime.pipelines.names()}
     what = store.Prune(older_than, sources, pipeline, deliveries=deliveries, dry_run=dry_run)
     counts = Counter[str](dict.fromkeys((*store.PRUNED, "kept"), 0))
-    held = _Held()
     complete = False
     try:
-        _prune(store.prune(runtime.engine, what), counts, held)
+        _prune(store.prune(runtime.engine, what), counts)
         complete = True
     except (TaskBridgeError, Interrupted):
         console.tell("Pruning was interrupted; what is counted has been deleted. Run it again for the rest.")
         raise
     finally:
         if as_json:
-            console.emit_json({"dry_run": dry_run, "complete": complete, **counts, "held_by": held.rows()})
+            console.emit_json({"dry_run": dry_run, "complete": complete, **counts})
         else:
-            _show(counts, held.rows(), {*sources}, dry_run=dry_run)
+            _show(counts, dry_run=dry_run)
 
 
-def _prune(steps: Iterator[Step], counts: Counter[str], held: _Held) -> None:
+def _prune(steps: Iterator[Step], counts: Counter[str]) -> None:
     """Prune step by step, with a progress bar. A signal stops it between two steps."""
     with console.progress() as progress:
         tasks: dict[str, Any] = {}
         for step in interrupts.steps(steps):
             counts.update({step.table: step.deleted, "quarantine": step.quarantine, "kept": step.kept})
-            held.add(step.held)
             if step.table not in tasks:
                 tasks[step.table] = progress.add_task(step.table, total=None)
             progress.update(tasks[step.table], advance=step.deleted + step.quarantine + step.kept)
 
 
-def _show(counts: Counter[str], held: Sequence[dict[str, Any]], declared: set[str], *, dry_run: bool) -> None:
+def _show(counts: Counter[str], *, dry_run: bool) -> None:
     kept = counts.pop("kept")
     console.show("would be deleted:" if dry_run else "deleted:")
     console.show_counts(counts)
     if kept:
-        console.show(f"{counted(kept, 'old record is', 'old records are')} kept:")
-    for row in held:
-        records, pipeline = f"{counted(row['records'], 'record')}, for example of {row['tenant']!r}", row["pipeline"]
-        reason = "no pipeline reads this source" if pipeline is None else _STATES[row["state"]]
-        console.show(f"  {pipeline or row['source']}: {records}: {reason}")
-    for name in sorted({row["pipeline"] for row in held} - declared - {None}):
-        console.show(f"{name} is not declared here: if it no longer exists, use `taskbridge pipeline remove`")
+        console.show(
+            f"{counted(kept, 'old record is', 'old records are')} kept: pending or in quarantine (`taskbridge status` "
+            "counts these), or of a source that no declared pipeline reads (`taskbridge doctor` names it)"
+        )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from taskbridge.store.history import HistoryRow, keep_runs, sum_runs, write_runs
     from taskbridge.store.maintenance import (
         PRUNED,
-        Holder,
         Prune,
         Step,
         forget_pipeline,
@@ -84,7 +83,7 @@ if not TYPE_CHECKING:
             "db": "NoAnswer check_version connect driver_error is_without_session",
             "history": "HistoryRow keep_runs sum_runs write_runs",
             "maintenance": (
-                "PRUNED Holder Prune Step forget_pipeline prune register_pipeline undeclared_readers unread_sources"
+                "PRUNED Prune Step forget_pipeline prune register_pipeline undeclared_readers unread_sources"
             ),
             "page": "Page",
             "quarantine": "Pause Paused Pauses Quarantine QuarantinedRecord audit",

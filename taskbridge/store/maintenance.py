@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import psycopg
 from psycopg.errors import LockNotAvailable
@@ -32,7 +32,6 @@ __all__ = [
     "NOW",
     "PRUNED",
     "STEP",
-    "Holder",
     "Prune",
     "Step",
     "forget_pipeline",
@@ -140,30 +139,14 @@ class Prune:
     dry_run: bool = False
 
 
-class Holder(NamedTuple):
-    """What keeps old records of `source`. `state` is that of the records: `pending`, `quarantined` or `retrying`.
-
-    If no pipeline reads the source, `pipeline` is None and `state` is `unread`.
-    """
-
-    source: str
-    pipeline: str | None
-    tenant: str
-    state: str
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The committed result of one step: rows deleted from `table` and from quarantine, and old records that stay.
-
-    `held`: how many of those each holder holds back; several may hold the same one.
-    """
+    """The committed result of one step: rows deleted from `table` and from quarantine, and old records that stay."""
 
     table: str
     deleted: int
     quarantine: int
     kept: int
-    held: Mapping[Holder, int]
 
 
 def prune(database: Engine, what: Prune, size: int = STEP) -> Iterator[Step]:
@@ -195,14 +178,13 @@ def _steps(database: Engine, statement: str, values: dict[str, Any]) -> Iterator
         # One message: a process that freezes in the middle of it keeps nothing locked.
         with checked_out(database) as driver, within(driver, None):
             try:
-                ((pruned, quarantine, old, held, last, more),) = in_one_message(driver, step, values, **settings)
+                ((pruned, quarantine, old, last, more),) = in_one_message(driver, step, values, **settings)
             except LockNotAvailable:
                 # Another process has a message of one of these records, and is about to commit.
                 time.sleep(PAUSE)
                 continue
         values = {**values, "after": last}
-        holders = {Holder(values["source"], *holder): int(records) for *holder, records in held}
-        yield Step(statement.removeprefix("prune_"), pruned, quarantine, old - pruned, holders)
+        yield Step(statement.removeprefix("prune_"), pruned, quarantine, old - pruned)
 
 
 def _readers(driver: psycopg.Connection[Any], query: Queries, what: Prune) -> dict[str, list[str]]:

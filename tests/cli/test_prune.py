@@ -12,7 +12,7 @@ from tests.cli.program import Program
 from tests.cli.scenes import count
 from tests.waiting import wait_until
 
-NOTHING = {"records": 0, "quarantine": 0, "deliveries": 0, "kept": 0, "held_by": []}
+NOTHING = {"records": 0, "quarantine": 0, "deliveries": 0, "kept": 0}
 
 
 def write(engine: Engine, rows: int = 3, days: int = 31) -> None:

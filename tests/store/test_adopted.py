@@ -954,7 +954,7 @@ def test_no_write_fails_when_a_type_has_changed_in_any_session(
             for tenant, keys in (seen or {}).items():
                 assert reader.keys(tenant) == keys, change
             if seen is None:
-                with pytest.raises(Unread, match="is stopped|is of type"):
+                with pytest.raises(Unread, match=r"is stopped|is of type"):
                     reader.keys("7")
                 assert check_adoptions(engine)[table]
             shop.exec_driver_sql(f"TRUNCATE {table}")

@@ -17,7 +17,6 @@ WITH page AS MATERIALIZED (
 SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS pruned,
        0 AS quarantine,
        (SELECT count(*) FROM done) AS old,
-       '{}'::text[] AS held,
        max(id) AS last,
        count(*) = %(limit)s AND bool_or(old) AS more
 FROM page
@@ -60,7 +59,6 @@ WITH page AS MATERIALIZED (
 SELECT 0 AS pruned,
        (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS quarantine,
        0 AS old,
-       '{}'::text[] AS held,
        (
            SELECT ARRAY[pipeline, tenant, external_id] FROM page
            ORDER BY pipeline DESC, tenant DESC, external_id DESC LIMIT 1
@@ -78,8 +76,6 @@ FROM page
 -- next, which is a deadlock. A row of quarantine that stays for it goes with the rows whose record is gone.
 -- Later ids were written later, except in a long transaction. So a page without an old row is the last one for this time,
 -- unless it has rows of one transaction only: after a rebase all rows are of one.
--- `held`: how many old records of the page each pipeline and tenant holds back, and in which state. Without a reader the
--- pipeline is null.
 WITH page AS MATERIALIZED (
     SELECT source, tenant, key, revision, xid, id, changed_at < %(before)s AS old,
            changed_at < %(before)s AND (tenant <> '' OR discarded_at IS NOT NULL) AS ours
@@ -99,16 +95,10 @@ WITH page AS MATERIALIZED (
     ) q
     WHERE p.ours
 ), held AS MATERIALIZED (
-    SELECT p.xid, p.id, p.tenant, h.*
+    SELECT p.xid, p.id
     FROM page p
-    CROSS JOIN LATERAL (
-        SELECT reader.pipeline,
-               CASE
-                   WHEN q.retry_at IS NOT NULL THEN 'retrying'
-                   WHEN q.external_id IS NOT NULL THEN 'quarantined'
-                   ELSE 'pending'
-               END AS state
-        FROM unnest(%(readers)s::text[]) AS reader (pipeline)
+    WHERE p.ours AND p.tenant <> '' AND (cardinality(%(readers)s::text[]) = 0 OR EXISTS (
+        SELECT FROM unnest(%(readers)s::text[]) AS reader (pipeline)
         LEFT JOIN {schema}.pipelines s ON s.pipeline = reader.pipeline
         LEFT JOIN {schema}.sync_cursors c ON c.pipeline = reader.pipeline AND c.tenant = p.tenant
         LEFT JOIN {schema}.quarantine q
@@ -119,10 +109,7 @@ WITH page AS MATERIALIZED (
             WHEN q.external_id IS NOT NULL THEN d.external_id IS NULL
             ELSE {schema}.is_handled(p.xid, p.id, coalesce(c.snapshot, s.start), c.target, c.at_xid, c.at_id) IS NOT TRUE
         END
-        UNION ALL
-        SELECT NULL, 'unread' WHERE cardinality(%(readers)s::text[]) = 0
-    ) h
-    WHERE p.ours AND p.tenant <> ''
+    ))
 ), done AS MATERIALIZED (
     SELECT p.* FROM page p WHERE p.ours AND (p.xid, p.id) NOT IN (SELECT h.xid, h.id FROM held h)
 ), free AS MATERIALIZED (
@@ -160,10 +147,6 @@ WITH page AS MATERIALIZED (
 SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM done WHERE %(dry_run)s) AS pruned,
        (SELECT count(*) FROM orphans) AS quarantine,
        count(*) FILTER (WHERE ours) AS old,
-       (
-           SELECT coalesce(array_agg(ARRAY[pipeline, tenant, state, records::text]), '{}')
-           FROM (SELECT pipeline, tenant, state, count(*) AS records FROM held GROUP BY 1, 2, 3) h
-       ) AS held,
        (SELECT ARRAY[xid::text, id::text] FROM page ORDER BY xid DESC, id DESC LIMIT 1) AS last,
        count(*) = %(limit)s AND (bool_or(old) OR min(xid) = max(xid)) AS more
 FROM page
