@@ -57,7 +57,7 @@ collected: $(READY)
 
 test-slow: $(READY) ## The tests that take long or draw at random: some torture, more examples
 	$(BIN)/pytest -n 2 -m slow $(PYTEST_FLAGS)
-	TASKBRIDGE_TEST_EXAMPLES=400 $(BIN)/pytest -n 2 --timeout 1200 tests/gate/test_gate_agrees_with_model.py tests/gate/test_admission.py
+	TASKBRIDGE_TEST_EXAMPLES=400 $(BIN)/pytest -n 2 --timeout 1200 verification/model/test_gate_agrees_with_model.py verification/model/test_admission.py
 
 test-browser: $(READY) ## The dashboard in Chromium (needs the system's chromium; some minutes); writes the pictures of docs
 	$(PIP) playwright

@@ -26,8 +26,6 @@ from taskbridge.store.db import parameters_of
 from tests.deployment import Deployment
 from tests.memory import keep_temporary_files_in_memory
 
-pytest_plugins = ["taskbridge.testing.plugin"]
-
 # redis-py looks its own version up in its metadata for each connection, which takes longer than to connect.
 vars(redis.utils)["get_lib_version"] = cache(redis.utils.get_lib_version)
 

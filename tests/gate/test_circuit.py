@@ -1,6 +1,7 @@
 """The circuit of a pipeline: what opens it, who probes with which record, what closes it; and a cap on its runs.
 
-`test_admission.py` has the table, and what happens to runs that are on meanwhile, to a cap, and where keys are lost.
+`test_admission.py` of the model has the table, and what happens to runs that are on meanwhile, to a cap, and where keys
+are lost.
 """
 
 from __future__ import annotations

@@ -18,7 +18,10 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Answer, Blame, Keys, Outcome, State
-from tests.gate.test_gate_agrees_with_model import (
+from verification.model import admission
+from verification.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE
+from verification.model.reference import AnyRow, Circuit, Event, Shared
+from verification.model.test_gate_agrees_with_model import (
     EXAMPLES,
     LEAST_WALKS,
     SETTINGS,
@@ -29,9 +32,6 @@ from tests.gate.test_gate_agrees_with_model import (
     drawn,
     walk,
 )
-from verification.model import admission
-from verification.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE
-from verification.model.reference import AnyRow, Circuit, Event, Shared
 from verification.model.transitions import TRANSITIONS, Condition
 
 PIPELINES = ("bursts", "no_lease", "rules")
