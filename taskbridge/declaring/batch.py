@@ -49,13 +49,14 @@ class RetryAfter(Exception):
 
     Args:
         seconds: how long to wait; a number, or the text of a `Retry-After` header: a number of seconds or an HTTP date.
-            None (no header) and a text that is neither mean 30 s. The maximum is a day; a date in the past means 0.
+            None (no header), or text that is neither a number nor a date, means 30 s. The maximum is a day; a date in
+            the past means 0.
         scope: who waits. "tenant": this tenant only. "pipeline": all tenants of the pipeline, in all workers, because
             the downstream has one limit for all of them. After the wait a single run begins; each run that handles
             something doubles how many may be in progress, up to `max_runs`.
 
     Raises:
-        ValueError: `seconds` is none of these, or NaN; or `scope` is unknown.
+                        ValueError: `seconds` is of another type, or NaN; or `scope` is unknown.
     """
 
     def __init__(self, seconds: float | str | None, scope: Literal["tenant", "pipeline"] = "tenant") -> None:
@@ -127,8 +128,8 @@ class Batch(Sequence[Record]):
     """Records of one tenant, oldest first.
 
     A handler that returns has handled all of them except those it rejected. One that raises has handled none, unless it
-    marks each record when it is done (`handled`); it is called again, in the end with each record alone. It can raise
-    `RetryAfter` to be called again later.
+    marks each record when it is done (`handled`); it is called again, if need be with ever smaller batches, down to a
+    single record. It can raise `RetryAfter` to be called again later.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class Batch(Sequence[Record]):
         """The connection of the transaction that advances the cursor, opened on first use.
 
         What you write through it takes effect exactly once: it commits together with the cursor or not at all. Do not
-        commit or roll back; the runner does.
+        commit or roll back; the worker does.
         """
         return self._connect()
 

@@ -70,7 +70,7 @@ class Bridge:
     ) -> bool:
         """Write or update one record of a source, in the transaction of `connection` or in one of its own.
 
-        Without `notify`, notify the pipelines that read the source yourself: call
+        Without `notify`, you have to notify the pipelines that read the source: call
         `notify_event.delay(tenant, pipeline)` after the commit if this returned True.
 
         Args:
