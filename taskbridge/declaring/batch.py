@@ -170,8 +170,8 @@ class Batch(Sequence[Record]):
         """A SQLAlchemy ORM session on `connection`, opened on first use.
 
         It is flushed when the handler returns. `commit` and `rollback` end a savepoint in the batch's transaction,
-        `close` does nothing. After the call its objects are detached. Do not use it from several threads or coroutines
-        at once; there is no AsyncSession.
+        `close` does nothing. After the call the session's objects are detached. Do not use it from several threads or
+        coroutines at once; there is no AsyncSession.
         """
         return self._open_session()
 
@@ -193,9 +193,9 @@ class Batch(Sequence[Record]):
     def reject(self, record: Record, reason: str) -> None:
         """Put one record of this batch into quarantine with `reason`; the others still count as handled.
 
-        It takes effect when the handler returns, or together with the records it marked as `handled`, and only if the
-        cursor advances. What the handler wrote for the record through `connection` is not undone. A reason is cut to
-        2,000 characters; an empty one becomes "no reason given".
+        The rejection takes effect when the handler returns, or together with the records that the handler marked as
+        `handled`, and only if the cursor advances. What the handler wrote for the record through `connection` is not
+        undone. A reason is cut to 2,000 characters; an empty one becomes "no reason given".
 
         Raises:
             ValueError: the record is not in this batch.
@@ -210,9 +210,9 @@ class Batch(Sequence[Record]):
         """Mark one record of this batch as done, for example after the request that was made for it.
 
         If the handler raises later, whatever it raises, the batch's first records up to the first one that was neither
-        handled nor rejected are not delivered again. If its process is killed they may be: the mark is in memory.
+        handled nor rejected are not delivered again. If its process is killed they may be, because marks are in memory.
         Marks have no effect if the handler raises after it used `connection`: what was written through it is rolled
-        back with the whole batch. To keep that, return `RetryAfter` instead.
+        back with the whole batch. To keep what was written, return `RetryAfter` instead.
 
         Raises:
             ValueError: the record is not in this batch.

@@ -55,7 +55,7 @@ class Constant(int, Enum):
         86_400_000,
         (
             "how long circuits, slots, wait queues, turns and pauses are kept if nothing changes, and how long Redis "
-            "remembers that it has every last run that matters"
+            "remembers that it has all last runs that still matter"
         ),
     )
     MONTH_MS = (
