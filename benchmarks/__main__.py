@@ -20,7 +20,7 @@ __all__ = ["main"]
 def main() -> None:
     """Measure on this machine, on embedded servers that live as long as the measurement.
 
-    Each benchmark measures its baselines in the same run, in turn with what they are compared with.
+    Each benchmark measures its baselines in the same run, alternating with what they are compared with.
     """
 
 

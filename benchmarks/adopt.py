@@ -180,8 +180,8 @@ ADOPT: Final = Benchmark(
     "adopt",
     "Your own table can be the source: triggers note its changes.",
     "A statement that writes many rows of an adopted table takes this many times as long as before the adoption.",
-    "Insert many rows at once, and one by one, into an adopted table and into the same table without triggers; then "
-    "adopt a large table while a program writes to it, and backfill it.",
+    "Inserts rows, many at once and one by one, into an adopted table and into the same table without triggers; then "
+    "adopts a large table while a program writes to it, and backfills it.",
     _measure,
     (
         Option("rows", 50_000, 1, 1_000_000, "Rows of one statement."),

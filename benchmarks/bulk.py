@@ -221,9 +221,9 @@ BULK: Final = Benchmark(
     "bulk",
     "Bulk changes of an adopted table are found as soon as single ones.",
     "The poller has seen a commit within this time in 99 of 100 cases.",
-    "Change many rows of an adopted table without sending an event. Measure how long after the commit the poller has "
-    "seen the change, the first run of each tenant begins, and a handler has each row. Target: it is seen within 500 "
-    "ms (p99).",
+    "Changes many rows of an adopted table without sending an event, and measures how long after the commit the poller "
+    "has seen the change, the first run of each tenant begins, and a handler has each row. Target: the poller has seen "
+    "the change within 500 ms (p99).",
     _measure,
     (
         Option("rows", 100_000, TENANTS, 10_000_000, "Rows of the COPY."),

@@ -24,15 +24,15 @@ from benchmarks.waiting import PIPELINE
 __all__ = ["DRAIN"]
 
 OURS: Final = "TaskBridge"
-READ: Final = "plain Celery, reads"
-FINISH: Final = "plain Celery, reads and marks as done"
-PUBLISHED: Final = "plain Celery, reads, published at that moment"
+READ: Final = "plain Celery tasks that read"
+FINISH: Final = "plain Celery tasks that read and mark as done"
+PUBLISHED: Final = "plain Celery tasks that read, published at that moment"
 
 WARM: Final = 100
 NOTE: Final = (
     "Plain Celery's messages are in the queue when the clock starts, unless the row says otherwise. TaskBridge's "
-    "ticker publishes its messages within the measured time. Only TaskBridge and the task that marks as done know "
-    "afterwards what was handled."
+    "ticker publishes its messages within the measured time. Only TaskBridge and the tasks that mark records as done "
+    "know afterwards what was handled."
 )
 
 
@@ -84,7 +84,7 @@ DRAIN: Final = Benchmark(
     "drain",
     "Tenants that are due at the same moment are handled at the full speed of the workers.",
     "Tenants are handled this many times as fast as plain Celery tasks that only read the record.",
-    "Measure how many tenants per second are swept when very many are due at once, and what CPU time that takes. The "
+    "Measures how many tenants per second are swept when very many are due at once, and what CPU time that takes. The "
     "baselines are plain Celery tasks that read the tenant's record, and that read it and mark it as done, with as "
     "many workers of the same kind.",
     _measure,

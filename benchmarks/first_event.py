@@ -29,7 +29,7 @@ GROUP: Final = 20
 WARM: Final = 20
 
 OURS: Final = "TaskBridge"
-READS: Final = "plain Celery that reads"
+READS: Final = "a plain Celery task that reads"
 
 
 class Subject(NamedTuple):
@@ -67,8 +67,8 @@ def _measure(events: int, concurrency: int) -> Report:
                 "From the event to the handler's first line",
                 ("", "median ms", "p99 ms", "longest ms"),
                 [(OURS, *of_ours), (READS, *of_plain), ("ratio", *ratios)],
-                "The task of plain Celery reads the tenant's record and no more; TaskBridge has also begun the "
-                "tenant's runner and claimed its cursor by then.",
+                "The plain Celery task reads the tenant's record and no more; TaskBridge has also begun the tenant's "
+                "run and claimed its cursor by then.",
             ),
         ],
         [Target("median, ratio", ratios[0], 0.95), Target("p99, ratio", ratios[1], 1.1)],
@@ -119,8 +119,8 @@ FIRST_EVENT: Final = Benchmark(
     "first-event",
     "The first event of a burst is handled at once; no timer delays it.",
     "At 1, a lone event reaches its handler as fast as with a plain Celery task that only reads the record.",
-    "Measure how long it takes from an event to the first line of the handler with the record, on an idle system. The "
-    "baseline is a task of plain Celery that reads the same record, in turn with ours.",
+    "Measures how long it takes from an event to the first line of the handler with the record, on an idle system. The "
+    "baseline is a plain Celery task that reads the same record, alternating with ours.",
     _measure,
     (
         Option("events", 400, 2, 100_000, "Events of each, one by one."),

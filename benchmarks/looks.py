@@ -178,8 +178,8 @@ def _measure(tenants: int, records: int) -> Report:
                 "ms per answer",
                 ("answer", *(f"{size:,} tenants" for size in sizes), "longest of the last"),
                 rows,
-                f"The median of {ROUNDS} questions, and the longest of them with the most tenants. Each tenant has "
-                f"{records:,} records and a run in the history.",
+                f"Medians of {ROUNDS} requests; the last column is the longest request with the most tenants. Each "
+                f"tenant has {records:,} records and a run in the history.",
             )
         ],
         [Target(f"the slowest answer, {slowest}: ms with the most tenants", found[slowest][-1], LIMIT_MS)],
@@ -196,7 +196,7 @@ LOOKS: Final = Benchmark(
     "looks",
     "Every question that an operator asks is answered at once, however many tenants there are.",
     "The slowest answer of the command line and the dashboard takes this many milliseconds with a million tenants.",
-    "Request each answer of the command line and the dashboard with more and more tenants, records and runs. The "
+    "Requests each answer of the command line and the dashboard with more and more tenants, records and runs. The "
     "target is at most 100 ms for each.",
     _measure,
     (

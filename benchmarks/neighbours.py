@@ -74,8 +74,8 @@ def _measure(events: int, scale: float, plain_records: int) -> Report:
         ]
     columns = ("", "median ms", "p99 ms", "records/s, nobody else", "records/s, beside first events")
     note = (
-        "First events beside tenants with a backlog, every 50 ms, or every second if a call takes 300 ms. Plain Celery "
-        f"has one worker for both queues, and an import of tasks of {PART} records each."
+        "First events arrive beside tenants with a backlog, every 50 ms, or every second if a call takes 300 ms. Plain "
+        f"Celery has one worker for both queues, and its backlog is tasks of {PART} records each."
     )
     options = {"events": events, "scale": scale, "plain_records": plain_records}
     return Report(options, [Table("Delay of first events", columns, rows, note)], targets)
@@ -197,8 +197,9 @@ NEIGHBOURS: Final = Benchmark(
     "neighbours",
     "A first event does not wait behind someone else's backlog.",
     "A first event waits at most this long, in 99 of 100 cases, while tenants with a backlog use every slot.",
-    "Measure how long first events wait while other tenants have many pending records and a slow handler, and how many "
-    "of those records are handled per second. The baseline is plain Celery with a separate queue for small tenants.",
+    "Measures how long first events wait while other tenants have many pending records and a slow handler, and how "
+    "many of those records are handled per second. The baseline is plain Celery with a separate queue for small "
+    "tenants.",
     _measure,
     (
         Option("events", 100, 2, 10_000, "First events of each case."),

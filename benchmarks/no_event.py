@@ -114,9 +114,9 @@ NO_EVENT: Final = Benchmark(
     "no-event",
     "Nobody has to notify: records written by plain SQL, or by a producer that died, are found.",
     "A record without an event reaches its handler within this time in 99 of 100 cases.",
-    "Measure how long it takes from the commit of a record without an event to the first line of the handler that has "
-    "it, on an idle system: written by plain SQL, and by producers that are killed between commit and event. Targets: "
-    "p99 of 500 ms; with the listener a median of 10 ms.",
+    "Measures how long it takes from the commit of a record without an event to the first line of the handler that has "
+    "it, on an idle system. Records are written by plain SQL, and by producers that are killed between commit and "
+    "event. Targets: p99 of 500 ms; with the listener, a median of 10 ms.",
     _measure,
     (
         Option("records", 80, 2, 100_000, "Records of each kind, one by one."),

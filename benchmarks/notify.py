@@ -1,7 +1,7 @@
 """What an event costs the producer: an absorbed one, a first one, and many at once.
 
 The baselines are what it would call instead: `delay` of a plain Celery task, and the least that says anything to Redis,
-a SET with an expiry. No worker runs. Each kind is measured in blocks, in turn with the others.
+a SET with an expiry. No worker runs. Each kind is measured in blocks, alternating with the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["NOTIFY"]
 
 ABSORBED: Final = "notify_event.delay, absorbed"
 FIRST: Final = "notify_event.delay, first event"
-DELAY: Final = "delay of plain Celery"
+DELAY: Final = "`.delay()` of a plain Celery task"
 SET: Final = "SET of redis-py"
 
 MANY: Final = "notify_many, absorbed, ten events a tenant"
@@ -125,8 +125,8 @@ NOTIFY: Final = Benchmark(
     "notify",
     "An event that is absorbed by a burst costs one short Redis command.",
     "`notify_event.delay` takes this fraction of the time of `delay` of a plain Celery task.",
-    "Measure what an event costs the process that sends it: an absorbed one, a first one, and many in one call. The "
-    "baselines are delay of a plain Celery task and a SET with an expiry, one by one and pipelined.",
+    "Measures what an event costs the process that sends it: an absorbed event, a first event, and many in one call. "
+    "The baselines are `.delay()` of a plain Celery task and a SET with an expiry, one by one and pipelined.",
     _measure,
     (
         Option("calls", 1_000, 1, 100_000, "Calls of each kind in a round, one by one."),

@@ -26,7 +26,7 @@ _NOT_YET: Final = "Not measured yet.\n"
 _INTRODUCTION: Final = """# Benchmarks
 
 `make bench` runs the benchmarks and writes this page; do not edit it. Each benchmark measures its baselines in the same
-run, on the same servers, in turn with TaskBridge, so a ratio says more than a time. Run one yourself with
+run, on the same servers, alternating with TaskBridge, so a ratio says more than a time. Run one yourself with
 `python -m benchmarks NAME`; `python -m benchmarks.compare COMMIT NAME` compares two commits.
 
 ## Promises
@@ -55,7 +55,7 @@ _FRONT: Final = (
         "A lone event to the handler's first line, median ms",
         "first-event",
         "TaskBridge",
-        "plain Celery that reads",
+        "a plain Celery task that reads",
         "median ms",
     ),
     _Line(
@@ -70,14 +70,14 @@ _FRONT: Final = (
         "An event that joins a burst, µs for the producer",
         "notify",
         "notify_event.delay, absorbed",
-        "delay of plain Celery",
+        "`.delay()` of a plain Celery task",
         "median µs",
     ),
     _Line(
         "First events of very many tenants at once, runs/s",
         "storm",
         "TaskBridge",
-        "plain Celery, does nothing",
+        "plain Celery tasks that do nothing",
         "runs/s",
     ),
     _Line("Records of one tenant, records/s", "sweep", "taskbridge", "bare select", "records/s"),

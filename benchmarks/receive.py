@@ -2,7 +2,7 @@
 
 The bare endpoint is Starlette, too: it parses the body, inserts one row and commits. It checks no signature, knows
 neither versions nor repetitions, and notifies nobody. Both run under `taskbridge serve` on the same Postgres, each in
-one process, and are measured in turn. A process of its own sends the requests.
+one process, and are measured alternately. A process of its own sends the requests.
 """
 
 from __future__ import annotations
@@ -242,8 +242,8 @@ def _rising_table(borne: Mapping[str, _Borne], seconds: float) -> Table:
         f"Rising rates, until p99 passes {LONGEST_MS:g} ms",
         ("", "requests/s", "p99 ms", f"ratio of {OURS} to it"),
         [(name, one.rate, one.p99, borne[OURS].rate / one.rate if one.rate else 0) for name, one in borne.items()],
-        f"{seconds:g} s of each rate, each {FASTER:g} times the one before, and tried {TRIES} times before it counts "
-        "as too much. One process serves.",
+        f"Each rate lasts {seconds:g} s and is {FASTER:g} times the one before; it is tried {TRIES} times before it "
+        "counts as too much. One process serves.",
     )
 
 
@@ -259,12 +259,12 @@ def _overload_table(overloaded: _Overloaded, burst: int) -> Table:
 
 RECEIVE: Final = Benchmark(
     "receive",
-    "Webhooks are stored before they are answered, also under load.",
+    "Webhooks are stored before they are answered, even under load.",
     "99 of 100 requests are answered within this many times the time of a bare endpoint that inserts one row.",
-    "Measure how long a receiver of webhooks takes to answer after a request's last byte, and how many requests per "
+    "Measures how long a receiver of webhooks takes to answer after a request's last byte, and how many requests per "
     "second it can answer. The baseline is a bare Starlette endpoint that inserts one row and commits, under the same "
-    "server, in turn. Then send more requests at once than may wait: those answered with 200 are stored, and the rest "
-    "are told when to retry.",
+    "server, alternating with ours. Then sends more requests at once than may wait: those answered with 200 must be "
+    "stored, and the rest are told when to retry.",
     _measure,
     (
         Option("rate", 1_000, 1, 100_000, "Requests per second in each round."),

@@ -151,7 +151,7 @@ RECORD: Final = Benchmark(
     "record",
     "Records are written in your own transaction, one by one or many at once.",
     "One connection stores this many new records per second with `record_many`.",
-    "Write records many at a time (new, changed and unchanged ones) and one by one. The baseline is an INSERT of the "
+    "Writes records many at a time (new, changed and unchanged ones) and one by one. The baseline is an INSERT of the "
     "same rows into the same table without triggers, from documents that are already text.",
     _measure,
     (

@@ -181,17 +181,17 @@ def _report(found: Mapping[str, Sequence[Recovered]], keys: int, cap: float, bou
 
 
 NOTE: Final = (
-    "Counted until the handler is called. One second after the crash and every second from then on each key has an "
-    "event. A job of celery-once or celery-singleton would take all records of its key. With acks_late a job takes its "
-    "own record only: that of the next event runs as soon as it comes, and the interrupted one comes back after the "
-    "visibility timeout, one hour by default."
+    "Counted until the handler is called. One second after the crash, and every second from then on, each key has an "
+    "event. A job of celery-once or celery-singleton would take all records of its key. With acks_late a job handles "
+    "only its own record: the next event's job runs as soon as that event arrives, while the interrupted job comes "
+    "back only after the visibility timeout, one hour by default."
 )
 
 RECOVERY: Final = Benchmark(
     "recovery",
     "The work of a worker that was killed resumes within seconds.",
     "A tenant's next run starts within this many seconds after SIGKILL.",
-    "Measure how soon the work of a key resumes after SIGKILL of the worker that did it, while another worker lives. "
+    "Measures how soon the work of a key resumes after SIGKILL of the worker that did it, while another worker lives. "
     "The baselines are celery-once, celery-singleton and Celery with acks_late, at their defaults.",
     _measure,
     (

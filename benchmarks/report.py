@@ -122,7 +122,7 @@ class Benchmark:
         promise: what the README or the documentation promises, and this benchmark checks.
         meaning: what the first target's figure means for a user, in one sentence.
         text: what is measured against which baselines.
-        measure: takes the options by name; measures TaskBridge and the baselines in turn.
+        measure: takes the options by name; measures TaskBridge and the baselines alternately.
         options: what can be set on the command line.
         small: options with which it takes seconds; the figures then mean nothing.
         page: options that `make bench` uses instead of the defaults.

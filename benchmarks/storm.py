@@ -26,12 +26,12 @@ from taskbridge.process.runtime import Runtime
 __all__ = ["STORM"]
 
 OURS: Final = "TaskBridge"
-NOTHING: Final = "plain Celery, does nothing"
-READ: Final = "plain Celery, reads"
-FINISH: Final = "plain Celery, reads and marks as done"
+NOTHING: Final = "plain Celery tasks that do nothing"
+READ: Final = "plain Celery tasks that read"
+FINISH: Final = "plain Celery tasks that read and mark as done"
 WARM: Final = 100
 NOTE: Final = (
-    "All messages are in the queue when the clock starts. Only TaskBridge and the task that marks as done know "
+    "All messages are in the queue when the clock starts. Only TaskBridge and the tasks that mark records as done know "
     "afterwards what was handled."
 )
 PARKING: Final = "parked."
@@ -129,7 +129,7 @@ STORM: Final = Benchmark(
     "storm",
     "Batching costs no throughput, even if nothing can be batched.",
     "Runs that read records and move cursors start this many times as fast as Celery tasks that do nothing.",
-    "Measure how many runs per second begin when very many tenants have one first event each, all at once. The "
+    "Measures how many runs per second begin when very many tenants have one first event each, all at once. The "
     "baselines are plain Celery tasks that do nothing, that read the tenant's record, and that read it and mark it as "
     "done, with as many workers of the same kind.",
     _measure,

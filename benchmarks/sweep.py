@@ -126,8 +126,8 @@ def _measure(records: int, largest: int) -> Report:
                 "Cost of one run, in ms, beside records of the same tenant that are handled",
                 ("records in the table", *names),
                 rows,
-                f"Medians of {SAMPLES}, from begin to settle; the bare select reads the same records. "
-                "Slope: the exponent with which the cost grows; 0 is not at all, 1 in proportion.",
+                f"Medians of {SAMPLES} runs, from begin to settle; the bare select reads the same records. "
+                "Slope: the exponent with which the cost grows with the table; 0: not at all, 1: in proportion.",
             ),
         ],
         [
@@ -251,9 +251,9 @@ SWEEP: Final = Benchmark(
     "sweep",
     "A batch costs the same however many records the table holds, and no row is flagged as done.",
     "Reading, delivering and advancing records is this fraction as fast as only selecting them.",
-    "Measure how many pending records of one tenant are read, delivered and advanced in a second. The baselines read "
-    "the same documents: a bare select by pages, which marks nothing, and a queue with a flag on each row. Then "
-    "measure what one run costs as the table grows. Targets: 0.85 of the bare select, 4 times the flag queue.",
+    "Measures how many pending records of one tenant are read, delivered and advanced per second. The baselines read "
+    "the same documents: a bare select by pages, which marks nothing, and a queue with a flag on each row. Then it "
+    "measures what one run costs as the table grows. Targets: 0.85 of the bare select, 4 times the flag queue.",
     _measure,
     (
         Option("records", 50_000, 1_000, 10_000_000, "Pending records."),

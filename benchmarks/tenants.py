@@ -61,8 +61,8 @@ def _measure(tenants: int, due: int, seconds: float) -> Report:
                     "longest ms",
                 ),
                 rows,
-                "CPU time of Redis and of the worker's main process, before the others come due. It grows with the "
-                f"number of tenants by the exponent {growth:.2g}.",
+                "CPU time of Redis and of the worker's main process, before the others come due. It grows as a power "
+                f"of the number of tenants, with the exponent {growth:.2g}.",
             )
         ],
         [
@@ -119,7 +119,7 @@ TENANTS: Final = Benchmark(
     "tenants",
     "A tenant that waits is a deadline in Redis and holds no worker slot.",
     "A run starts at most this many milliseconds after it is due, in 99 of 100 cases, while many others wait.",
-    "Measure what waiting tenants cost (CPU of Redis and of the worker's main process, memory of Redis), and how late "
+    "Measures what waiting tenants cost (CPU of Redis and of the worker's main process, memory of Redis), and how late "
     "the runs of others start meanwhile. The baseline is the same worker while nobody waits.",
     _measure,
     (

@@ -61,9 +61,9 @@ class Settings:
     tail_listens: bool = False
     """Whether a worker also polls as soon as a source announces a commit (`taskbridge.announce`)."""
     notify_timeout: float = 0.25
-    """How long, in seconds, an event waits for Redis before it is given up; workers find its records anyway."""
+    """How long, in seconds, an event waits for Redis before it times out; workers find its records anyway."""
     statement_timeout: float = 10.0
-    """How long, in seconds, TaskBridge's own statements wait for Postgres before they are given up."""
+    """How long, in seconds, TaskBridge's own statements wait for Postgres before they time out."""
     transaction_timeout: float = 300.0
     """How long, in seconds, a handler's transaction may be idle, and how long each of its statements may take."""
 

@@ -2,7 +2,7 @@
 
 A command uses the servers of TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL. If neither is set, it uses those that
 `taskbridge up` is running for the data directory; if there are none, it fails. Only `taskbridge up` creates a database,
-so forgetting the variables never makes a command work on another database than intended.
+so forgetting the variables never makes a command work on a database other than the intended one.
 
 The choice is stored in the environment, where `Settings.read`, Celery and child processes find it. Make it before the
 first call of `taskbridge.process.runtime.runtime_of`.
@@ -164,7 +164,7 @@ def kept(data_dir: Path) -> Iterator[None]:
 
     This is for what must be done before `taskbridge up` can start again.
 
-    Raises: as `existing`, also if the data directory is empty; as `taskbridge.embedded.serve`.
+    Raises: as `existing`, even if the data directory is empty; as `taskbridge.embedded.serve`.
     """
     if not (data_dir / "lock").exists() or _found(data_dir):
         existing(data_dir)

@@ -21,7 +21,7 @@ COMMANDS: Final = {
     "adopt": ("adopt", "Use your own table as a source."),
     "dashboard": ("dashboard", "Serve the dashboard."),
     "doctor": ("doctor", "Find problems, and suggest remedies."),
-    "drain": ("pause", "Wait until all records are handled, then pause."),
+    "drain": ("pause", "Wait until all records are handled or in quarantine, then pause."),
     "env": ("env", "Print the URLs in use, for other shells."),
     "inspect": ("inspect", "Show why a tenant is not running, or where a record is."),
     "metrics": ("metrics", "Print Prometheus metrics."),

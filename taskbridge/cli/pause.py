@@ -139,7 +139,7 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
 @data_dir_option
 @json_option
 def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None, data_dir: Path, as_json: bool) -> None:
-    """Wait until all current records of TENANT, or of the pipeline, are handled, then pause it.
+    """Wait until all current records of TENANT, or of the pipeline, are handled or in quarantine, then pause it.
 
     If records are left after --timeout, nothing is paused, and the exit status is 1.
     """

@@ -24,7 +24,7 @@ def pipeline() -> None:
 
 @pipeline.command(epilog=examples("taskbridge pipeline remove old-export --yes"))
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Confirm that no worker declares it any more.")
+@click.option("--yes", is_flag=True, help="Confirm that no worker declares it any longer.")
 @data_dir_option
 @json_option
 def remove(name: str, yes: bool, data_dir: Path, as_json: bool) -> None:

@@ -131,7 +131,7 @@ def quarantine() -> None:
     help="Only records quarantined since then: a duration such as 2h, or a time such as 2026-01-31T08:00Z.",
 )
 @click.option("--all", "discarded", is_flag=True, help="Include discarded records.")
-@click.option("--unmatched", is_flag=True, help="List records that no criterion matched instead.")
+@click.option("--unmatched", is_flag=True, help="Instead, list records that no criterion matched.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of records.")
 @data_dir_option
 @json_option

@@ -120,7 +120,7 @@ class _Recording:
 @data_dir_option
 @json_option
 def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_json: bool) -> None:
-    """Record the messages of FILE, one JSON value per line, and notify the tenants that they match.
+    """Record the messages of FILE, one JSON value per line, and notify the tenants they belong to.
 
     Use `-` for standard input. Lines that cannot be recorded are skipped, and listed by number.
     """

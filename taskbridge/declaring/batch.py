@@ -49,13 +49,14 @@ class RetryAfter(Exception):
 
     Args:
         seconds: how long to wait; a number, or the text of a `Retry-After` header: a number of seconds or an HTTP date.
-            None (no header) and a text that is neither mean 30 s. The maximum is a day; a date in the past means 0.
+            None (no header), or text that is neither a number nor a date, means 30 s. The maximum is a day; a date in
+            the past means 0.
         scope: who waits. "tenant": this tenant only. "pipeline": all tenants of the pipeline, in all workers, because
             the downstream has one limit for all of them. After the wait a single run begins; each run that handles
             something doubles how many may be in progress, up to `max_runs`.
 
     Raises:
-        ValueError: `seconds` is none of these, or NaN; or `scope` is unknown.
+                        ValueError: `seconds` is of another type, or NaN; or `scope` is unknown.
     """
 
     def __init__(self, seconds: float | str | None, scope: Literal["tenant", "pipeline"] = "tenant") -> None:
@@ -127,8 +128,8 @@ class Batch(Sequence[Record]):
     """Records of one tenant, oldest first.
 
     A handler that returns has handled all of them except those it rejected. One that raises has handled none, unless it
-    marks each record when it is done (`handled`); it is called again, in the end with each record alone. It can raise
-    `RetryAfter` to be called again later.
+    marks each record when it is done (`handled`); it is called again, if need be with ever smaller batches, down to a
+    single record. It can raise `RetryAfter` to be called again later.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class Batch(Sequence[Record]):
         """The connection of the transaction that advances the cursor, opened on first use.
 
         What you write through it takes effect exactly once: it commits together with the cursor or not at all. Do not
-        commit or roll back; the runner does.
+        commit or roll back; the worker does.
         """
         return self._connect()
 
@@ -169,8 +170,8 @@ class Batch(Sequence[Record]):
         """A SQLAlchemy ORM session on `connection`, opened on first use.
 
         It is flushed when the handler returns. `commit` and `rollback` end a savepoint in the batch's transaction,
-        `close` does nothing. After the call its objects are detached. Do not use it from several threads or coroutines
-        at once; there is no AsyncSession.
+        `close` does nothing. After the call the session's objects are detached. Do not use it from several threads or
+        coroutines at once; there is no AsyncSession.
         """
         return self._open_session()
 
@@ -192,9 +193,9 @@ class Batch(Sequence[Record]):
     def reject(self, record: Record, reason: str) -> None:
         """Put one record of this batch into quarantine with `reason`; the others still count as handled.
 
-        It takes effect when the handler returns, or together with the records it marked as `handled`, and only if the
-        cursor advances. What the handler wrote for the record through `connection` is not undone. A reason is cut to
-        2,000 characters; an empty one becomes "no reason given".
+        The rejection takes effect when the handler returns, or together with the records that the handler marked as
+        `handled`, and only if the cursor advances. What the handler wrote for the record through `connection` is not
+        undone. A reason is cut to 2,000 characters; an empty one becomes "no reason given".
 
         Raises:
             ValueError: the record is not in this batch.
@@ -209,9 +210,9 @@ class Batch(Sequence[Record]):
         """Mark one record of this batch as done, for example after the request that was made for it.
 
         If the handler raises later, whatever it raises, the batch's first records up to the first one that was neither
-        handled nor rejected are not delivered again. If its process is killed they may be: the mark is in memory.
+        handled nor rejected are not delivered again. If its process is killed they may be, because marks are in memory.
         Marks have no effect if the handler raises after it used `connection`: what was written through it is rolled
-        back with the whole batch. To keep that, return `RetryAfter` instead.
+        back with the whole batch. To keep what was written, return `RetryAfter` instead.
 
         Raises:
             ValueError: the record is not in this batch.

@@ -130,7 +130,7 @@ def _items(criteria: object) -> tuple[object, ...]:
         return tuple(cast(Sequence[object], criteria))
     except TypeError:
         raise InvalidPolicy(
-            f"the criteria are of type {type(criteria).__name__}: pass a list of Criterion, also for a single one"
+            f"the criteria are of type {type(criteria).__name__}: pass a list of Criterion, even for a single one"
         ) from None
 
 

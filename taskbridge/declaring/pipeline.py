@@ -183,13 +183,13 @@ def pipeline(
         name: 1 to 63 characters of a-z, 0-9, `_` and `-`. It is part of messages, keys and tables, so it must not
             change.
         source: the source of its records, as in `record(..., source=...)`; by default the name of the pipeline.
-            Several pipelines may read one source, each at its own pace. It must not change either.
+            Several pipelines may read one source, each at its own pace. A pipeline's source must not change either.
         start: which records a new pipeline begins with: `everything`, only what is written from `now` on, or what is
             written from a given time on. It applies only when the pipeline is seen for the first time.
         policy: when runs may start.
         batch_size: maximum number of records per call of the handler; 1 to 100,000. A batch is smaller if the documents
             reach 64 MiB, if that many records would exceed `latency_budget`, and during bisection.
-        max_attempts: how often a record may fail alone before it goes to quarantine; 1 to 1,000.
+        max_attempts: how often a record may fail in a batch of its own before it goes to quarantine; 1 to 1,000.
         max_runs: how many runs of this pipeline may be in progress at once, over all workers; 0: no limit.
         rate_limit: how many records of this pipeline may be delivered per unit of time, or how often its handler may be
             called, over all workers and tenants: a `RateLimit`, or just its rate ("600/m", "10 calls/s"), or a tuple
@@ -197,15 +197,16 @@ def pipeline(
         tenant_rate_limit: the same for each tenant.
         latency_budget: the target for how many seconds the records of a batch add to one call of the handler. The first
             event of another tenant may have to wait for that call. If the call itself costs more than a quarter of
-            this, as an HTTP request does, the records may take four times that cost instead. Both costs are measured. A
-            larger value means fewer, larger batches. Not used with `DelaySinceLastRun`, whose records stay together.
+            this budget, as an HTTP request does, the records may take four times that cost instead. Both costs are
+            measured. A larger value means fewer, larger batches. Not used with `DelaySinceLastRun`, whose records stay
+            together.
         soft_time_limit: how many seconds one call of the handler may take. `Batch.seconds_left` counts down, and if the
             pool runs tasks in the main thread of a process (prefork, solo), Celery's `SoftTimeLimitExceeded` is raised
             in the handler; in other pools the handler has to check. A coroutine is cancelled in all pools.
         downstream_errors: exceptions that mean "the service I call is down", in addition to Python's `ConnectionError`
-            and `TimeoutError` and lost connections to Postgres, Redis and the broker. For them a record goes to
-            quarantine only on stronger evidence (docs/explanation/failures.md), and five in a row, from at least two
-            tenants, open the pipeline's circuit.
+            and `TimeoutError` and lost connections to Postgres, Redis and the broker. If a record fails with one of
+            them, it goes to quarantine only on stronger evidence (docs/explanation/failures.md), and five such
+            failures in a row, from at least two tenants, open the pipeline's circuit.
 
     Raises:
         InvalidName: the name is not allowed.

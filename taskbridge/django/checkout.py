@@ -98,7 +98,7 @@ class CheckedOut:
         connection_created.send(sender=type(self), connection=self)
 
     def close(self) -> None:
-        """Do nothing: the runner closes the connection. Programs routinely close connections to get a new one."""
+        """Do nothing: the worker closes the connection. Programs routinely close connections to get a new one."""
 
     def on_commit(self, func: Hook, robust: bool = False) -> None:
         """Keep a hook. This opens the transaction, so that the batch commits as a whole or not at all."""

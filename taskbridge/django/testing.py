@@ -58,8 +58,8 @@ def deliver(name: str) -> list[Delivered]:
     rate limits or retries.
 
     If the handler returns `RetryAfter`, it is in `batch.retry_after`. As in a worker, the handler's writes are kept if
-    it marked records with `batch.handled`, otherwise they are rolled back. The next call delivers the remaining
-    records, and further batches of the tenant, or of all tenants if the scope is "pipeline".
+    it marked records with `batch.handled`; otherwise they are rolled back. This call then delivers nothing more for
+    that tenant (for any tenant if the scope is "pipeline"); the next call delivers what is left.
 
     Raises:
         Exception: what the handler raised, including `RetryAfter`; all writes of this call are rolled back, and the
@@ -246,9 +246,9 @@ class Deployed:
     def run_all(self, *, through_failures: bool = False) -> int:
         """Find all saved records, with or without an event, perform all runs in this process, and return their number.
 
-        Arguments and errors are those of `taskbridge.testing.drain`. ConfigurationError is also raised in a
-        transaction, such as that of a TestCase, if nothing was found because a migration that adopts a table was not
-        run in the test database, and after the block of `deployed`.
+        Arguments and errors are those of `taskbridge.testing.drain`. ConfigurationError is also raised in three cases:
+        inside a transaction, such as a TestCase's; after the `deployed` block has ended; and if nothing was found
+        because a migration that adopts a table was not run in the test database.
         """
         self._check_lasts()
         alias = alias_of_handlers()

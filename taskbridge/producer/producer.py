@@ -51,7 +51,7 @@ class Bridge:
     With `notify="after commit"`, events are sent once the transaction has committed: one for each tenant that changed
     and each loaded pipeline that reads the source, and none for anything that was rolled back, with the transaction or
     with a savepoint. If Redis is unavailable at that moment, a warning is logged and nothing is raised: workers find
-    the records anyway. psycopg and asyncpg do not report commits, so with them this is refused.
+    the records anyway. psycopg and asyncpg do not report commits, so `notify` is refused with their connections.
     """
 
     app: Celery
@@ -70,7 +70,7 @@ class Bridge:
     ) -> bool:
         """Write or update one record of a source, in the transaction of `connection` or in one of its own.
 
-        Without `notify`, notify the pipelines that read the source yourself: call
+        Without `notify`, you have to notify the pipelines that read the source: call
         `notify_event.delay(tenant, pipeline)` after the commit if this returned True.
 
         Args:
@@ -118,8 +118,8 @@ class Bridge:
     ) -> dict[str, int]:
         """Write or update many records of a source, 5,000 per statement; each is (tenant, key, document).
 
-        If a key occurs several times for a tenant, the last one counts. Without `notify`, notify the tenants yourself
-        after the commit: `notify_many(changed, pipeline)`.
+        If a key occurs several times for a tenant, the last one counts. Without `notify`, you have to notify the
+        tenants after the commit: `notify_many(changed, pipeline)`.
 
         Returns:
             How many records changed, by tenant; tenants without a change are left out.
@@ -150,7 +150,8 @@ class Bridge:
     ) -> bool:
         """Write or update one record of the source `invoices`: as `record`, for the pipeline of that name.
 
-        Without `notify`, notify yourself: call `notify_event.delay(tenant)` after the commit if this returned True.
+        Without `notify`, you have to notify the tenant: call `notify_event.delay(tenant)` after the commit if this
+        returned True.
 
         Args:
             tenant: the tenant of the invoice; 1 to 200 characters.
@@ -186,7 +187,7 @@ class Bridge:
         connection: object = None,
         notify: AfterCommit | None = None,
     ) -> Recorded:
-        """Record one message of a pipeline with criteria, once per message id, and notify the tenant that it matches.
+        """Record one message of a pipeline with criteria, once per message id, and notify the tenant it belongs to.
 
         A message that matches no criterion is stored too, with the reason: see
         `taskbridge quarantine list --unmatched`.

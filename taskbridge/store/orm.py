@@ -17,7 +17,7 @@ class BatchSession(Session):
         )
 
     def close(self) -> None:
-        """Do nothing: `with batch.session as session:` must not undo what the runner is about to write."""
+        """Do nothing: `with batch.session as session:` must not undo what the worker is about to write."""
 
     def end(self) -> None:
         """Close it permanently: unflushed changes are dropped, and its objects are detached."""

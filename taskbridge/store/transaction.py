@@ -59,7 +59,7 @@ NO_BISECTION: Final = Bisection()
 _AT_WORK: Final = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
 ENDED_TRANSACTION: Final = (
     "the handler committed, rolled back or closed `batch.connection`, so what it wrote did not commit with the cursor: "
-    "leave the transaction to the runner, and use `batch.connection.begin_nested()` for a part of it"
+    "leave the transaction to the worker, and use `batch.connection.begin_nested()` for a part of it"
 )
 DEALLOCATED: Final = (
     "the handler deallocated prepared statements that are not its own (`DEALLOCATE ALL`): name those that it prepared"

@@ -37,7 +37,7 @@ def drain(
 ) -> int:
     """Perform the tenant's runs in this process until its runner has ended; return the number of runs.
 
-    The gate, the cursor, the runner and the handler are real. The gate's clock skips to each deadline, so nothing waits
+    The gate, the cursor, the runs and the handler are real. The gate's clock skips to each deadline, so nothing waits
     for a lease, a delay, a back-off or a rate limit. The messages of the runs stay in the broker. A tenant that has not
     been notified has no runner, so nothing is run even if records are pending.
 

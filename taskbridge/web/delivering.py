@@ -93,7 +93,7 @@ def deliver(
         per: what a request contains.
         headers: additional headers of each request.
         timeout: seconds for a whole request; less if the pipeline's soft time limit ends earlier.
-        connect_timeout: seconds of these for the connection.
+        connect_timeout: how many of those seconds may be spent on connecting (name resolution included).
         allow_private: whether to allow addresses that are not public. A name is resolved once for each connection,
             which uses the address that was checked.
         app: the Celery app on which TaskBridge is installed; None: the worker's.

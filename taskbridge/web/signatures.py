@@ -97,7 +97,8 @@ class Hmac:
         challenge: responds to a request that only checks the URL; see `Scheme`.
 
     Raises:
-        ConfigurationError: there is no secret, or it is empty; or the preamble has a value without a place to read it.
+        ConfigurationError: there is no secret, or it is empty; or `preamble` contains `{time}` without `time`, or
+            `{id}` without a single header as `delivery`.
     """
 
     secrets: Secrets = field(repr=False)

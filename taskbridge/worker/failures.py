@@ -1,9 +1,10 @@
 """What happens when a batch fails: back-off, the search for a bad record, quarantine, and the circuit's probes.
 
-A record goes to quarantine if it has failed alone `max_attempts` times and another record of its pipeline was handled
-since its last failure alone. If none was, other records of its tenant are tried. If those fail too, the downstream
-seems to be at fault: the tenant waits, nothing is quarantined, and if a second tenant has the same result the circuit
-opens. If a tenant has no other record, or all others are rejected, two such records may go to quarantine in a row.
+A record goes to quarantine if it has failed `max_attempts` times in a batch of its own, and another record of its
+pipeline has been handled since the last of these failures. If none has, other records of its tenant are tried. If those
+fail too, the downstream seems to be at fault: the tenant waits, nothing is quarantined, and if a second tenant has the
+same result the circuit opens. If a tenant has no other record, or all others are rejected, two such records may go to
+quarantine in a row.
 
 An error that blames the downstream needs stronger evidence: another record of the same tenant is handled and then this
 one fails again; or, if no other is handled, it fails four times as often while other tenants' records are handled. That

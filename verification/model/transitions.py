@@ -246,8 +246,8 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT,),
         _W,
         Answer.HELD,
-        "held until an operator starts it or a reminder arrives (paused tenants get none); otherwise deleted after a "
-        "day",
+        "held until an operator starts it or a reminder arrives, which happens only after the pause has ended; "
+        "otherwise deleted after a day",
     ),
     *_everywhere(Verb.PAUSED, Answer.LOST, TAKEN_OVER),
     *_everywhere(Verb.RETRY, Answer.LOST, TAKEN_OVER),

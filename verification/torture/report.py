@@ -82,8 +82,8 @@ def _beyond(stalled: Sequence[Recovery]) -> str:
         return "No recovery was beyond its bound."
     most = max(one.recovered - one.bound for one in stalled if one.recovered is not None)
     return (
-        f"{len(stalled)} recoveries were beyond their bound, by at most {most:.1f} s, and not by more than the machine "
-        "stood still."
+        f"{len(stalled)} recoveries were beyond their bound, by at most {most:.1f} s, but by no more than the machine "
+        "itself stalled."
     )
 
 
@@ -141,8 +141,8 @@ This run had {count} schedules, with seed {seed}. Most settings are scaled down 
   its commits.
 - **Pipelines.** Two, each with its own source and half of the tenants. The handler of `invoices` writes in the
   transaction that advances the cursor. The handler of `parcels` writes to a file and not through the batch's
-  connection, as if it called an HTTP API with idempotency keys. Its runs can therefore advance their cursors in one
-  exchange, and runs of both sources share a slot.
+  connection, as if it called an HTTP API with idempotency keys. So several runs of `parcels` can advance their cursors
+  in one round trip, and runs of both sources share a slot.
 - **Other users.** They know nothing of TaskBridge and write to an adopted table: one user all the time, and up to four
   more while its columns change or a backfill runs. Each has its own rows and keeps a ledger of its transactions.
   Postgres looks for deadlocks after 100 ms, so if TaskBridge took part in one, a user would be the victim.
@@ -161,19 +161,19 @@ can resume them.
 ## The result
 
 {table}
-"Alone" counts faults that struck alone, and "held up" those whose tenants had to wait. In a row that begins with "a
-record", one of three records of a tenant does this at every attempt, and the bound applies to the whole tenant: the
-record is in quarantine and the others are handled.
+"Alone" counts faults that struck alone, and "held up" those of them whose tenants had to wait. In a row that begins
+with "a record", one of three records of a tenant does this at every attempt, and the bound applies to the whole tenant:
+the record is in quarantine and the others are handled.
 
-A time runs from the moment in "counted from" to the tenant's next delivery, or for a record until its whole tenant is
-done. Not counted are
+A time runs from the moment in "counted from" to the tenant's next delivery or, in the rows of records, until the whole
+tenant is done. Not counted are
 
 - seconds in which fewer than two workers were ready, because a single one may be busy in a slow handler;
 - the wait for a slot, if all ready workers had calls of {long:g} s or more in every slot when the run became due: once,
   up to {longest:g} s, the longest call that producers ask for.
 
-A recovery is late only if it exceeds its bound by more than the time for which the machine itself stood still, which a
-process that only sleeps measures.
+A recovery is late only if it exceeds its bound by more than the time for which the machine itself stalled, as measured
+by a process that only sleeps.
 
 How the bounds are computed:
 
@@ -181,14 +181,14 @@ How the bounds are computed:
   at a record has another {look:g} s.
 - If the downstream of all handlers is unavailable, the circuit closes when a probe's call returns, which may be one of
   the longest calls.
-- If cursors are locked, runs that began together try each lock for 50 ms, first in one exchange per source and then one
-  by one, and do the same when they advance. Locked tenants come last: each attempt holds the slot for up to
+- If cursors are locked, runs that began together try each lock for 50 ms, first in one round trip per source and then
+  one by one, and do the same when they advance. Locked tenants come last: each attempt holds the slot for up to
   `TASKBRIDGE_STATEMENT_TIMEOUT`, and a back-off follows. If more than two are locked, all slots of a worker may wait
   like this, together with its reserved messages. If three runs fail, the circuit may open.
 
 The bound of "two of them at once" counts from the end of the later fault and is the sum of both bounds, plus
 
-- the turns of the others, if one fault gives many tenants a backlog and the other fault's tenant has one too;
+- the turns of the other tenants, if one fault gives many tenants a backlog and the other fault's tenant has one too;
 - the next wait, if messages are lost for so long that a republished message is lost as well;
 - `TASKBRIDGE_TRANSACTION_TIMEOUT`, if sessions go silent, since the other fault's handler may use one;
 - the lock and the circuit's first wait, if cursors are locked;
@@ -220,8 +220,8 @@ All of these must hold after each schedule; otherwise it counts as a violation.
 If a part of the torture itself raises an exception, or has no result within {within:g} minutes, the schedule counts as
 "harness failed". The run continues with the next schedule and exits with status 1.
 
-Workers that exit are restarted, as by a supervisor: a record may have killed one, and one that starts while Postgres or
-Redis is unavailable says so and exits.
+Workers that exit are restarted, as by a supervisor: a record may have killed a worker, and a worker that starts while
+Postgres or Redis is unavailable says so and exits.
 
 `python -m verification.torture --schedule SEED` repeats the schedule with that seed: the same faults and the same
 producers. At which moment of a run a fault strikes depends on the machine.

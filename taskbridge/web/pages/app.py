@@ -78,8 +78,8 @@ def dashboard(
             request. It may be a coroutine function; a plain function is called in a thread.
         actions: whether users can pause, resume, notify, retry and discard.
         show_documents: whether the page of a record shows its document.
-        hosts: the accepted host names. If empty, any host name is accepted with a password or `allow`, and only those
-            of this machine without.
+        hosts: the accepted host names. If empty: with a password or `allow`, any host name is accepted; with neither,
+            only this machine's.
 
     Raises:
         ConfigurationError: the password is too short.
