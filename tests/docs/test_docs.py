@@ -235,7 +235,7 @@ def test_the_dashboard_of_grafana_asks_for_every_metric_and_for_no_other() -> No
     assert named <= SAMPLES
     assert [one.name for one in METRICS if not any(name.startswith(one.name) for name in named)] == []
     labels = {label for query in asked for label in re.findall(r"\bby \(([^)]*)\)", query)}
-    assert labels <= {"pipeline", "server", "le, pipeline", "pipeline, le"}
+    assert labels <= {"pipeline", "server", "queue", "state", "le, pipeline", "pipeline, le"}
     # Each worker tells the figures of the whole deployment: added up, they would be counted once for each.
     of_all = {one.name for one in METRICS if one.group.scope == "deployment"}
     for query in asked:
