@@ -23,6 +23,7 @@ from taskbridge.settings import Settings
 from tests.docs import protocol_text, reference_text
 from tests.docs.printed import Printed
 from tests.scraping import SAMPLES
+from verification import redis_servers
 
 COMMANDS = cli.all_commands()
 
@@ -172,7 +173,9 @@ def test_every_python_example_compiles_and_what_it_imports_is_there() -> None:
 PRINTED = {Printed(protocol_text.PAGE, name): text_of for name, text_of in protocol_text.PARTS.items()}
 
 
-@pytest.mark.parametrize(("part", "text_of"), (PRINTED | reference_text.PARTS).items())
+@pytest.mark.parametrize(
+    ("part", "text_of"), (PRINTED | reference_text.PARTS | {redis_servers.PAGE: redis_servers.markdown}).items()
+)
 def test_the_pages_show_the_tables_that_the_code_has(part: Printed, text_of: Callable[[], str]) -> None:
     assert part.shown() == text_of(), "run `make docs`"
 
