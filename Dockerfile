@@ -1,4 +1,4 @@
-# The image of every service: workers, the migration, Flower, and `taskbridge` commands.
+# The image of every service: workers, the migration, Flower, the dashboard, and `taskbridge` commands.
 
 FROM python:3.12-slim AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
@@ -8,7 +8,8 @@ RUN pip install -c constraints.txt hatchling && python -m venv --without-pip /op
 # What it depends on is a layer of its own, so that a change of the code does not install it again.
 RUN python -c "import tomllib; \
         project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-        print(*project['dependencies'], *project['optional-dependencies']['cli'], 'flower', 'psycopg[binary]', sep='\n')" \
+        extras = project['optional-dependencies']; \
+        print(*project['dependencies'], *extras['cli'], *extras['web'], 'flower', 'psycopg[binary]', sep='\n')" \
         > requirements.txt \
     && pip --python /opt/taskbridge install -c constraints.txt -r requirements.txt
 COPY README.md LICENSE ./

@@ -108,12 +108,14 @@ fuzz: $(READY) ## Hostile requests at a receiver of webhooks and at POST /events
 search: $(READY) ## Larger searches over the states of the protocol (10 to 30 minutes, 8 GB)
 	$(BIN)/pytest -m search verification/model -v --durations=0 $(PYTEST_FLAGS)
 
-docs: $(READY) ## Print the schema, the transition table, the costs, the metrics, the limits and the measured figures into their pages
+docs: $(READY) ## Print the schema, the transition table, the costs, the metrics, the limits, the figures and the simulations into their pages
 	$(BIN)/python -m tests.store.schema_text
 	$(BIN)/python -m tests.docs.protocol_text
 	$(BIN)/python -m tests.costs.table
 	$(BIN)/python -m tests.docs.reference_text
 	$(BIN)/python -m benchmarks all docs/explanation --pages README.md --pages docs --render
+	$(BIN)/python -m verification.redis_servers
+	$(BIN)/python -m verification.scaling
 
 site: $(DOCUMENTED) ## Build the documentation site into .site, strictly; then `python -m http.server -d .site` shows it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -46,12 +46,12 @@ def scrape(port: int) -> dict[str, float]:
 
 
 def samples(text: str, pipeline: str = "invoices") -> dict[str, float]:
-    """Return the samples of one pipeline by name, with the bound of a bucket and the server of `up` after a space."""
+    """Return the samples of one pipeline by name, with the bound of a bucket or another label after a space."""
     found = {}
     for family in text_string_to_metric_families(text):
         for one in family.samples:
-            assert set(one.labels) <= {"pipeline", "server", "le"}
+            assert set(one.labels) <= {"pipeline", "server", "queue", "state", "le"}
             if one.labels.get("pipeline", pipeline) == pipeline:
-                after = [one.labels[name] for name in ("server", "le") if name in one.labels]
+                after = [one.labels[name] for name in ("server", "queue", "state", "le") if name in one.labels]
                 found[" ".join((one.name, *after))] = one.value
     return found

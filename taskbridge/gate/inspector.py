@@ -248,12 +248,21 @@ class Inspector:
 
     def queued(self) -> int | None:
         """Return how many messages are in the two queues of runs; None: the broker is another server, or unknown."""
-        if self._queues is None:
-            return None
+        waiting = self.waiting()
+        return None if self._queues is None else waiting["first"] + waiting["next"]
+
+    def waiting(self) -> dict[str, int]:
+        """Return how many runs wait for a worker slot: messages by queue, and tenants in the fair queue ("fair").
+
+        The two queues are left out if the broker is another server, or unknown.
+        """
+        queues = self._queues or {}
         with self._client.pipeline(transaction=False) as pipe:
-            for queue in self._queues.values():
-                pipe.llen(queue)
-            return int(sum(pipe.execute()))
+            for key in queues.values():
+                pipe.llen(key)
+            pipe.zcard(self._keys.fair_queue)
+            names = [*(queue.name.lower() for queue in queues), "fair"]
+            return dict(zip(names, pipe.execute(), strict=True))
 
     def longest_queued(self, tenants: Mapping[str, Sequence[str]], ttl_ms: int | None = None) -> dict[str, Queued]:
         """Return the longest-waiting run message and the runs in progress of each pipeline.

@@ -68,6 +68,8 @@ _AGES: Final = Group("ages", "Postgres", "deployment")
 _BACKLOGS: Final = Group("backlogs", "Redis, Postgres", "deployment")
 _SURVEYS: Final = Group("surveys", "Redis", "deployment")
 _MESSAGES: Final = Group("messages", "Redis", "deployment")
+_WAITING: Final = Group("waiting", "Redis", "deployment")
+_SLOTS: Final = Group("slots", "the scrape", "this worker")
 _LATENESS: Final = Group("lateness", "its ticker", "this worker")
 _ORPHANED: Final = Group("orphaned", "its ticker", "this worker")
 _SERVERS: Final = Group("servers", "the scrape", "this worker")
@@ -208,6 +210,14 @@ METRICS: Final = (
         "circuit.waiting",
     ),
     Metric(
+        "taskbridge_waiting_runs",
+        "gauge",
+        _WAITING,
+        "Runs that wait for a slot: messages in the queues `first` and `next`, and tenants in the fair queue, `fair`.",
+        label="queue",
+    ),
+    Metric("taskbridge_slots", "gauge", _SLOTS, "Worker slots that are `busy` or `idle` at the moment.", label="state"),
+    Metric(
         "taskbridge_tick_lateness_seconds",
         "histogram",
         _LATENESS,
@@ -260,6 +270,8 @@ class Metrics(Collector):
             self._read_postgres(names, found)
         found[_SERVERS] = {"redis": _SURVEYS in found, "postgres": _AGES in found}
         if self._in_worker:
+            busy, slots = self._runtime.busy_slots()
+            found[_SLOTS] = {"busy": busy, "idle": slots - busy}
             found[_LATENESS] = {name: self._runtime.lateness[name] for name in names}
             found[_ORPHANED] = {name: self._runtime.orphaned[name] for name in names}
         return found
@@ -296,6 +308,7 @@ class Metrics(Collector):
         gate = self._runtime.inspector
         surveys = self._by_pipeline(lambda some: gate.survey(some, MOST_TENANTS), names)
         found[_SURVEYS] = surveys
+        found[_WAITING] = gate.waiting()
         most = min(MOST_RUNNERS, MOST_TENANTS // max(1, len(surveys)))
         due = {name: survey.tenants[:most] for name, survey in surveys.items()}
         found[_MESSAGES] = self._by_pipeline(

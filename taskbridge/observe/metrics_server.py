@@ -1,10 +1,12 @@
-"""A worker's metrics port for Prometheus."""
+"""A worker's port for Prometheus, on which `/healthz` also answers liveness probes."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from celery import bootsteps
 
@@ -14,9 +16,12 @@ from taskbridge.process.runtime import Runtime, runtime_of, serves
 
 __all__ = ["MetricsStep", "serve"]
 
+STUCK_AFTER: Final = 120.0
+"""Seconds without progress after which a thread of the worker is stuck: no server can keep it waiting for so long."""
+
 
 def serve(runtime: Runtime) -> Callable[[], None]:
-    """Serve this worker's metrics over HTTP, and return a function that stops the server.
+    """Serve this worker's metrics and `/healthz` over HTTP, and return a function that stops the server.
 
     Raises:
         ConfigurationError: the address and port cannot be used, or prometheus-client is not installed.
@@ -35,12 +40,32 @@ def serve(runtime: Runtime) -> Callable[[], None]:
             f"metrics cannot be served on {address}, port {port} ({error}): stop the program that uses it, or change "
             "TASKBRIDGE_METRICS_PORT or TASKBRIDGE_METRICS_ADDRESS; each worker on a machine needs its own port"
         ) from error
+    server.set_app(_with_health(runtime, server.get_app()))
 
     def end() -> None:
         server.shutdown()
         server.server_close()
 
     return end
+
+
+def _with_health(runtime: Runtime, metrics_app: Any) -> Any:
+    """Return a WSGI application that answers `/healthz`, and leaves other paths to `metrics_app`.
+
+    The status is 200 as long as all threads of the worker make progress, whether or not the servers can be reached.
+    """
+
+    def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != "/healthz":
+            return metrics_app(environ, start_response)  # type: ignore[no-any-return]
+        now = time.monotonic()
+        seconds = {name: round(now - at, 3) for name, at in sorted(runtime.progress.copy().items())}
+        # Without any thread, the worker has not started them yet.
+        is_healthy = bool(seconds) and max(seconds.values()) <= STUCK_AFTER
+        start_response("200 OK" if is_healthy else "503 Service Unavailable", [("Content-Type", "application/json")])
+        return [json.dumps({"healthy": is_healthy, "seconds_since_progress": seconds}).encode()]
+
+    return answer
 
 
 class MetricsStep(bootsteps.StartStopStep):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -94,6 +95,8 @@ class Runtime:
         """The name of the worker of this process; empty outside of a worker."""
         self.idle_slots: Callable[[], int] = lambda: 1
         """Returns how many slots are free for tenants in the fair queue."""
+        self.busy_slots: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Returns how many slots of the worker of this process are busy, and how many there are."""
         self.serves: frozenset[str] = frozenset()
         """The queues that the worker of this process served when it started."""
         self.taken_from: frozenset[str] = frozenset()
@@ -106,6 +109,8 @@ class Runtime:
         """The pipelines whose tick failed in this process, and until when (`time.monotonic`) they are skipped."""
         self.turns_given: deque[float] = deque()
         """When this process's ticker recently gave tenants their turn, in seconds of the monotonic clock."""
+        self.progress: dict[str, float] = {}
+        """When each thread of this process's worker last made progress, by its name (`time.monotonic`)."""
         self.orphaned: Counter[str] = Counter()
         """How many orphaned tenants of each pipeline got a run from the reconciler of this process."""
         self.waits: dict[tuple[str, str], RetryAfter] | None = None
@@ -125,6 +130,10 @@ class Runtime:
         if self._app is None:
             raise RuntimeError("this runtime has no app")
         return self._app
+
+    def note_progress(self) -> None:
+        """Note that the current thread, one of the worker's own, makes progress: it succeeds or fails, and goes on."""
+        self.progress[threading.current_thread().name] = time.monotonic()
 
     @property
     def takes_first_events(self) -> bool:

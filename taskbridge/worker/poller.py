@@ -261,15 +261,20 @@ class Poller:
 
     def poll_pages(self) -> float:
         """Poll a page of each pipeline whose hold this process has or can take."""
-        with self._poll_lock:
+        while not self._poll_lock.acquire(timeout=LISTENS_EVERY):
+            self.runtime.note_progress()  # the other thread polls
+        try:
             began = time.monotonic()
             waits = [self._poll(name) for name in self.runtime.pipelines.names()]
             wait = min([self.runtime.settings.tail_interval, *waits])
             return max(LEAST_REST, wait - (time.monotonic() - began))
+        finally:
+            self._poll_lock.release()
 
     def _poll(self, name: str) -> float:
         """Poll a page if this process gets the hold; return the seconds until the next attempt."""
         state, interval = self.states[name], self.runtime.settings.tail_interval
+        self.runtime.note_progress()
         if state.rests_until > time.monotonic():
             return interval
         try:
@@ -328,12 +333,14 @@ class Poller:
 
     def _reconcile(self, name: str) -> float:
         state, began, interval = self.states[name], time.monotonic(), self.runtime.settings.base_interval
+        self.runtime.note_progress()
         if not state.reconciles_at <= began < state.holds_until:
             return interval
         lost, previous = state.lost, state.reconciling
         if state.retries is None and (previous is None or state.reconcile_extra):
             state.retries = retries_and_last_runs(self.runtime, name)
         self._keep_history(name, state, began)
+        self.runtime.note_progress()
         try:
             started, page = reconcile_page(self.runtime, name, previous, more_seconds=state.reconcile_extra)
             if started:

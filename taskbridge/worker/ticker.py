@@ -135,6 +135,10 @@ class TickerStep(bootsteps.StartStopStep):
         runtime.idle_slots = lambda: free_for_turns(
             runtime, served, int(worker.pool.num_processes) - len(worker_state.reserved_requests)
         )
+        runtime.busy_slots = lambda: (
+            min(len(worker_state.active_requests), int(worker.pool.num_processes)),
+            int(worker.pool.num_processes),
+        )
         poller = Poller(runtime)
         loops = {
             "owner": partial(keep_gate, runtime),
@@ -146,7 +150,8 @@ class TickerStep(bootsteps.StartStopStep):
         if runtime.settings.tail_listens:
             loops["listener"] = poller.listen
         for name, step in loops.items():
-            thread = threading.Thread(target=self._loop, args=(name, step), name=f"taskbridge-{name}", daemon=True)
+            arguments = (runtime, name, step)
+            thread = threading.Thread(target=self._loop, args=arguments, name=f"taskbridge-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -164,9 +169,10 @@ class TickerStep(bootsteps.StartStopStep):
         """End the threads; Celery calls this in a cold shutdown."""
         self.stop(worker)
 
-    def _loop(self, name: str, step: Callable[[], float]) -> None:
+    def _loop(self, runtime: Runtime, name: str, step: Callable[[], float]) -> None:
         wait, failed = 0.0, ""
         while not self._stopping.wait(wait):
+            runtime.note_progress()
             try:
                 wait = step()
             except Exception as error:

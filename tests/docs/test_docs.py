@@ -23,6 +23,7 @@ from taskbridge.settings import Settings
 from tests.docs import protocol_text, reference_text
 from tests.docs.printed import Printed
 from tests.scraping import SAMPLES
+from verification import redis_servers
 
 COMMANDS = cli.all_commands()
 
@@ -172,7 +173,9 @@ def test_every_python_example_compiles_and_what_it_imports_is_there() -> None:
 PRINTED = {Printed(protocol_text.PAGE, name): text_of for name, text_of in protocol_text.PARTS.items()}
 
 
-@pytest.mark.parametrize(("part", "text_of"), (PRINTED | reference_text.PARTS).items())
+@pytest.mark.parametrize(
+    ("part", "text_of"), (PRINTED | reference_text.PARTS | {redis_servers.PAGE: redis_servers.markdown}).items()
+)
 def test_the_pages_show_the_tables_that_the_code_has(part: Printed, text_of: Callable[[], str]) -> None:
     assert part.shown() == text_of(), "run `make docs`"
 
@@ -235,7 +238,7 @@ def test_the_dashboard_of_grafana_asks_for_every_metric_and_for_no_other() -> No
     assert named <= SAMPLES
     assert [one.name for one in METRICS if not any(name.startswith(one.name) for name in named)] == []
     labels = {label for query in asked for label in re.findall(r"\bby \(([^)]*)\)", query)}
-    assert labels <= {"pipeline", "server", "le, pipeline", "pipeline, le"}
+    assert labels <= {"pipeline", "server", "queue", "state", "le, pipeline", "pipeline, le"}
     # Each worker tells the figures of the whole deployment: added up, they would be counted once for each.
     of_all = {one.name for one in METRICS if one.group.scope == "deployment"}
     for query in asked:

@@ -64,6 +64,7 @@ def test_the_figures_of_a_burst_are_those_of_the_ledger(deployment: Deployment) 
     for at_rest in ("failed_runs_total", "failing_tenants", "pending_records", "quarantined_records", "runners"):
         assert found[f"taskbridge_{at_rest}"] == 0
     assert found["taskbridge_up redis"] == found["taskbridge_up postgres"] == 1
+    assert (found["taskbridge_slots busy"], found["taskbridge_slots idle"]) == (0, 2)
     assert {name.partition(" ")[0] for name in found} == SAMPLES
 
 
@@ -78,8 +79,21 @@ def test_a_killed_runner_and_lost_messages_are_told_apart(deployment: Deployment
     assert deployment.redis.delete("taskbridge.first") == 1
     gate.us += 6_000_000
     assert gate.expire("invoices", ["killed", "lost"]) == [Answer.REISSUED, Answer.REPUBLISHED]
+    deployment.redis.zadd("sync:fair-queue", {"invoices:waiting": 1})
     found = samples(Metrics(inline.runtime).text())
+    assert found["taskbridge_waiting_runs fair"] == 1
     assert (found["taskbridge_runs_replaced_total"], found["taskbridge_messages_republished_total"]) == (1, 1)
+
+
+@pytest.mark.e2e
+def test_busy_slots_and_runs_that_wait_are_counted(deployment: Deployment) -> None:
+    with serving(deployment, "-c", "1", handler_seconds=2.0) as (_, port):
+        for tenant in ("a", "b", "c"):
+            deployment.save(tenant, "1")
+        found = wait_until(lambda: seen if (seen := scrape(port))["taskbridge_slots busy"] else {}, "a slot is busy")
+        assert found["taskbridge_slots idle"] == 0
+        assert found["taskbridge_waiting_runs first"] >= 1
+        assert found["taskbridge_waiting_runs next"] == 0
 
 
 @pytest.mark.e2e

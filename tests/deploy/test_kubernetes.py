@@ -1,0 +1,149 @@
+"""The manifests are valid, fit together, and scale without flapping in a simulated day."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from taskbridge.settings import Settings, unknown_variables
+from tests.scraping import SAMPLES
+from verification.scaling import MANIFESTS, PAGE, days, load, markdown, slots_of_a_worker
+
+KUBERNETES = ("1.33", "1.37")
+DOCUMENTS = [
+    document
+    for file in sorted(MANIFESTS.glob("*.yaml"))
+    if file.name != "kustomization.yaml"
+    for document in yaml.safe_load_all(file.read_text(encoding="utf-8"))
+]
+
+
+def closed(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
+
+
+TEXT, WHOLE = {"type": "string"}, {"type": "integer", "minimum": 0}
+SCALING = closed(
+    stabilizationWindowSeconds=WHOLE | {"maximum": 3600},
+    selectPolicy={"enum": ["Max", "Min", "Disabled"]},
+    policies={
+        "type": "array",
+        "items": closed(
+            ("type", "value", "periodSeconds"),
+            type={"enum": ["Pods", "Percent"]},
+            value=WHOLE | {"minimum": 1},
+            periodSeconds=WHOLE | {"minimum": 1, "maximum": 1800},
+        ),
+    },
+)
+PROMETHEUS = dict.fromkeys(("serverAddress", "query", "threshold", "activationThreshold", "namespace", "timeout"), TEXT)
+SCALED_OBJECT = closed(
+    ("spec",),
+    apiVersion={"const": "keda.sh/v1alpha1"},
+    kind={"const": "ScaledObject"},
+    metadata=closed(("name",), name=TEXT),
+    spec=closed(
+        ("scaleTargetRef", "triggers"),
+        scaleTargetRef=closed(("name",), name=TEXT, kind=TEXT, apiVersion=TEXT),
+        pollingInterval=WHOLE | {"minimum": 1},
+        cooldownPeriod=WHOLE,
+        minReplicaCount=WHOLE,
+        maxReplicaCount=WHOLE | {"minimum": 1},
+        advanced=closed(horizontalPodAutoscalerConfig=closed(behavior=closed(scaleUp=SCALING, scaleDown=SCALING))),
+        triggers={
+            "type": "array",
+            "minItems": 1,
+            "items": closed(
+                ("type", "metadata"),
+                type={"const": "prometheus"},
+                metadata=closed(
+                    ("serverAddress", "query", "threshold"),
+                    **PROMETHEUS,
+                    ignoreNullValues={"enum": ["true", "false"]},
+                ),
+            ),
+        },
+    ),
+)
+"""What may be in a ScaledObject, as far as we use it: what KEDA's CRD and its Prometheus scaler accept."""
+
+
+def check(document: dict[str, Any], version: str = KUBERNETES[-1]) -> None:
+    if document["kind"] == "ScaledObject":
+        jsonschema.validate(document, SCALED_OBJECT)
+    else:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def paths(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the path of each mapping in a document."""
+    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [path] * isinstance(node, dict) + [found for key, value in entries for found in paths(value, (*path, key))]
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_the_manifests_are_valid(version: str) -> None:
+    for document in DOCUMENTS:
+        check(document, version)
+
+
+def test_a_field_that_does_not_exist_is_found_wherever_it_is() -> None:
+    # These map names of any kind.
+    free = ("data", "labels", "matchLabels", "annotations", "requests", "limits", "metadata", "emptyDir")
+    for document in DOCUMENTS:
+        for path in paths(document):
+            if path and path[-1] in free:
+                continue
+            broken = copy.deepcopy(document)
+            place: Any = broken
+            for key in path:
+                place = place[key]
+            place["misspelt"] = 1
+            with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+                check(broken)
+
+
+def test_what_the_manifests_name_is_there() -> None:
+    kustomization = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text(encoding="utf-8"))
+    assert sorted([*kustomization["resources"], "kustomization.yaml"]) == sorted(
+        file.name for file in MANIFESTS.glob("*.yaml")
+    )
+    config = load("config.yaml", "ConfigMap")
+    assert unknown_variables(config["data"]) == []
+    settings = Settings.read(config["data"])
+    pods = [document["spec"]["template"] for document in DOCUMENTS if document["kind"] in ("Deployment", "Job")]
+    assert len(pods) == 3
+    for pod in pods:
+        # A Service's variables could be taken for settings.
+        assert pod["spec"]["enableServiceLinks"] is False
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        (container,) = pod["spec"]["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert {"requests", "limits"} == set(container["resources"])
+        assert [one["configMapRef"]["name"] for one in container["envFrom"] if "configMapRef" in one] == ["taskbridge"]
+    worker = load("worker.yaml", "Deployment")
+    spec = worker["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert [port["containerPort"] for port in container["ports"]] == [settings.metrics_port]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    # One batch, and the 30 s that billiard waits for the reader of a pool process's result.
+    assert spec["terminationGracePeriodSeconds"] > settings.run_budget + 30 + 20
+    scaled = load("scaledobject.yaml", "ScaledObject")["spec"]
+    assert scaled["scaleTargetRef"]["name"] == worker["metadata"]["name"]
+    (trigger,) = scaled["triggers"]
+    assert set(re.findall(r"\btaskbridge_\w+", trigger["metadata"]["query"])) <= SAMPLES
+    assert float(trigger["metadata"]["threshold"]) == slots_of_a_worker() / 2
+
+
+def test_a_day_of_bursts_does_not_flap_and_the_page_shows_it() -> None:
+    by_rule = days()
+    # A surge may begin just after a worker was stopped.
+    assert by_rule["as shipped"].flaps <= 2
+    assert by_rule["length of the queues"].flaps > 20
+    assert PAGE.shown() == markdown(by_rule)
