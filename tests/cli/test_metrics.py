@@ -20,7 +20,7 @@ from tests.cli.scenes import declare, hold_back, stood
 from tests.quarantined import put_in_quarantine
 from tests.scraping import SAMPLES, samples
 
-OF_WORKERS = {one.name for one in METRICS if one.group.source == "its ticker"}
+OF_WORKERS = {one.name for one in METRICS if one.group.scope == "this worker"} - {"taskbridge_up"}
 
 NOT_KNOWN = {"taskbridge_pending_records", "taskbridge_oldest_pending_seconds"}
 """What nobody knows where no worker looks for records and no tenant with some has a runner."""
