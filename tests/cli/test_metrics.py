@@ -117,11 +117,11 @@ def test_a_redis_that_drops_keys_is_warned_of(taskbridge: Program) -> None:
 
 
 def test_a_pipeline_that_no_round_looks_at_is_named(taskbridge: Program, engine: Engine) -> None:
-    stood(engine, "tail", 10)
     for seconds, expected in (
         (200, "ok: workers poll for records"),
         (4000, "warning: invoices: the reconciler is not"),
     ):
+        stood(engine, "tail", 0)
         stood(engine, "base", seconds)
         (text,) = findings(taskbridge("doctor", "--json"))["work"]
         assert text.startswith(expected)
