@@ -15,12 +15,14 @@ from typing import Any, Final, NamedTuple
 
 import redis
 from redis.exceptions import (
+    AskError,
     BusyLoadingError,
     ClusterDownError,
     MasterDownError,
     MovedError,
     ReadOnlyError,
     ResponseError,
+    TryAgainError,
 )
 
 from taskbridge.common.texts import one_line
@@ -52,8 +54,14 @@ FOREIGN_CLUSTER_STATE: Final = "TB001"
 """The SQLSTATE that the triggers raise in that case."""
 
 REDIS_AWAY: Final = (redis.ConnectionError, redis.TimeoutError)
-REDIS_SWITCHED: Final = (ReadOnlyError, BusyLoadingError, MasterDownError, ClusterDownError, MovedError)
-"""Errors of a server that is not, or not yet, the one to use; open connections may lead to it after a switchover."""
+REDIS_SWITCHED: Final = (
+    *(ReadOnlyError, BusyLoadingError, MasterDownError),
+    *(ClusterDownError, MovedError, AskError, TryAgainError),
+)
+"""Errors of a server that is not, or not yet, the one to use; open connections may lead to it after a switchover.
+
+A node of a cluster answers with the last two while a slot is being moved.
+"""
 _NESTED: Final = re.compile(r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|MOVED)\b")
 """The same errors in the text of a script's error, for which redis-py has no class."""
 _REFUSED: Final = re.compile(r"\b(MISCONF|NOREPLICAS|OOM|BUSY)\b")

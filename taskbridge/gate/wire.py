@@ -26,8 +26,9 @@ from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
-from taskbridge.common.sentinel import SentinelAddress
+from taskbridge.common.sentinel import SentinelAddress, node_urls
 from taskbridge.common.server_errors import REDIS_AWAY, REDIS_SWITCHED, is_switched
+from taskbridge.gate.cluster import Nodes, to_slot
 
 __all__ = ["COMMAND", "Call", "Wire", "client", "deadline"]
 
@@ -50,7 +51,9 @@ INTERACTIVE_TIMEOUT: Final = 2.0
 """Seconds that a command or a page waits for a reply of Redis, up to twice."""
 
 
-def client(url: str, seconds: float | None = None, *, interactive: bool = False) -> redis.Redis:
+def client(
+    url: str, seconds: float | None = None, *, interactive: bool = False, slot_key: str | None = None
+) -> redis.Redis:
     """Return a client for `url`. It times out instead of hanging if Redis does not answer.
 
     If the server is no longer the one to use (after a failover), it reconnects. With `max_connections` in the URL,
@@ -60,6 +63,7 @@ def client(url: str, seconds: float | None = None, *, interactive: bool = False)
         url: where Redis is.
         seconds: the longest time that a call may take; the block of `deadline` around the call sets the actual limit.
         interactive: a person waits for the reply, so the client gives up sooner than that of a worker.
+        slot_key: a key; if the server is a node of a cluster, the client uses the node with the slot of this key.
 
     Raises:
         ValueError: the URL cannot be read.
@@ -80,7 +84,11 @@ def client(url: str, seconds: float | None = None, *, interactive: bool = False)
         kind = redis.BlockingConnectionPool
         options["timeout"] = seconds or options["socket_timeout"]
     address = SentinelAddress.of(url)
-    pool = kind.from_url(url, **options) if address is None else _primary(address, options, seconds)
+    urls = node_urls(url)
+    pool = kind.from_url(urls[0], **options) if address is None else _primary(address, options, seconds)
+    if slot_key is not None and url.startswith("redis"):
+        pool.connection_class = to_slot(pool.connection_class)
+        pool.connection_kwargs["nodes"] = Nodes(urls, slot_key)
     if seconds is not None:
         pool.connection_class = _with_deadline(pool.connection_class)
     return redis.Redis.from_pool(pool)

@@ -234,7 +234,8 @@ def _tables(examined: _Examined) -> Findings:
 
 
 def _redis(examined: _Examined) -> Findings:
-    examined.runtime.gate.check_version()
+    examined.runtime.gate.check_server()
+    examined.runtime.gate.check_scripts()
     info = examined.redis_info
     if info is None:
         yield _warning(

@@ -249,7 +249,8 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
         runtime = runtime_of(app)
         runtime.pipelines.names()
         with _report_silence("Redis", "Redis"), translated_errors():
-            runtime.gate.check_version()
+            runtime.gate.check_server()
+            runtime.gate.check_scripts()
         runtime.check(redis=False)
         # If Redis refuses writes for now, the worker's thread takes ownership later.
         with translated_errors(), suppress(RedisError):

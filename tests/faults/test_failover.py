@@ -1,11 +1,11 @@
-"""Several servers of Redis: a primary behind Sentinel that is killed under load, and a cluster, which is refused."""
+"""Several servers of Redis: a primary behind Sentinel and a cluster, of which one is killed under load."""
 
 from __future__ import annotations
 
 import itertools
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +16,15 @@ import redis
 from sqlalchemy import Engine
 
 from taskbridge.embedded import Guarded, Servers
-from taskbridge.embedded.binaries import find_redis
 from taskbridge.embedded.launch import free_port
 from taskbridge.errors import ConfigurationError, Unavailable
+from taskbridge.gate import Keys
 from taskbridge.integration.app import make_app
+from taskbridge.integration.checks import Level, examine
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record_invoice
 from tests.deployment import Deployment
+from tests.redis_cluster import redis_cluster, redis_server
 from tests.waiting import taking_at_most, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -30,24 +32,6 @@ pytestmark = pytest.mark.e2e
 PASSWORD = "a password/with@signs"
 QUOTED = "a%20password%2Fwith%40signs"
 TENANTS = [f"tenant-{number}" for number in range(20)]
-
-
-def answers(client: redis.Redis) -> bool:
-    with suppress(redis.RedisError):
-        return bool(client.ping())
-    return False
-
-
-@contextmanager
-def server(directory: Path, port: int, settings: str, *options: str) -> Iterator[Guarded]:
-    file = directory / f"{port}.conf"
-    file.write_text(f"bind 127.0.0.1\nport {port}\n{settings}")
-    command: list[str | Path] = [find_redis(None), file, *options]
-    with (
-        (directory / f"{port}.log").open("wb") as output,
-        Guarded(command, output=output, directory=directory) as running,
-    ):
-        yield running
 
 
 class Watched:
@@ -84,7 +68,7 @@ class Watched:
         return self._run(port, f'save ""\n{password}{more}')
 
     def _run(self, port: int, settings: str, *options: str) -> Guarded:
-        return self._stack.enter_context(server(self._directory, port, settings, *options))
+        return self._stack.enter_context(redis_server(self._directory, port, settings, *options))
 
 
 @pytest.fixture
@@ -94,64 +78,81 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 
 @contextmanager
-def deployed(engine: Engine, servers: Servers, tmp_path: Path, watched: Watched) -> Iterator[Deployment]:
-    """A deployment whose producer and workers know only the Sentinels."""
+def deployed(
+    engine: Engine, servers: Servers, tmp_path: Path, *, has_own_broker: bool = False, **settings: Any
+) -> Iterator[Deployment]:
+    """A deployment with these settings in its producer and its workers; its own broker is the session's Redis."""
     made = Deployment(engine, servers.redis_url, tmp_path)
     made.app.close()
-    made.settings = replace(made.settings, redis_url=watched.url, notify_timeout=0.25)
+    broker_url = made.settings.redis_url if has_own_broker else ""
+    made.settings = replace(made.settings, notify_timeout=0.25, broker_url=broker_url, **settings)
     bridge = make_app(made.settings)
     made.app, made.notify_event = bridge.app, bridge.notify_event
     yield made
     made.close()
 
 
+def work_while(shop: Deployment, fails: Callable[[], object], has_failed_over: Callable[[], object]) -> None:
+    """Record and notify, let a server fail meanwhile, and wait until all that was recorded is delivered once."""
+    with shop.worker() as worker:
+        shop.save("warm", "1")
+        wait_until(lambda: shop.deliveries() == [("warm", "1")], "the first one is delivered")
+        refused = 0
+        for number, tenant in itertools.product(range(15), TENANTS):
+            if (number, tenant) == (5, TENANTS[0]):
+                fails()
+            record_invoice(shop.engine, tenant, str(number), {})
+            try:
+                shop.notify_event.delay(tenant)
+            except Unavailable:
+                refused += 1
+            time.sleep(0.005)
+        shop.execute(
+            "INSERT INTO taskbridge.records (source, tenant, key, document) "
+            "SELECT 'invoices', 'sql', n::text, '{}' FROM generate_series(1, 20) n"
+        )
+        wait_until(has_failed_over, "another server is the primary")
+        expected = {("warm", "1"), *(("sql", str(number)) for number in range(1, 21))}
+        expected |= {(tenant, str(number)) for number in range(15) for tenant in TENANTS}
+        wait_until(lambda: expected <= set(shop.deliveries()), "all are delivered", 30)
+        assert len(shop.deliveries()) == len(expected), "each once"
+        assert worker.process.poll() is None
+        shop.notify_event.delay("warm")
+        shop.wait_until_idle()
+        assert 0 < refused < 300
+        assert [one for one in examine(runtime_of(shop.app)) if one.level is Level.PROBLEM] == []
+
+
 def test_a_failover_under_load_loses_nothing(
     engine: Engine, servers: Servers, tmp_path: Path, watched: Watched
 ) -> None:
-    with deployed(engine, servers, tmp_path, watched) as shop:
+    with deployed(engine, servers, tmp_path, redis_url=watched.url) as shop:
         assert runtime_of(shop.app).publishes_in_gate
-        with shop.worker() as worker:
-            shop.save("warm", "1")
-            wait_until(lambda: shop.deliveries() == [("warm", "1")], "the first one is delivered")
-            refused = 0
-            for number, tenant in itertools.product(range(15), TENANTS):
-                if (number, tenant) == (5, TENANTS[0]):
-                    watched.primary.stop()
-                record_invoice(engine, tenant, str(number), {})
-                try:
-                    shop.notify_event.delay(tenant)
-                except Unavailable:
-                    refused += 1
-                time.sleep(0.005)
-            with engine.begin() as connection:
-                connection.exec_driver_sql(
-                    "INSERT INTO taskbridge.records (source, tenant, key, document) "
-                    "SELECT 'invoices', 'sql', n::text, '{}' FROM generate_series(1, 20) n"
-                )
-            wait_until(lambda: watched.address() == watched.ports[1], "the replica is the primary")
-            expected = {("warm", "1"), *(("sql", str(number)) for number in range(1, 21))}
-            expected |= {(tenant, str(number)) for number in range(15) for tenant in TENANTS}
-            wait_until(lambda: expected <= set(shop.deliveries()), "all are delivered", 30)
-            assert len(shop.deliveries()) == len(expected), "each once"
-            assert worker.process.poll() is None
-            shop.notify_event.delay("warm")
-            shop.wait_until_idle()
-            assert 0 < refused < 300
+        work_while(shop, watched.primary.stop, lambda: watched.address() == watched.ports[1])
 
 
-def test_a_cluster_is_refused_at_the_start_of_a_worker(deployment: Deployment, tmp_path: Path) -> None:
-    port = next(port for port in iter(free_port, 0) if port < 55_000)  # the nodes' own port is higher by 10,000
-    with server(tmp_path, port, 'save ""\ncluster-enabled yes\n'):
-        client: Any = redis.Redis(port=port)
-        wait_until(lambda: answers(client), "it answers")
-        client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
-        settings = replace(deployment.settings, redis_url=f"redis://127.0.0.1:{port}/0")
-        with pytest.raises(ConfigurationError, match="Redis Cluster"):
+def test_a_failover_in_a_cluster_loses_nothing(engine: Engine, servers: Servers, tmp_path: Path) -> None:
+    keys = Keys("{shop}")
+    with redis_cluster(tmp_path, replicas=1, password="secret") as cluster:
+        owner = cluster.owner_of(keys.owner)
+        settings = {"redis_url": cluster.url, "key_prefix": keys.prefix}
+        with deployed(engine, servers, tmp_path, has_own_broker=True, **settings) as shop:
+            work_while(shop, owner.process.stop, lambda: cluster.owner(keys.owner) not in (None, owner))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "reason"),
+    [("shop", "set TASKBRIDGE_KEY_PREFIX to a name in braces"), ("{shop}", "set TASKBRIDGE_BROKER_URL")],
+)
+def test_a_cluster_that_cannot_be_used_is_refused_at_the_start_of_a_worker(
+    deployment: Deployment, tmp_path: Path, prefix: str, reason: str
+) -> None:
+    with redis_cluster(tmp_path, masters=1) as cluster:
+        settings = replace(deployment.settings, redis_url=cluster.url, key_prefix=prefix)
+        with pytest.raises(ConfigurationError, match=reason):
             runtime_of(make_app(settings).app).check()
-        with (
-            pytest.raises(AssertionError, match="names a Redis Cluster"),
-            deployment.worker(TASKBRIDGE_REDIS_URL=settings.redis_url),
-        ):
+        variables = {"TASKBRIDGE_REDIS_URL": cluster.url, "TASKBRIDGE_KEY_PREFIX": prefix}
+        with pytest.raises(AssertionError, match=reason), deployment.worker(**variables):
             pass
 
 

@@ -1,0 +1,106 @@
+"""Connections to a Redis Cluster, which a deployment uses as one server: the node that has its slot.
+
+All keys of a deployment are in one slot, because their prefix is a hash tag, such as `{shop}`. Before a connection is
+used, it asks for a key of the deployment, and follows the redirection if the node does not have the slot. After a
+failover or a move of the slot, nodes answer MOVED, and `taskbridge.gate.wire` reconnects.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import redis
+from redis.exceptions import ClusterDownError, MovedError, ResponseError
+
+from taskbridge.common.server_errors import REDIS_AWAY
+
+__all__ = ["Nodes", "to_slot"]
+
+MOST_REDIRECTIONS: Final = 5
+
+Address = tuple[str, int]
+
+
+class Nodes:
+    """The addresses of a cluster's nodes, shared by the connections of a pool; the slot's last known node comes first.
+
+    Args:
+        urls: the nodes to ask first.
+        key: any key of the deployment.
+    """
+
+    def __init__(self, urls: list[str], key: str) -> None:
+        self.key = key
+        parts = map(urlsplit, urls)
+        self.addresses: list[Address] = [(part.hostname or "localhost", part.port or 6379) for part in parts]
+        self.owner: Address | None = None
+
+    def found(self, owner: Address, others: list[Address]) -> None:
+        """Remember which node has the slot, and the other nodes, which are asked when it is gone."""
+        self.owner = owner
+        self.addresses = [*dict.fromkeys([owner, *self.addresses, *others])]
+
+
+class _ToSlot:
+    """Mixin for a redis-py connection that connects to the node with the slot."""
+
+    host: str
+    port: int
+    _sock: Any
+
+    def __init__(self, *, nodes: Nodes, **options: Any) -> None:
+        self._nodes = nodes
+        super().__init__(**options)
+
+    def connect(self) -> None:
+        """Connect to the node with the slot; the nodes are asked one after the other."""
+        if self._sock is not None:
+            return
+        failure: Exception | None = None
+        for address in self._nodes.addresses:
+            try:
+                self._follow(address)
+            except (*REDIS_AWAY, ClusterDownError) as error:
+                failure = error
+            else:
+                return
+        raise failure or redis.ConnectionError("no node of the cluster is known")
+
+    def _follow(self, address: Address) -> None:
+        connection: Any = super()
+        for _ in range(MOST_REDIRECTIONS):
+            self.host, self.port = address
+            connection.connect()
+            try:
+                self._ask("GET", self._nodes.key)
+                if address != self._nodes.owner:
+                    self._nodes.found(address, self._others())
+            except MovedError as moved:
+                connection.disconnect()
+                # A node that does not know the name under which it is reached leaves it out.
+                address = moved.host or self.host, moved.port
+            except BaseException:
+                connection.disconnect()
+                raise
+            else:
+                return
+        raise redis.ConnectionError("the nodes of the cluster do not agree on who has the slot")
+
+    def _others(self) -> list[Address]:
+        """Return the nodes that this one knows; none if it is no node of a cluster, or does not tell this user."""
+        with suppress(ResponseError):
+            ranges = self._ask("CLUSTER", "SLOTS")
+            return [(node[0] or self.host, node[1]) for _, _, *nodes in ranges for node in nodes]
+        return []
+
+    def _ask(self, *command: str) -> Any:
+        connection: Any = self
+        connection.send_command(*command, check_health=False)
+        return connection.read_response()
+
+
+def to_slot(kind: type) -> type:
+    """Return a subclass of a redis-py connection class that takes `nodes`, and connects to the one with the slot."""
+    return type(f"Slot{kind.__name__}", (_ToSlot, kind), {})
