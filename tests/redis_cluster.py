@@ -15,7 +15,7 @@ from taskbridge.embedded.binaries import find_redis
 from taskbridge.embedded.launch import free_port
 from tests.waiting import wait_until
 
-__all__ = ["Node", "RedisCluster", "redis_cluster", "redis_server"]
+__all__ = ["Node", "RedisCluster", "answers", "redis_cluster", "redis_server"]
 
 SLOTS: Final = 16384
 HIGHEST_PORT: Final = 55_000
@@ -39,19 +39,21 @@ def redis_server(directory: Path, port: int, settings: str, *options: str) -> It
         yield running
 
 
+def answers(client: redis.Redis) -> bool:
+    """Whether the server of a client answers."""
+    with suppress(redis.RedisError):
+        return bool(client.ping())
+    return False
+
+
 class Node:
     """A server of the cluster: its `process` and a plain client of it."""
 
     def __init__(self, port: int, process: Guarded, password: str) -> None:
         self.port, self.process = port, process
         self.client: Any = redis.Redis(port=port, password=password or None, decode_responses=True)
-        wait_until(self.answers, "the node answers")
+        wait_until(lambda: answers(self.client), "the node answers")
         self.id: str = self.call("MYID")
-
-    def answers(self) -> bool:
-        with suppress(redis.RedisError):
-            return bool(self.client.ping())
-        return False
 
     def call(self, *command: Any) -> Any:
         """Send a CLUSTER command."""
@@ -95,7 +97,7 @@ class RedisCluster:
 
     def owner(self, key: str, asked: Node | None = None) -> Node | None:
         """The node with the slot of a key, as `asked` sees it (by default, any that answers); None: nobody has it."""
-        asked = asked or next(node for node in self.nodes if node.answers())
+        asked = asked or next(node for node in self.nodes if answers(node.client))
         slot = key_slot(key.encode())
         for first, last, (_, port, *_), *_ in asked.client.execute_command("CLUSTER SLOTS"):
             if first <= slot <= last:
@@ -122,7 +124,7 @@ class RedisCluster:
         while keys := source.call("GETKEYSINSLOT", slot, 100):
             source.client.execute_command("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, *password, "KEYS", *keys)
         for node in (to, source, *self.masters):
-            if node.answers() and node.client.role()[0] == "master":
+            if answers(node.client) and node.client.role()[0] == "master":
                 node.call("SETSLOT", slot, "NODE", to.id)
 
 

@@ -20,9 +20,8 @@ import redis
 from taskbridge.common.run_key import RunKey
 from taskbridge.common.server_errors import is_refused
 from taskbridge.declaring.policy import Limits, Spacing
-from taskbridge.errors import ConfigurationError
 from taskbridge.gate.constants import Constant
-from taskbridge.gate.inspector import OLDEST_REDIS, Inspector
+from taskbridge.gate.inspector import Inspector, incompatible
 from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.message import PROBE, RUN_TASK_TEXT
 from taskbridge.gate.scripts import SCRIPTS, read, render
@@ -99,19 +98,14 @@ class Gate(Inspector):
         Raises:
             ConfigurationError: it does not.
         """
-        reason = ""
         try:
             (passed,) = self._run("check", self._nonce(), "", None)
         except redis.ResponseError as error:
-            passed, reason = (
-                is_refused(error) or _NOT_PERMITTED.search(f"{type(error).__name__} {error}"),
-                f" ({error})",
-            )
+            if is_refused(error) or _NOT_PERMITTED.search(f"{type(error).__name__} {error}"):
+                return
+            raise incompatible(error) from None
         if not passed:
-            raise ConfigurationError(
-                f"the server of TASKBRIDGE_REDIS_URL does not run Lua scripts as Redis does{reason}",
-                f"use Redis {'.'.join(map(str, OLDEST_REDIS))} or newer, or Valkey",
-            )
+            raise incompatible("its Lua gives other results")
 
     def notify(self, pipeline: str, tenant: str, spacing: Spacing) -> Answer:
         """Count one event and start the tenant's runner if it has none; return STARTED, DELAYED or ABSORBED."""

@@ -29,6 +29,7 @@ __all__ = [
     "Running",
     "Survey",
     "UsedUp",
+    "incompatible",
 ]
 
 OLDEST_REDIS: Final = (6, 2)
@@ -345,17 +346,21 @@ class Inspector:
 
         Raises:
             Unavailable: it is older than Redis 6.2.
-            ConfigurationError: it is a Redis Cluster, and the prefix is no hash tag or the broker is the same cluster.
+            ConfigurationError: it is not compatible with Redis, or it is a Redis Cluster and the prefix is no hash tag
+                or the broker is the same cluster.
         """
         try:
             info: Any = self._client.info("server")
-        except redis.ResponseError:
+        except redis.exceptions.NoPermissionError:
             self._client.ping()
             return
+        except redis.ResponseError as error:
+            if "unknown command" not in str(error):
+                raise
+            raise incompatible(error) from None
         version = str(info.get("redis_version", "0.0"))
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
-            oldest = ".".join(map(str, OLDEST_REDIS))
-            raise Unavailable(f"Redis {version} is too old: upgrade it to {oldest} or newer, or use Valkey")
+            raise Unavailable(f"Redis {version} is too old: upgrade it to {_oldest()} or newer, or use Valkey")
         if info.get("redis_mode") != "cluster":
             return
         if not self._keys.is_hash_tag:
@@ -369,6 +374,18 @@ class Inspector:
                 "the broker cannot be a Redis Cluster, because kombu supports none",
                 "set TASKBRIDGE_BROKER_URL to another server",
             )
+
+
+def incompatible(reason: object) -> ConfigurationError:
+    """Return the error for a server that lacks something that Redis has."""
+    return ConfigurationError(
+        f"the server of TASKBRIDGE_REDIS_URL is not compatible with Redis ({reason})",
+        f"use Redis {_oldest()} or newer, or Valkey",
+    )
+
+
+def _oldest() -> str:
+    return ".".join(map(str, OLDEST_REDIS))
 
 
 def _now_ms(time: tuple[int, int], clock: list[str | None]) -> int:
