@@ -7,6 +7,7 @@ failover or a move of the slot, nodes answer MOVED, and `taskbridge.gate.wire` r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -54,25 +55,25 @@ class _ToSlot:
         self._nodes = nodes
         super().__init__(**options)
 
-    def connect(self) -> None:
+    def _connect_to_slot(self, connect: Callable[[], object]) -> None:
         """Connect to the node with the slot; the nodes are asked one after the other."""
         if self._sock is not None:
             return
         failure: Exception | None = None
         for address in self._nodes.addresses:
             try:
-                self._follow(address)
+                self._follow(address, connect)
             except (*REDIS_AWAY, ClusterDownError) as error:
                 failure = error
             else:
                 return
         raise failure or redis.ConnectionError("no node of the cluster is known")
 
-    def _follow(self, address: Address) -> None:
-        connection: Any = super()
+    def _follow(self, address: Address, connect: Callable[[], object]) -> None:
+        connection: Any = self
         for _ in range(MOST_REDIRECTIONS):
             self.host, self.port = address
-            connection.connect()
+            connect()
             try:
                 self._ask("GET", self._nodes.key)
                 if address != self._nodes.owner:
@@ -103,4 +104,11 @@ class _ToSlot:
 
 def to_slot(kind: type) -> type:
     """Return a subclass of a redis-py connection class that takes `nodes`, and connects to the one with the slot."""
-    return type(f"Slot{kind.__name__}", (_ToSlot, kind), {})
+    # A connection that is used again after it broke does not go through `connect`, since redis-py 6.
+    name = "connect_check_health" if hasattr(kind, "connect_check_health") else "connect"
+    connect = getattr(kind, name)
+
+    def connect_to_slot(self: Any, *args: Any, **options: Any) -> None:
+        self._connect_to_slot(lambda: connect(self, *args, **options))
+
+    return type(f"Slot{kind.__name__}", (_ToSlot, kind), {name: connect_to_slot})

@@ -24,7 +24,7 @@ from taskbridge.integration.checks import Level, examine
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record_invoice
 from tests.deployment import Deployment
-from tests.redis_cluster import redis_cluster, redis_server
+from tests.redis_cluster import answers, redis_cluster, redis_server
 from tests.waiting import taking_at_most, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -35,7 +35,7 @@ TENANTS = [f"tenant-{number}" for number in range(20)]
 
 
 class Watched:
-    """A primary, a replica and a Sentinel."""
+    """A primary, a replica and a Sentinel. Sentinel and replica log in as a user of their own."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory, self._stack = directory, stack
@@ -43,7 +43,8 @@ class Watched:
         self.primary, self.replica = self._serve(first, ""), self._serve(second, f"replicaof 127.0.0.1 {first}\n")
         self.ports = first, second
         watched = (
-            f"sentinel monitor shop 127.0.0.1 {first} 1\nsentinel auth-pass shop {{password}}\n"
+            f"sentinel monitor shop 127.0.0.1 {first} 1\nsentinel auth-user shop watcher\n"
+            "sentinel auth-pass shop {password}\n"
             "sentinel down-after-milliseconds shop 500\nsentinel failover-timeout shop 2000\n"
         )
         self._run(self.port, watched.format(password=f'"{PASSWORD}"'), "--sentinel")
@@ -58,14 +59,23 @@ class Watched:
         found: Any = self.sentinel.sentinel_get_master_addr_by_name("shop")
         return int(found[1])
 
+    def cut_off_primary(self) -> redis.Redis:
+        """Let neither Sentinel nor the replica reach the primary, to which clients stay connected; return a client."""
+        primary = redis.Redis(
+            port=self.ports[0], password=PASSWORD, decode_responses=True, single_connection_client=True
+        )
+        primary.acl_deluser("watcher")
+        return primary
+
     def _knows_the_replica(self) -> bool:
         with suppress(redis.RedisError):
             return any("slave" in one["flags"] for one in self.sentinel.sentinel_slaves("shop"))
         return False
 
     def _serve(self, port: int, more: str) -> Guarded:
-        password = f'requirepass "{PASSWORD}"\nmasterauth "{PASSWORD}"\nrepl-diskless-sync-delay 0\n'
-        return self._run(port, f'save ""\n{password}{more}')
+        users = f'requirepass "{PASSWORD}"\nuser watcher on ">{PASSWORD}" ~* &* +@all\n'
+        replication = f'masteruser watcher\nmasterauth "{PASSWORD}"\nrepl-diskless-sync-delay 0\n'
+        return self._run(port, f'save ""\n{users}{replication}{more}')
 
     def _run(self, port: int, settings: str, *options: str) -> Guarded:
         return self._stack.enter_context(redis_server(self._directory, port, settings, *options))
@@ -131,6 +141,30 @@ def test_a_failover_under_load_loses_nothing(
         work_while(shop, watched.primary.stop, lambda: watched.address() == watched.ports[1])
 
 
+def is_ours(connection: dict[str, str]) -> bool:
+    """Whether a producer or a worker has just used the connection."""
+    return connection["cmd"] in ("evalsha", "brpop") and int(connection["idle"]) < 3
+
+
+def test_a_primary_that_is_cut_off_from_its_sentinels_is_left(
+    engine: Engine, servers: Servers, tmp_path: Path, watched: Watched
+) -> None:
+    """It still takes what clients write: that is lost, and its records are delivered a little later."""
+    with deployed(engine, servers, tmp_path, redis_url=watched.url) as shop, shop.worker() as worker:
+        shop.save("warm", "1")
+        wait_until(lambda: shop.deliveries() == [("warm", "1")], "the first one is delivered")
+        with watched.cut_off_primary() as old:
+            wait_until(lambda: watched.address() == watched.ports[1], "the replica is the primary")
+            for number in range(2, 6):
+                with suppress(Unavailable):
+                    shop.save("warm", str(number))
+                time.sleep(0.5)
+            expected = [("warm", str(number)) for number in range(1, 6)]
+            wait_until(lambda: sorted(shop.deliveries()) == expected, "all are delivered")
+            wait_until(lambda: not any(map(is_ours, old.client_list())), "nobody uses the old primary")
+            assert worker.process.poll() is None
+
+
 def test_a_failover_in_a_cluster_loses_nothing(engine: Engine, servers: Servers, tmp_path: Path) -> None:
     keys = Keys("{shop}")
     with redis_cluster(tmp_path, replicas=1, password="secret") as cluster:
@@ -153,6 +187,29 @@ def test_a_cluster_that_cannot_be_used_is_refused_at_the_start_of_a_worker(
             runtime_of(make_app(settings).app).check()
         variables = {"TASKBRIDGE_REDIS_URL": cluster.url, "TASKBRIDGE_KEY_PREFIX": prefix}
         with pytest.raises(AssertionError, match=reason), deployment.worker(**variables):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("parameters", "remedy"),
+    [
+        ("master_name=shop", "correct sentinel_password in TASKBRIDGE_REDIS_URL"),
+        ("master_name=shop&sentinel_password=b", "correct sentinel_password in TASKBRIDGE_REDIS_URL"),
+        ("master_name=shot&sentinel_password=a", "correct master_name in TASKBRIDGE_REDIS_URL"),
+        ("master_name=shop&sentinel_password=a", "start it, or wait for the failover"),
+    ],
+)
+def test_what_is_wrong_with_the_sentinels_is_named(
+    deployment: Deployment, tmp_path: Path, parameters: str, remedy: str
+) -> None:
+    port = free_port()
+    settings = "requirepass a\nsentinel monitor shop 127.0.0.1 1 1\nsentinel down-after-milliseconds shop 50\n"
+    with redis_server(tmp_path, port, settings, "--sentinel"), redis.Redis(port=port, password="a") as sentinel:
+        wait_until(lambda: answers(sentinel) and sentinel.sentinel_master("shop")["is_sdown"], "the primary is down")
+        url = f"sentinel://127.0.0.1:{port}/0?{parameters}"
+        runtime = runtime_of(make_app(replace(deployment.settings, redis_url=url)).app)
+        assert [one.remedy for one in examine(runtime) if one.check in ("Redis", "broker")] == [remedy, remedy]
+        with pytest.raises(AssertionError, match=remedy), deployment.worker(TASKBRIDGE_REDIS_URL=url):
             pass
 
 
