@@ -65,9 +65,9 @@ REDIS_SWITCHED: Final = (
 
 A node of a cluster answers with the last two while a slot is being moved.
 """
-_NESTED: Final = re.compile(r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|MOVED|NOREPLICAS)\b")
-"""The same errors in the text of a script's error, for which redis-py has no class, and that of an old primary."""
-_REFUSED: Final = re.compile(r"\b(MISCONF|OOM|BUSY)\b")
+_NESTED: Final = re.compile(r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|MOVED)\b")
+"""The same errors in the text of a script's error, for which redis-py has no class."""
+_REFUSED: Final = re.compile(r"\b(MISCONF|NOREPLICAS|OOM|BUSY)\b")
 """Errors of a server that temporarily refuses commands."""
 
 SENTINEL_LOGIN: Final = "a Sentinel refuses the password"
