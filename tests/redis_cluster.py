@@ -84,7 +84,7 @@ class RedisCluster:
     def _is_up(self, node: Node) -> bool:
         link: Any = node.client.info("replication").get("master_link_status", "up")
         info: Any = node.client.cluster("INFO")
-        return link == "up" and info["cluster_state"] == "ok"
+        return bool(link == "up" and info["cluster_state"] == "ok")
 
     @property
     def url(self) -> str:

@@ -65,8 +65,8 @@ REDIS_SWITCHED: Final = (
 
 A node of a cluster answers with the last two while a slot is being moved.
 """
-_NESTED: Final = re.compile(r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|MOVED)\b")
-"""The same errors in the text of a script's error, for which redis-py has no class."""
+_NESTED: Final = re.compile(r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|MOVED|ASK|TRYAGAIN)\b")
+"""The same errors in the text of a script's error, for which redis-py has no class, or none for a plain client."""
 _REFUSED: Final = re.compile(r"\b(MISCONF|NOREPLICAS|OOM|BUSY)\b")
 """Errors of a server that temporarily refuses commands."""
 

@@ -7,19 +7,22 @@ failover or a move of the slot, nodes answer MOVED, and `taskbridge.gate.wire` r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import redis
-from redis.exceptions import ClusterDownError, MovedError, ResponseError
+from redis.exceptions import ResponseError
 
-from taskbridge.common.server_errors import REDIS_AWAY
+from taskbridge.common.server_errors import REDIS_AWAY, is_switched
 
 __all__ = ["Nodes", "to_slot"]
 
 MOST_REDIRECTIONS: Final = 5
+_MOVED: Final = re.compile(r"(?:MovedError|ResponseError MOVED) \d+ (.*):(\d+)")
+"""The error of a node that does not have the slot; redis-py 5 has its class for a client of clusters only."""
 
 Address = tuple[str, int]
 
@@ -63,7 +66,9 @@ class _ToSlot:
         for address in self._nodes.addresses:
             try:
                 self._follow(address, connect)
-            except (*REDIS_AWAY, ClusterDownError) as error:
+            except redis.RedisError as error:
+                if not isinstance(error, REDIS_AWAY) and not is_switched(error):
+                    raise
                 failure = error
             else:
                 return
@@ -78,13 +83,13 @@ class _ToSlot:
                 self._ask("GET", self._nodes.key)
                 if address != self._nodes.owner:
                     self._nodes.found(address, self._others())
-            except MovedError as moved:
+            except BaseException as error:
                 connection.disconnect()
+                moved = _MOVED.fullmatch(f"{type(error).__name__} {error}")
+                if moved is None:
+                    raise
                 # A node that does not know the name under which it is reached leaves it out.
-                address = moved.host or self.host, moved.port
-            except BaseException:
-                connection.disconnect()
-                raise
+                address = moved[1] or self.host, int(moved[2])
             else:
                 return
         raise redis.ConnectionError("the nodes of the cluster do not agree on who has the slot")

@@ -185,8 +185,8 @@ def test_a_cluster_that_cannot_be_used_is_refused_at_the_start_of_a_worker(
         settings = replace(deployment.settings, redis_url=cluster.url, key_prefix=prefix)
         with pytest.raises(ConfigurationError, match=reason):
             runtime_of(make_app(settings).app).check()
-        variables = {"TASKBRIDGE_REDIS_URL": cluster.url, "TASKBRIDGE_KEY_PREFIX": prefix}
-        with pytest.raises(AssertionError, match=reason), deployment.worker(**variables):
+        refused = pytest.raises(AssertionError, match=reason)
+        with refused, deployment.worker(TASKBRIDGE_REDIS_URL=cluster.url, TASKBRIDGE_KEY_PREFIX=prefix):
             pass
 
 

@@ -67,9 +67,9 @@ def test_a_store_without_scripts_is_refused_by_doctor(deployment: Deployment, re
 @pytest.mark.e2e
 def test_a_store_without_scripts_is_refused_at_the_start_of_a_worker(deployment: Deployment) -> None:
     with store(**KNOWN) as url:
-        variables = {"TASKBRIDGE_REDIS_URL": url, "TASKBRIDGE_BROKER_URL": deployment.settings.redis_url}
+        broker_url = deployment.settings.redis_url
         refused = pytest.raises(AssertionError, match=f"{REFUSED} .unknown command 'EVALSHA'")
-        with refused, deployment.worker(**variables):
+        with refused, deployment.worker(TASKBRIDGE_REDIS_URL=url, TASKBRIDGE_BROKER_URL=broker_url):
             pass
 
 
