@@ -361,7 +361,8 @@ class Inspector:
         version = str(info.get("redis_version", "0.0"))
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
             raise Unavailable(f"Redis {version} is too old: upgrade it to {_oldest()} or newer, or use Valkey")
-        if info.get("redis_mode") != "cluster":
+        # The second is the name in Valkey.
+        if "cluster" not in (info.get("redis_mode"), info.get("server_mode")):
             return
         if not self._keys.is_hash_tag:
             raise ConfigurationError(
