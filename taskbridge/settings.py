@@ -92,6 +92,11 @@ class Settings:
             check_schema_name(self.schema)
         except InvalidName as error:
             raise ConfigurationError(error.what, error.remedy) from None
+        if len(node_urls(self.redis_url)) > 1 and not self.key_prefix.startswith("{"):
+            raise ConfigurationError(
+                "TASKBRIDGE_REDIS_URL names the nodes of a Redis Cluster, which needs a hash tag as the key prefix",
+                "set TASKBRIDGE_KEY_PREFIX to a name in braces, such as {shop}",
+            )
         for name, limits in SETTINGS.items():
             value = getattr(self, name)
             if not limits.has(value):
