@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from taskbridge.common.limits import SETTINGS
 from taskbridge.common.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
-from taskbridge.common.sentinel import SentinelAddress
+from taskbridge.common.sentinel import SentinelAddress, node_urls
 from taskbridge.errors import ConfigurationError, InvalidName
 
 __all__ = ["GIVEN", "OVERRIDES", "Settings", "check_password", "check_token", "unknown_variables"]
@@ -34,6 +34,8 @@ class Settings:
     redis_url: str = ""
     """The gate: `redis://:password@host:port/0`, `rediss://` for TLS, `unix:///path/redis.sock?db=0` for a socket.
 
+    A cluster: `redis://:password@host:port;redis://host:port`, with a `key_prefix` in braces.
+
     Behind Sentinel: `sentinel://:password@host:26379;sentinel://host:26379/0?master_name=NAME`.
     """
     broker_url: str = ""
@@ -42,7 +44,7 @@ class Settings:
     """Modules that declare pipelines; comma-separated in the environment."""
     key_prefix: str = DEFAULT_PREFIX
     """Prefix of all Redis keys of the gate, and of the queue names unless it is the default. With different prefixes,
-    several deployments can share one Redis."""
+    several deployments can share one Redis. For a Redis Cluster it must be in braces."""
     schema: str = DEFAULT_SCHEMA
     """The Postgres schema of all tables, functions and views of TaskBridge. It must contain nothing else."""
     runner_ttl: float = 5.0
@@ -90,6 +92,11 @@ class Settings:
             check_schema_name(self.schema)
         except InvalidName as error:
             raise ConfigurationError(error.what, error.remedy) from None
+        if len(node_urls(self.redis_url)) > 1 and not self.key_prefix.startswith("{"):
+            raise ConfigurationError(
+                "TASKBRIDGE_REDIS_URL names the nodes of a Redis Cluster, which needs a hash tag as the key prefix",
+                "set TASKBRIDGE_KEY_PREFIX to a name in braces, such as {shop}",
+            )
         for name, limits in SETTINGS.items():
             value = getattr(self, name)
             if not limits.has(value):
@@ -140,7 +147,7 @@ def _as_broker(url: str) -> str:
     if (address := SentinelAddress.of(url)) is not None:
         return address.broker_url
     if not url.startswith("unix://"):
-        return url
+        return node_urls(url)[0]
     parts = urlsplit(url)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     given = {name: quote(query[name], safe="") for name in ("username", "password") if name in query}
@@ -244,16 +251,14 @@ def _switch(name: str, text: str) -> bool:
 
 
 def _check_redis_url(name: str, text: str) -> None:
-    """Check a URL of one Redis server. A broker may be of another kind, and Celery takes a list of them."""
+    """Check the URL of the gate, or of a broker that is one Redis; Celery takes other brokers, and a list of them."""
     written = "redis://:password@host:port/0"
     try:
-        if text.partition("://")[0] in ("redis", "rediss", "unix") and ";" not in text:
-            _ = urlsplit(text).port
-        elif name == "redis_url":
+        if text.startswith("sentinel") and name == "redis_url":
             written = "sentinel://:password@host:26379;sentinel://host:26379/0?master_name=NAME"
-            if text.startswith("sentinel://") and "master_name=" not in text:
-                raise ConfigurationError(f"{_variable(name)} has no master_name", f"write {written}")
             _ = SentinelAddress.of(text)
+        elif name == "redis_url" or (text.startswith(("redis://", "rediss://", "unix://")) and ";" not in text):
+            _ = [urlsplit(url).port for url in node_urls(text)]
     except ValueError:
         raise ConfigurationError(
             f"{_variable(name)} cannot be read", f"write {written}, with special characters percent-encoded"

@@ -42,7 +42,9 @@ NAMES: Final = {
     "pipeline": _SHORT,
     "source": _SHORT,
     "key prefix": Name(
-        63, "A-Z, a-z, 0-9, '_', '.' and '-', beginning with a letter or a digit", "[A-Za-z0-9][A-Za-z0-9_.-]*"
+        63,
+        "A-Z, a-z, 0-9, '_', '.' and '-', beginning with a letter or a digit; in braces for a Redis Cluster",
+        r"[A-Za-z0-9][A-Za-z0-9_.-]*|\{[A-Za-z0-9][A-Za-z0-9_.-]*\}",
     ),
     "schema": Name(
         63,

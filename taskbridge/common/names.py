@@ -108,7 +108,10 @@ def check_schema_name(name: str) -> str:
 
 
 def check_key_prefix(prefix: str) -> str:
-    """Return `prefix` unchanged, or raise InvalidName unless it has 1 to 63 of A-Z, a-z, 0-9, `_`, `.` and `-`."""
+    """Return `prefix` unchanged, or raise InvalidName unless it has 1 to 63 of A-Z, a-z, 0-9, `_`, `.` and `-`.
+
+    All of it may be in braces: a Redis Cluster then keeps all keys and queues in one slot.
+    """
     return _checked("key prefix", prefix, " (TASKBRIDGE_KEY_PREFIX)")
 
 

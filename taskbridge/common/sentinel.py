@@ -1,4 +1,6 @@
-"""The address of a Redis that Sentinel watches over, in one URL.
+"""The addresses of several Redis servers, in one URL: those of a cluster, or a primary that Sentinel watches over.
+
+`redis://:password@a:6379;redis://b:6379`: nodes of a cluster; all parameters are those of the first.
 
 `sentinel://:password@s1:26379;sentinel://s2:26379/0?master_name=orders`: every server is a Sentinel, as in kombu's
 URLs, and `master_name` is what they call the primary. User, password and database are those of the primary; a
@@ -7,16 +9,24 @@ password of the Sentinels themselves is the parameter `sentinel_password`.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-__all__ = ["SENTINEL_PORT", "SentinelAddress"]
+__all__ = ["SENTINEL_PORT", "SentinelAddress", "node_urls"]
 
 _SCHEME: Final = "sentinel"
 SENTINEL_PORT: Final = 26379
 SENTINEL_SECONDS: Final = 1.0
 """How long the broker's clients wait for an answer of each Sentinel."""
 _PARAMETERS: Final = frozenset({"master_name", "sentinel_password"})
+
+_NEXT_NODE: Final = re.compile(r";(?=rediss?://)")
+
+
+def node_urls(url: str) -> list[str]:
+    """Return the URLs of a cluster's nodes, or the URL of a single server."""
+    return _NEXT_NODE.split(url)
 
 
 class SentinelAddress(NamedTuple):

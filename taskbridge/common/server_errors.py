@@ -15,12 +15,14 @@ from typing import Any, Final, NamedTuple
 
 import redis
 from redis.exceptions import (
+    AskError,
     BusyLoadingError,
     ClusterDownError,
     MasterDownError,
     MovedError,
     ReadOnlyError,
     ResponseError,
+    TryAgainError,
 )
 
 from taskbridge.common.texts import one_line
@@ -32,6 +34,9 @@ __all__ = [
     "POSTGRES_AWAY",
     "REDIS_AWAY",
     "REDIS_SWITCHED",
+    "SENTINEL_DOWN",
+    "SENTINEL_LOGIN",
+    "SENTINEL_NAME",
     "address_of",
     "causes",
     "is_away",
@@ -52,12 +57,22 @@ FOREIGN_CLUSTER_STATE: Final = "TB001"
 """The SQLSTATE that the triggers raise in that case."""
 
 REDIS_AWAY: Final = (redis.ConnectionError, redis.TimeoutError)
-REDIS_SWITCHED: Final = (ReadOnlyError, BusyLoadingError, MasterDownError, ClusterDownError, MovedError)
-"""Errors of a server that is not, or not yet, the one to use; open connections may lead to it after a switchover."""
-_NESTED: Final = re.compile(r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|MOVED)\b")
-"""The same errors in the text of a script's error, for which redis-py has no class."""
+REDIS_SWITCHED: Final = (
+    *(ReadOnlyError, BusyLoadingError, MasterDownError),
+    *(ClusterDownError, MovedError, AskError, TryAgainError),
+)
+"""Errors of a server that is not, or not yet, the one to use; open connections may lead to it after a switchover.
+
+A node of a cluster answers with the last two while a slot is being moved.
+"""
+_NESTED: Final = re.compile(r"\b(READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|MOVED|ASK|TRYAGAIN)\b")
+"""The same errors in the text of a script's error, for which redis-py has no class, or none for a plain client."""
 _REFUSED: Final = re.compile(r"\b(MISCONF|NOREPLICAS|OOM|BUSY)\b")
 """Errors of a server that temporarily refuses commands."""
+
+SENTINEL_LOGIN: Final = "a Sentinel refuses the password"
+SENTINEL_NAME: Final = "a Sentinel watches no primary of this name"
+SENTINEL_DOWN: Final = "the Sentinels name no working primary"
 
 POSTGRES_AWAY: Final = ("08", "53", "57P")
 """SQLSTATE classes of Postgres for a lost connection, a lack of resources, and a server shutdown."""
@@ -89,6 +104,17 @@ def _closed(server: str, schemes: str) -> _Text:
 # The first match counts, so special patterns come first. A message in another language matches none.
 
 _REDIS: Final = (
+    _Text(
+        SENTINEL_LOGIN,
+        "is behind Sentinels that refuse the password",
+        "correct sentinel_password in TASKBRIDGE_REDIS_URL",
+    ),
+    _Text(
+        SENTINEL_NAME,
+        "is behind Sentinels that watch no primary of this name",
+        "correct master_name in TASKBRIDGE_REDIS_URL",
+    ),
+    _Text(SENTINEL_DOWN, "has no working primary, as its Sentinels say", "start it, or wait for the failover"),
     _Text("AuthenticationError|NOAUTH|WRONGPASS", "refuses the password", _CORRECT.format("REDIS")),
     _Text("TimeoutError", "does not answer in time", "check its load, and TASKBRIDGE_REDIS_URL (rediss:// is for TLS)"),
     # The resolver's error numbers are negative, the system's positive.
@@ -98,6 +124,12 @@ _REDIS: Final = (
     _Text("ConnectionError", "cannot be reached", _START.format("REDIS")),
 )
 _BROKER: Final = (
+    # It quotes the options of all connections.
+    _Text(
+        "masternotfounderror",
+        "is behind Sentinels that name no working primary",
+        "check them, and master_name and sentinel_kwargs in broker_transport_options",
+    ),
     _Text(
         "password|authentication|access.?refused|noauth|not.?allowed",
         "refuses the password",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,9 +18,10 @@ from typing import Any, Final, TypeVar
 import redis
 
 from taskbridge.common.run_key import RunKey
+from taskbridge.common.server_errors import is_refused
 from taskbridge.declaring.policy import Limits, Spacing
 from taskbridge.gate.constants import Constant
-from taskbridge.gate.inspector import Inspector
+from taskbridge.gate.inspector import Inspector, incompatible
 from taskbridge.gate.keys import Keys, Queue, beginning
 from taskbridge.gate.message import PROBE, RUN_TASK_TEXT
 from taskbridge.gate.scripts import SCRIPTS, read, render
@@ -38,6 +40,8 @@ AT_ONCE: Final = 100
 ANSWER_LASTS_MS: Final = 10_000
 _ANSWERS: Final = {answer.value: answer for answer in Answer}
 """Ten times as fast as an enum's own lookup; a pass of the change poller needs a thousand."""
+_NOT_PERMITTED: Final = re.compile("NoPermissionError|ACL failure|user executing the script")
+"""Errors of Redis for a user who may not send a command, also within a script."""
 _OWN_ARGS: Final = ("nonce", "now_ms")
 _LONG_NONCES: Final = frozenset({"begin", "take"})
 """Scripts that store a nonce: two calls with the same one would do harm, so theirs are longer."""
@@ -87,6 +91,21 @@ class Gate(Inspector):
         self._queue_prefix = queue_prefix
         publishing = read("publish_elsewhere.lua") if message is None else message
         self._scripts = {name: client.register_script(render(script, publishing)) for name, script in SCRIPTS.items()}
+
+    def check_scripts(self) -> None:
+        """Check that the server runs scripts as Redis does; this is skipped if it refuses writes, or this user's.
+
+        Raises:
+            ConfigurationError: it does not.
+        """
+        try:
+            (passed,) = self._run("check", self._nonce(), "", None)
+        except redis.ResponseError as error:
+            if is_refused(error) or _NOT_PERMITTED.search(f"{type(error).__name__} {error}"):
+                return
+            raise incompatible(error) from None
+        if not passed:
+            raise incompatible("its Lua gives other results")
 
     def notify(self, pipeline: str, tenant: str, spacing: Spacing) -> Answer:
         """Count one event and start the tenant's runner if it has none; return STARTED, DELAYED or ABSORBED."""

@@ -29,6 +29,7 @@ __all__ = [
     "Running",
     "Survey",
     "UsedUp",
+    "incompatible",
 ]
 
 OLDEST_REDIS: Final = (6, 2)
@@ -340,27 +341,52 @@ class Inspector:
         _, _, database, label = text.split(" ", 3)
         return database, label
 
-    def check_version(self) -> None:
-        """Check that the server can hold a gate; this is skipped for users without permission for INFO.
+    def check_server(self) -> None:
+        """Check that the server can hold a gate; its version is skipped for users without permission for INFO.
 
         Raises:
             Unavailable: it is older than Redis 6.2.
-            ConfigurationError: it is a node of a Redis Cluster.
+            ConfigurationError: it is not compatible with Redis, or it is a Redis Cluster and the prefix is no hash tag
+                or the broker is the same cluster.
         """
         try:
             info: Any = self._client.info("server")
         except redis.exceptions.NoPermissionError:
             self._client.ping()
             return
-        version = str(info["redis_version"])
+        except redis.ResponseError as error:
+            if "unknown command" not in str(error):
+                raise
+            raise incompatible(error) from None
+        version = str(info.get("redis_version", "0.0"))
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
-            oldest = ".".join(map(str, OLDEST_REDIS))
-            raise Unavailable(f"Redis {version} is too old: upgrade it to {oldest} or newer, or use Valkey")
-        if info.get("redis_mode") == "cluster":
+            raise Unavailable(f"Redis {version} is too old: upgrade it to {_oldest()} or newer, or use Valkey")
+        # The second is the name in Valkey.
+        if "cluster" not in (info.get("redis_mode"), info.get("server_mode")):
+            return
+        if not self._keys.is_hash_tag:
             raise ConfigurationError(
-                "TASKBRIDGE_REDIS_URL names a Redis Cluster, which would put the keys of one gate on several servers",
-                "use a single primary, with Sentinel or your provider's failover",
+                "TASKBRIDGE_REDIS_URL names a Redis Cluster, which keeps all keys of a gate on one node only if their "
+                "prefix is a hash tag",
+                "set TASKBRIDGE_KEY_PREFIX to a name in braces, such as {shop}",
             )
+        if self._queues is not None:
+            raise ConfigurationError(
+                "the broker cannot be a Redis Cluster, because kombu supports none",
+                "set TASKBRIDGE_BROKER_URL to another server",
+            )
+
+
+def incompatible(reason: object) -> ConfigurationError:
+    """Return the error for a server that lacks something that Redis has."""
+    return ConfigurationError(
+        f"the server of TASKBRIDGE_REDIS_URL is not compatible with Redis ({reason})",
+        f"use Redis {_oldest()} or newer, or Valkey",
+    )
+
+
+def _oldest() -> str:
+    return ".".join(map(str, OLDEST_REDIS))
 
 
 def _now_ms(time: tuple[int, int], clock: list[str | None]) -> int:

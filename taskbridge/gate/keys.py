@@ -39,6 +39,11 @@ class Keys:
         return queue.value if self.prefix == DEFAULT_PREFIX else f"taskbridge.{self.prefix}.{queue.name.lower()}"
 
     @property
+    def is_hash_tag(self) -> bool:
+        """Whether all keys and queues are in one slot of a Redis Cluster."""
+        return self.prefix.startswith("{")
+
+    @property
     def queues(self) -> tuple[str, ...]:
         """Names of both queues, in order of precedence."""
         return tuple(self.queue(queue) for queue in Queue)

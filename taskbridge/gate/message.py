@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import redis
 
-from taskbridge.common.sentinel import SENTINEL_PORT, SentinelAddress
+from taskbridge.common.sentinel import SENTINEL_PORT, SentinelAddress, node_urls
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate.scripts import read
 
@@ -127,7 +127,7 @@ def _channel(connection: Any) -> Any:
 def _address_of_gate(url: str) -> tuple[Any, ...]:
     if (address := SentinelAddress.of(url)) is not None:
         return frozenset(address.sentinels), address.master_name, address.db
-    pool = redis.ConnectionPool.from_url(url)
+    pool = redis.ConnectionPool.from_url(node_urls(url)[0])
     return _address(pool.connection_class, pool.connection_kwargs)
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -24,10 +25,18 @@ import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import BusyLoadingError, NoScriptError, ResponseError
 from redis.retry import Retry
-from redis.sentinel import MasterNotFoundError, Sentinel
+from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
-from taskbridge.common.sentinel import SentinelAddress
-from taskbridge.common.server_errors import REDIS_AWAY, REDIS_SWITCHED, is_switched
+from taskbridge.common.sentinel import SentinelAddress, node_urls
+from taskbridge.common.server_errors import (
+    REDIS_AWAY,
+    REDIS_SWITCHED,
+    SENTINEL_DOWN,
+    SENTINEL_LOGIN,
+    SENTINEL_NAME,
+    is_switched,
+)
+from taskbridge.gate.cluster import Nodes, to_slot
 
 __all__ = ["COMMAND", "Call", "Wire", "client", "deadline"]
 
@@ -46,11 +55,16 @@ Call = tuple[Sequence[str], Sequence[str | float]]
 
 TIMEOUT: Final = 3.0
 """Seconds that a worker waits for a reply of Redis, up to four times: a connection may be lost without notice."""
+ASK_SENTINELS_EVERY: Final = 2.0
+"""Seconds after which a process that uses its connections asks for the primary again."""
+SENTINEL_ANSWERS_WITHIN: Final = 0.05
 INTERACTIVE_TIMEOUT: Final = 2.0
 """Seconds that a command or a page waits for a reply of Redis, up to twice."""
 
 
-def client(url: str, seconds: float | None = None, *, interactive: bool = False) -> redis.Redis:
+def client(
+    url: str, seconds: float | None = None, *, interactive: bool = False, slot_key: str | None = None
+) -> redis.Redis:
     """Return a client for `url`. It times out instead of hanging if Redis does not answer.
 
     If the server is no longer the one to use (after a failover), it reconnects. With `max_connections` in the URL,
@@ -60,6 +74,7 @@ def client(url: str, seconds: float | None = None, *, interactive: bool = False)
         url: where Redis is.
         seconds: the longest time that a call may take; the block of `deadline` around the call sets the actual limit.
         interactive: a person waits for the reply, so the client gives up sooner than that of a worker.
+        slot_key: a key; if the server is a node of a cluster, the client uses the node with the slot of this key.
 
     Raises:
         ValueError: the URL cannot be read.
@@ -80,7 +95,11 @@ def client(url: str, seconds: float | None = None, *, interactive: bool = False)
         kind = redis.BlockingConnectionPool
         options["timeout"] = seconds or options["socket_timeout"]
     address = SentinelAddress.of(url)
-    pool = kind.from_url(url, **options) if address is None else _primary(address, options, seconds)
+    urls = node_urls(url)
+    pool = kind.from_url(urls[0], **options) if address is None else _primary(address, options, seconds)
+    if slot_key is not None and url.startswith("redis"):
+        pool.connection_class = to_slot(pool.connection_class)
+        pool.connection_kwargs["nodes"] = Nodes(urls, slot_key)
     if seconds is not None:
         pool.connection_class = _with_deadline(pool.connection_class)
     return redis.Redis.from_pool(pool)
@@ -103,14 +122,44 @@ def _primary(address: SentinelAddress, options: dict[str, Any], seconds: float |
     names = {"db": address.db, "username": address.username, "password": address.password}
     if seconds is not None:
         options = {**options, "retry": Retry(NoBackoff(), 0)}
-    primary = sentinels(address.sentinels, sentinel_kwargs=asking).master_for(address.master_name, **names, **options)
+    primary = sentinels(address.sentinels, sentinel_kwargs=asking).master_for(
+        address.master_name, connection_pool_class=PrimaryPool, **names, **options
+    )
     pool: redis.ConnectionPool = primary.connection_pool
     return pool
 
 
+class PrimaryPool(SentinelConnectionPool):
+    """Connections to the primary, which notice when the Sentinels have made another server the primary.
+
+    If the old one cannot be reached by the Sentinels, but by this process, then nobody closes its connections.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
+        self._asks_at = 0.0
+
+    def is_old(self, connection: Any) -> bool:
+        """Whether a connection leads to another server; every few seconds a thread asks for the primary again."""
+        now = time.monotonic()
+        if now >= self._asks_at:
+            self._asks_at = now + ASK_SENTINELS_EVERY
+            asking = threading.Thread(target=self._ask, name="taskbridge-sentinel", daemon=True)
+            with suppress(RuntimeError):  # the interpreter is shutting down
+                asking.start()
+                if not issubclass(self.connection_class, _WithDeadline):
+                    # Usually it is answered by then; a producer does not wait for it.
+                    asking.join(SENTINEL_ANSWERS_WITHIN)
+        return bool((connection.host, connection.port) != self.master_address)
+
+    def _ask(self) -> None:
+        with suppress(redis.RedisError):
+            self.get_master_address()  # type: ignore[no-untyped-call]
+
+
 class _Sentinels(Sentinel):
     def discover_master(self, service_name: str) -> Any:
-        """See redis-py, whose error quotes the options of all connections."""
+        """See redis-py, whose error quotes the options of all connections, and names no cause."""
         began = time.monotonic()
         try:
             return super().discover_master(service_name)  # type: ignore[no-untyped-call]
@@ -118,7 +167,22 @@ class _Sentinels(Sentinel):
             waited = time.monotonic() - began
         if waited >= float(self.sentinel_kwargs["socket_timeout"]):
             raise redis.TimeoutError("no Sentinel has answered in time")
-        raise MasterNotFoundError(f"Sentinel knows no working primary {service_name!r}")
+        raise MasterNotFoundError(self._cause(service_name))
+
+    def _cause(self, service_name: str) -> str:
+        """Ask each Sentinel again, and return what is wrong; `taskbridge.common.server_errors` translates it."""
+        cause = "no Sentinel can be reached"
+        for sentinel in self.sentinels:
+            try:
+                primaries: Any = sentinel.sentinel_masters()
+            except redis.AuthenticationError:
+                return SENTINEL_LOGIN
+            except REDIS_AWAY:
+                continue
+            if service_name not in primaries:
+                return SENTINEL_NAME
+            cause = SENTINEL_DOWN
+        return cause
 
 
 class deadline:  # noqa: N801 - used like a function
@@ -233,6 +297,10 @@ class Wire:
         try:
             connection = free.pop()
         except IndexError:
+            connection = self._pool.get_connection(*COMMAND)
+        if isinstance(self._pool, PrimaryPool) and self._pool.is_old(connection):
+            connection.disconnect()
+            self._pool.release(connection)
             connection = self._pool.get_connection(*COMMAND)
         try:
             commands = [("EVALSHA", sha, len(keys), *keys, *args) for keys, args in calls]

@@ -5,6 +5,8 @@ main process. A socket timeout would also drop connections to a server that is m
 `BRPOP` that is answered late. So a thread looks for overdue replies and pings the broker on a new connection. If the
 ping is answered and the old connections stay silent, it shuts their sockets down: the blocked call raises, and Celery
 reconnects as usual.
+
+The same happens if the Sentinels have made another server the primary, and the old one still answers this worker.
 """
 
 from __future__ import annotations
@@ -130,6 +132,26 @@ def _answers(one: _Watched) -> bool:
     return True
 
 
+def _leave_old_primaries() -> None:
+    """Shut down the sockets that lead to another server than the one that the Sentinels name."""
+    found: dict[str, Any] = {}
+    for one, sock in _behind_sentinel():
+        primary = one.connection_pool
+        with suppress(redis.RedisError, OSError):
+            if primary.service_name not in found:
+                found[primary.service_name] = primary.get_master_address()
+            if found[primary.service_name] != (one.host, one.port):
+                log.warning("another server is the broker's primary now: this worker reconnects")
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def _behind_sentinel() -> list[tuple[Any, socket.socket]]:
+    """Return the open connections to a primary that Sentinel watches over, each with its socket."""
+    connections: list[Any] = [reference() for reference in _connections.valuerefs()]
+    open_ones = [(one, getattr(one, "_sock", None)) for one in connections if hasattr(one, "connection_pool")]
+    return [(one, sock) for one, sock in open_ones if sock is not None]
+
+
 class BrokerWatchStep(bootsteps.StartStopStep):
     """Watches the connections of our transports, in a thread of the worker's main process."""
 
@@ -146,12 +168,17 @@ class BrokerWatchStep(bootsteps.StartStopStep):
     def _watch(self, worker: Any) -> None:
         # Keep watching after this step is stopped: it is the first, and the others may wait for the broker.
         ends = math.inf
+        asking = threading.Thread()
         while time.monotonic() < ends:
             time.sleep(LOOK_EVERY)
             try:
                 self._look()
             except Exception as error:
                 log.warning("checking the broker connections failed: %s", error_line(error))
+            if _behind_sentinel() and not asking.is_alive():
+                # Not in this thread: an app may have set no timeout for its Sentinels.
+                asking = threading.Thread(target=_leave_old_primaries, name="taskbridge-sentinel", daemon=True)
+                asking.start()
             if worker.blueprint.shutdown_complete.is_set():
                 ends = min(ends, time.monotonic() + CLOSES_WITHIN)
 

@@ -234,7 +234,8 @@ def _tables(examined: _Examined) -> Findings:
 
 
 def _redis(examined: _Examined) -> Findings:
-    examined.runtime.gate.check_version()
+    examined.runtime.gate.check_server()
+    examined.runtime.gate.check_scripts()
     info = examined.redis_info
     if info is None:
         yield _warning(
@@ -299,6 +300,9 @@ def _journal(examined: _Examined) -> Findings:
 def _broker(examined: _Examined) -> Findings:
     app = examined.runtime.app
     check_serializer(app)
+    if examined.runtime.publishes_in_gate:
+        # Its error names the cause, and the setting to correct.
+        examined.runtime.redis.ping()
     with broker_connection(app, **bounded(app)) as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_SECONDS)
         lengths = [f"{_length(connection, queue):,} in {queue}" for queue in examined.runtime.keys.queues]

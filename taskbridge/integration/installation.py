@@ -244,12 +244,13 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
     try:
         check_pool(sender.pool_cls)
         check_serializer(app)
-        with _report_silence("the broker", "broker"):
-            check_versions(app)
         runtime = runtime_of(app)
         runtime.pipelines.names()
         with _report_silence("Redis", "Redis"), translated_errors():
-            runtime.gate.check_version()
+            runtime.gate.check_server()
+            runtime.gate.check_scripts()
+        with _report_silence("the broker", "broker"):
+            check_versions(app)
         runtime.check(redis=False)
         # If Redis refuses writes for now, the worker's thread takes ownership later.
         with translated_errors(), suppress(RedisError):

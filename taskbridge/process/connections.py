@@ -12,7 +12,7 @@ import redis
 from taskbridge.common.sentinel import SentinelAddress
 from taskbridge.common.server_errors import note_address
 from taskbridge.errors import ConfigurationError
-from taskbridge.gate import client
+from taskbridge.gate import Keys, client
 from taskbridge.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ def redis_of(settings: Settings, seconds: float | None = None, *, interactive: b
     for check in CHECKED_FIRST:
         check(settings)
     try:
-        redis_client = client(settings.redis_url, seconds, interactive=interactive)
+        keys = Keys(settings.key_prefix)
+        slot_key = keys.owner if keys.is_hash_tag else None
+        redis_client = client(settings.redis_url, seconds, interactive=interactive, slot_key=slot_key)
         pool = redis_client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
     except (TypeError, AttributeError, ValueError, redis.RedisError) as error:
@@ -52,17 +54,19 @@ def redis_of(settings: Settings, seconds: float | None = None, *, interactive: b
             "correct it, or leave it out",
         ) from None
     options = redis_client.connection_pool.connection_kwargs
-    if (address := SentinelAddress.of(settings.redis_url)) is not None:
+    addresses = [(options.get("path") or options.get("host") or "localhost", options.get("port") or 6379)]
+    if "nodes" in options:
+        addresses = options["nodes"].addresses
+    elif (address := SentinelAddress.of(settings.redis_url)) is not None:
         connection: Any = redis.Connection
         if address.sentinel_password and "secret" in repr(connection(password="secret")):  # noqa: S106 - not one
             raise ConfigurationError(
                 f"redis-py {redis.__version__} writes the password of a Sentinel into its errors",
                 "upgrade the package redis, or leave sentinel_password out",
             )
-        hosts, ports = zip(*address.sentinels, strict=True)
-        note_address("Redis", *(",".join(map(str, part)) for part in (hosts, ports)))
-        return redis_client
-    note_address("Redis", options.get("path") or options.get("host") or "localhost", options.get("port") or 6379)
+        addresses = [*address.sentinels]
+    hosts, ports = zip(*addresses, strict=True)
+    note_address("Redis", *(",".join(map(str, part)) for part in (hosts, ports)))
     return redis_client
 
 

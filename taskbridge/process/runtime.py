@@ -365,7 +365,7 @@ class Runtime:
         with translated_errors():
             self.pipelines.names()
             if redis:
-                self.inspector.check_version()
+                self.inspector.check_server()
             for check in ALSO_CHECKED:
                 check(self.settings)
             check_version(self.engine)

@@ -1,11 +1,11 @@
-"""Several servers of Redis: a primary behind Sentinel that is killed under load, and a cluster, which is refused."""
+"""Several servers of Redis: a primary behind Sentinel and a cluster, of which one is killed under load."""
 
 from __future__ import annotations
 
 import itertools
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +16,15 @@ import redis
 from sqlalchemy import Engine
 
 from taskbridge.embedded import Guarded, Servers
-from taskbridge.embedded.binaries import find_redis
 from taskbridge.embedded.launch import free_port
 from taskbridge.errors import ConfigurationError, Unavailable
+from taskbridge.gate import Keys
 from taskbridge.integration.app import make_app
+from taskbridge.integration.checks import Level, examine
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record_invoice
 from tests.deployment import Deployment
+from tests.redis_cluster import answers, redis_cluster, redis_server
 from tests.waiting import taking_at_most, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -32,26 +34,8 @@ QUOTED = "a%20password%2Fwith%40signs"
 TENANTS = [f"tenant-{number}" for number in range(20)]
 
 
-def answers(client: redis.Redis) -> bool:
-    with suppress(redis.RedisError):
-        return bool(client.ping())
-    return False
-
-
-@contextmanager
-def server(directory: Path, port: int, settings: str, *options: str) -> Iterator[Guarded]:
-    file = directory / f"{port}.conf"
-    file.write_text(f"bind 127.0.0.1\nport {port}\n{settings}")
-    command: list[str | Path] = [find_redis(None), file, *options]
-    with (
-        (directory / f"{port}.log").open("wb") as output,
-        Guarded(command, output=output, directory=directory) as running,
-    ):
-        yield running
-
-
 class Watched:
-    """A primary, a replica and a Sentinel."""
+    """A primary, a replica and a Sentinel. Sentinel and replica log in as a user of their own."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory, self._stack = directory, stack
@@ -59,7 +43,8 @@ class Watched:
         self.primary, self.replica = self._serve(first, ""), self._serve(second, f"replicaof 127.0.0.1 {first}\n")
         self.ports = first, second
         watched = (
-            f"sentinel monitor shop 127.0.0.1 {first} 1\nsentinel auth-pass shop {{password}}\n"
+            f"sentinel monitor shop 127.0.0.1 {first} 1\nsentinel auth-user shop watcher\n"
+            "sentinel auth-pass shop {password}\n"
             "sentinel down-after-milliseconds shop 500\nsentinel failover-timeout shop 2000\n"
         )
         self._run(self.port, watched.format(password=f'"{PASSWORD}"'), "--sentinel")
@@ -74,17 +59,26 @@ class Watched:
         found: Any = self.sentinel.sentinel_get_master_addr_by_name("shop")
         return int(found[1])
 
+    def cut_off_primary(self) -> redis.Redis:
+        """Let neither Sentinel nor the replica reach the primary, to which clients stay connected; return a client."""
+        primary = redis.Redis(
+            port=self.ports[0], password=PASSWORD, decode_responses=True, single_connection_client=True
+        )
+        primary.acl_deluser("watcher")
+        return primary
+
     def _knows_the_replica(self) -> bool:
         with suppress(redis.RedisError):
             return any("slave" in one["flags"] for one in self.sentinel.sentinel_slaves("shop"))
         return False
 
     def _serve(self, port: int, more: str) -> Guarded:
-        password = f'requirepass "{PASSWORD}"\nmasterauth "{PASSWORD}"\nrepl-diskless-sync-delay 0\n'
-        return self._run(port, f'save ""\n{password}{more}')
+        users = f'requirepass "{PASSWORD}"\nuser watcher on ">{PASSWORD}" ~* &* +@all\n'
+        replication = f'masteruser watcher\nmasterauth "{PASSWORD}"\nrepl-diskless-sync-delay 0\n'
+        return self._run(port, f'save ""\n{users}{replication}{more}')
 
     def _run(self, port: int, settings: str, *options: str) -> Guarded:
-        return self._stack.enter_context(server(self._directory, port, settings, *options))
+        return self._stack.enter_context(redis_server(self._directory, port, settings, *options))
 
 
 @pytest.fixture
@@ -94,64 +88,128 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 
 @contextmanager
-def deployed(engine: Engine, servers: Servers, tmp_path: Path, watched: Watched) -> Iterator[Deployment]:
-    """A deployment whose producer and workers know only the Sentinels."""
+def deployed(
+    engine: Engine, servers: Servers, tmp_path: Path, *, has_own_broker: bool = False, **settings: Any
+) -> Iterator[Deployment]:
+    """A deployment with these settings in its producer and its workers; its own broker is the session's Redis."""
     made = Deployment(engine, servers.redis_url, tmp_path)
     made.app.close()
-    made.settings = replace(made.settings, redis_url=watched.url, notify_timeout=0.25)
+    broker_url = made.settings.redis_url if has_own_broker else ""
+    made.settings = replace(made.settings, notify_timeout=0.25, broker_url=broker_url, **settings)
     bridge = make_app(made.settings)
     made.app, made.notify_event = bridge.app, bridge.notify_event
     yield made
     made.close()
 
 
+def work_while(shop: Deployment, fails: Callable[[], object], has_failed_over: Callable[[], object]) -> None:
+    """Record and notify, let a server fail meanwhile, and wait until all that was recorded is delivered once."""
+    with shop.worker() as worker:
+        shop.save("warm", "1")
+        wait_until(lambda: shop.deliveries() == [("warm", "1")], "the first one is delivered")
+        refused = 0
+        for number, tenant in itertools.product(range(15), TENANTS):
+            if (number, tenant) == (5, TENANTS[0]):
+                fails()
+            record_invoice(shop.engine, tenant, str(number), {})
+            try:
+                shop.notify_event.delay(tenant)
+            except Unavailable:
+                refused += 1
+            time.sleep(0.005)
+        shop.execute(
+            "INSERT INTO taskbridge.records (source, tenant, key, document) "
+            "SELECT 'invoices', 'sql', n::text, '{}' FROM generate_series(1, 20) n"
+        )
+        wait_until(has_failed_over, "another server is the primary")
+        expected = {("warm", "1"), *(("sql", str(number)) for number in range(1, 21))}
+        expected |= {(tenant, str(number)) for number in range(15) for tenant in TENANTS}
+        wait_until(lambda: expected <= set(shop.deliveries()), "all are delivered", 30)
+        assert len(shop.deliveries()) == len(expected), "each once"
+        assert worker.process.poll() is None
+        shop.notify_event.delay("warm")
+        shop.wait_until_idle()
+        assert 0 < refused < 300
+        assert [one for one in examine(runtime_of(shop.app)) if one.level is Level.PROBLEM] == []
+
+
 def test_a_failover_under_load_loses_nothing(
     engine: Engine, servers: Servers, tmp_path: Path, watched: Watched
 ) -> None:
-    with deployed(engine, servers, tmp_path, watched) as shop:
+    with deployed(engine, servers, tmp_path, redis_url=watched.url) as shop:
         assert runtime_of(shop.app).publishes_in_gate
-        with shop.worker() as worker:
-            shop.save("warm", "1")
-            wait_until(lambda: shop.deliveries() == [("warm", "1")], "the first one is delivered")
-            refused = 0
-            for number, tenant in itertools.product(range(15), TENANTS):
-                if (number, tenant) == (5, TENANTS[0]):
-                    watched.primary.stop()
-                record_invoice(engine, tenant, str(number), {})
-                try:
-                    shop.notify_event.delay(tenant)
-                except Unavailable:
-                    refused += 1
-                time.sleep(0.005)
-            with engine.begin() as connection:
-                connection.exec_driver_sql(
-                    "INSERT INTO taskbridge.records (source, tenant, key, document) "
-                    "SELECT 'invoices', 'sql', n::text, '{}' FROM generate_series(1, 20) n"
-                )
+        work_while(shop, watched.primary.stop, lambda: watched.address() == watched.ports[1])
+
+
+def is_ours(connection: dict[str, str]) -> bool:
+    """Whether a producer or a worker has just used the connection."""
+    return connection["cmd"] in ("evalsha", "brpop") and int(connection["idle"]) < 3
+
+
+def test_a_primary_that_is_cut_off_from_its_sentinels_is_left(
+    engine: Engine, servers: Servers, tmp_path: Path, watched: Watched
+) -> None:
+    """It still takes what clients write: that is lost, and its records are delivered a little later."""
+    with deployed(engine, servers, tmp_path, redis_url=watched.url) as shop, shop.worker() as worker:
+        shop.save("warm", "1")
+        wait_until(lambda: shop.deliveries() == [("warm", "1")], "the first one is delivered")
+        with watched.cut_off_primary() as old:
             wait_until(lambda: watched.address() == watched.ports[1], "the replica is the primary")
-            expected = {("warm", "1"), *(("sql", str(number)) for number in range(1, 21))}
-            expected |= {(tenant, str(number)) for number in range(15) for tenant in TENANTS}
-            wait_until(lambda: expected <= set(shop.deliveries()), "all are delivered", 30)
-            assert len(shop.deliveries()) == len(expected), "each once"
+            for number in range(2, 6):
+                with suppress(Unavailable):
+                    shop.save("warm", str(number))
+                time.sleep(0.5)
+            expected = [("warm", str(number)) for number in range(1, 6)]
+            wait_until(lambda: sorted(shop.deliveries()) == expected, "all are delivered")
+            wait_until(lambda: not any(map(is_ours, old.client_list())), "nobody uses the old primary")
             assert worker.process.poll() is None
-            shop.notify_event.delay("warm")
-            shop.wait_until_idle()
-            assert 0 < refused < 300
 
 
-def test_a_cluster_is_refused_at_the_start_of_a_worker(deployment: Deployment, tmp_path: Path) -> None:
-    port = next(port for port in iter(free_port, 0) if port < 55_000)  # the nodes' own port is higher by 10,000
-    with server(tmp_path, port, 'save ""\ncluster-enabled yes\n'):
-        client: Any = redis.Redis(port=port)
-        wait_until(lambda: answers(client), "it answers")
-        client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
-        settings = replace(deployment.settings, redis_url=f"redis://127.0.0.1:{port}/0")
-        with pytest.raises(ConfigurationError, match="Redis Cluster"):
+def test_a_failover_in_a_cluster_loses_nothing(engine: Engine, servers: Servers, tmp_path: Path) -> None:
+    keys = Keys("{shop}")
+    with redis_cluster(tmp_path, replicas=1, password="secret") as cluster:
+        owner = cluster.owner_of(keys.owner)
+        settings = {"redis_url": cluster.url, "key_prefix": keys.prefix}
+        with deployed(engine, servers, tmp_path, has_own_broker=True, **settings) as shop:
+            work_while(shop, owner.process.stop, lambda: cluster.owner(keys.owner) not in (None, owner))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "reason"),
+    [("shop", "set TASKBRIDGE_KEY_PREFIX to a name in braces"), ("{shop}", "set TASKBRIDGE_BROKER_URL")],
+)
+def test_a_cluster_that_cannot_be_used_is_refused_at_the_start_of_a_worker(
+    deployment: Deployment, tmp_path: Path, prefix: str, reason: str
+) -> None:
+    with redis_cluster(tmp_path, masters=1) as cluster:
+        settings = replace(deployment.settings, redis_url=cluster.url, key_prefix=prefix)
+        with pytest.raises(ConfigurationError, match=reason):
             runtime_of(make_app(settings).app).check()
-        with (
-            pytest.raises(AssertionError, match="names a Redis Cluster"),
-            deployment.worker(TASKBRIDGE_REDIS_URL=settings.redis_url),
-        ):
+        refused = pytest.raises(AssertionError, match=reason)
+        with refused, deployment.worker(TASKBRIDGE_REDIS_URL=cluster.url, TASKBRIDGE_KEY_PREFIX=prefix):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("parameters", "remedy"),
+    [
+        ("master_name=shop", "correct sentinel_password in TASKBRIDGE_REDIS_URL"),
+        ("master_name=shop&sentinel_password=b", "correct sentinel_password in TASKBRIDGE_REDIS_URL"),
+        ("master_name=shot&sentinel_password=a", "correct master_name in TASKBRIDGE_REDIS_URL"),
+        ("master_name=shop&sentinel_password=a", "start it, or wait for the failover"),
+    ],
+)
+def test_what_is_wrong_with_the_sentinels_is_named(
+    deployment: Deployment, tmp_path: Path, parameters: str, remedy: str
+) -> None:
+    port = free_port()
+    settings = "requirepass a\nsentinel monitor shop 127.0.0.1 1 1\nsentinel down-after-milliseconds shop 50\n"
+    with redis_server(tmp_path, port, settings, "--sentinel"), redis.Redis(port=port, password="a") as sentinel:
+        wait_until(lambda: answers(sentinel) and sentinel.sentinel_master("shop")["is_sdown"], "the primary is down")
+        url = f"sentinel://127.0.0.1:{port}/0?{parameters}"
+        runtime = runtime_of(make_app(replace(deployment.settings, redis_url=url)).app)
+        assert [one.remedy for one in examine(runtime) if one.check in ("Redis", "broker")] == [remedy, remedy]
+        with pytest.raises(AssertionError, match=remedy), deployment.worker(TASKBRIDGE_REDIS_URL=url):
             pass
 
 

@@ -153,7 +153,7 @@ def test_a_redis_that_is_too_old_is_refused_with_the_remedy(
     redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(redis_client, keys, publish=lambda *_: None)
-    gate.check_version()
+    gate.check_server()
     monkeypatch.setattr("taskbridge.gate.inspector.OLDEST_REDIS", (99, 1))
     with pytest.raises(Unavailable, match=r"Redis [\d.]+ is too old: upgrade it to 99.1 or newer"):
-        gate.check_version()
+        gate.check_server()

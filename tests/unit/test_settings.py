@@ -20,7 +20,8 @@ from taskbridge.settings import Settings, unknown_variables
             "must begin with postgresql://, postgresql\\+psycopg:// or postgres://$",
         ),
         ("REDIS_URL", "h:6379", "TASKBRIDGE_REDIS_URL must begin with redis://, rediss://, unix:// or sentinel://$"),
-        ("REDIS_URL", "sentinel://:secret@h:26379/0", "TASKBRIDGE_REDIS_URL has no master_name: write sentinel://"),
+        ("REDIS_URL", "redis://:secret@a;redis://b:6379", "set TASKBRIDGE_KEY_PREFIX to a name in braces"),
+        ("REDIS_URL", "sentinel://:secret@h:26379/0", "TASKBRIDGE_REDIS_URL cannot be read: write sentinel://"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name_and_without_secrets(name: str, value: str, text: str) -> None:
