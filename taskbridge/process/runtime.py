@@ -11,9 +11,11 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from redis import RedisError
@@ -24,12 +26,11 @@ import taskbridge.store
 from taskbridge.common.histogram import Histogram
 from taskbridge.common.server_errors import note_address, translated_errors
 from taskbridge.declaring.pipeline import DECLARED, Pipeline, Pipelines
-from taskbridge.errors import ConfigurationError, ForeignGate, TaskBridgeError
+from taskbridge.errors import ConfigurationError, ForeignGate, TaskBridgeError, Unavailable
 from taskbridge.gate.inspector import Inspector
 from taskbridge.gate.keys import OURS, Keys
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.process.connections import CHECKED_FIRST, redis_of
-from taskbridge.process.event_threads import EventThreads
 from taskbridge.process.heartbeat import Heartbeat
 from taskbridge.process.pace import Paces
 from taskbridge.settings import Settings
@@ -60,8 +61,11 @@ __all__ = [
 ]
 
 G = TypeVar("G", bound="Gate")
+T = TypeVar("T")
 
 EVENT_THREADS: Final = 8
+MOST_WAITING: Final = 10_000
+"""How many calls that send events may wait in one process, or be in progress; more are refused."""
 OWNER_REST: Final = 60.0
 """Seconds after which a producer checks again who owns the gate, if it had no owner."""
 ALSO_CHECKED: Final[list[Callable[[Settings], None]]] = []
@@ -119,6 +123,8 @@ class Runtime:
         """Until when (`time.monotonic`) messages are retried later without an attempt: Postgres was unavailable."""
         self.events_rest_until = 0.0
         """Until when (`time.monotonic`) no event is sent, because Redis did not answer in time."""
+        self.unsent: set[Future[Any]] = set()
+        """The calls in threads that send events."""
         self._registered: dict[str, str] = {}
         self._cursors: dict[str, Cursors] = {}
         self._owner_known_until = 0.0
@@ -343,14 +349,27 @@ class Runtime:
         return EventLoop()
 
     @cached_property
-    def event_threads(self) -> EventThreads:
+    def event_threads(self) -> ThreadPoolExecutor:
         """Threads that send the events of coroutines; a few are enough, since none of them waits long."""
-        return EventThreads(EVENT_THREADS, "taskbridge-events")
+        return ThreadPoolExecutor(EVENT_THREADS, "taskbridge-events")
 
     @cached_property
-    def asking_threads(self) -> EventThreads:
+    def asking_threads(self) -> ThreadPoolExecutor:
         """Threads for events that need their delay from Postgres, so that no other event waits for Postgres."""
-        return EventThreads(EVENT_THREADS, "taskbridge-delays")
+        return ThreadPoolExecutor(EVENT_THREADS, "taskbridge-delays")
+
+    def send_in(self, threads: ThreadPoolExecutor, send: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call a function that sends events in one of these threads, without waiting for it.
+
+        Raises:
+            Unavailable: too many others are waiting.
+        """
+        if len(self.unsent) >= MOST_WAITING:
+            raise Unavailable("too many events are waiting to be sent")
+        sending = threads.submit(copy_context().run, send, *arguments)
+        self.unsent.add(sending)
+        sending.add_done_callback(self.unsent.discard)
+        return sending
 
     def check(self, *, redis: bool = True) -> None:
         """Use every server and every pipeline once, so that a process that could not work fails at its start.
@@ -443,7 +462,7 @@ class Runtime:
         for name in {"redis", "event_redis", "interactive_redis", "publisher"} & opened.keys():
             opened[name].close()
         for name in {"event_threads", "asking_threads"} & opened.keys():
-            opened[name].shutdown()
+            opened[name].shutdown(wait=False)
 
     def forget(self) -> None:
         """Drop what was inherited through a fork, without using the parent's connections."""

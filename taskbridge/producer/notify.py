@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Final
 
 import redis
@@ -119,8 +118,9 @@ async def asend(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) ->
         for asks, threads in ((False, runtime.event_threads), (True, runtime.asking_threads)):
             positions = [at for at, event in enumerate(events) if _asks(runtime, *event) is asks]
             if positions:
-                sending = partial(send, runtime, [events[at] for at in positions])
-                answers.update(zip(positions, await threads.run(sending, len(positions)), strict=True))
+                sending = runtime.send_in(threads, send, runtime, [events[at] for at in positions])
+                sent = await asyncio.wrap_future(sending)
+                answers.update(zip(positions, sent, strict=True))
 
     round_trips = -(-len(events) // AT_ONCE)
     try:

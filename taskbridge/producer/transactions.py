@@ -31,7 +31,7 @@ from sqlalchemy.exc import UnboundExecutionError
 from taskbridge.common.server_errors import loaded_class, translated_errors
 from taskbridge.errors import InvalidConnection
 from taskbridge.process.runtime import Runtime, runtime_of
-from taskbridge.producer.notify import Event, Events, merge, send_committed
+from taskbridge.producer.notify import Event, Events, logged, merge, send_committed
 from taskbridge.store import Statement, execute
 from taskbridge.store.queries import query
 
@@ -269,11 +269,12 @@ def _send(connection: Connection, app: Celery, events: Events) -> None:
     # In a thread, without waiting for it: the event loop is not blocked, and a cancellation in the meantime cannot make
     # a successful commit look like a failed one.
     runtime = runtime_of(app)
-    sending = runtime.event_threads.submit(partial(send_committed, app, events), len(events))
-    if runtime.eager:
-        # Tests expect the runs to be over.
-        driver: Any = connection.connection.dbapi_connection
-        driver.run_async(lambda _: asyncio.wrap_future(sending))
+    with logged(runtime, events):
+        sending = runtime.send_in(runtime.event_threads, send_committed, app, events)
+        if runtime.eager:
+            # Tests expect the runs to be over.
+            driver: Any = connection.connection.dbapi_connection
+            driver.run_async(lambda _: asyncio.wrap_future(sending))
 
 
 # Events after the commit of a Django transaction.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import wait
 from typing import Final
 
 from celery import Celery
@@ -137,7 +138,7 @@ def _of_a_test(app: Celery) -> Runtime:
             '`@pytest.mark.usefixtures("taskbridge_settings")`; in a Django TransactionTestCase use `deployed`',
         )
     # Events of a commit in a coroutine may still be in flight.
-    runtime.event_threads.wait(_SENT_WITHIN)
+    wait(runtime.unsent, _SENT_WITHIN)
     return runtime
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 
 import psycopg
 import pytest
@@ -76,7 +77,7 @@ def events(bridge: Bridge) -> Events:
 
     def read() -> dict[str, int]:
         # What a commit in a coroutine sends is on its way when that returns.
-        assert runtime_of(bridge.app).event_threads.wait(10.0), "events are sent"
+        assert not wait(runtime_of(bridge.app).unsent, 10.0).not_done
         found = {}
         for pipeline in runtime_of(bridge.app).pipelines.names():
             tenants = gate.active(pipeline)

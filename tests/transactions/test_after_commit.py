@@ -13,12 +13,13 @@ import pytest
 from django.db import connection as django_connection
 from django.db import connections, transaction
 from django.test import TestCase, override_settings
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, make_url, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from taskbridge.errors import ConfigurationError, InvalidConnection, InvalidName, UnknownPipeline
+from taskbridge.process import runtime as runtime_module
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producer.producer import Bridge
 from tests.transactions.conftest import Events
@@ -102,12 +103,28 @@ def test_a_commit_that_fails_since_redis_is_away(
         for key in ("1", "2"):
             telling.call(bridge, "record", "a", key, {}, **AFTER)
             telling.commit()
-            wait_until(lambda: not runtime.event_threads._waiting, "the event was tried")
+            wait_until(lambda: not runtime.unsent, "the event was tried")
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM taskbridge.records")).scalar() == 2
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("taskbridge")]
     assert len(lines) == 2
     assert all("tenant 'a'" in line and "Redis cannot be reached" in line for line in lines), lines
+
+
+def test_a_commit_succeeds_although_too_many_events_wait(
+    postgres_url: str, bridge: Bridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def commit() -> None:
+        own = create_async_engine(make_url(postgres_url).set(drivername="postgresql+asyncpg"))
+        async with AsyncSession(own) as session:
+            await bridge.arecord("a", "1", {}, connection=session, **AFTER)
+            await session.commit()
+        await own.dispose()
+
+    monkeypatch.setattr(runtime_module, "MOST_WAITING", 0)
+    asyncio.run(commit())
+    assert "no event for tenant 'a'" in caplog.text
+    assert "too many events are waiting to be sent" in caplog.text
 
 
 def test_a_record_without_a_connection_has_its_event_at_once(bridge: Bridge, events: Events) -> None:
