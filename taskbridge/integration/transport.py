@@ -225,8 +225,7 @@ class QoS(redis.QoS):
             )
         if without:
             log.error(
-                "the broker refused to take back %s that it had delivered: runs are republished by their deadlines, "
-                "others are lost",
+                "%s could not be returned to the broker: runs are republished by their deadlines, others are lost",
                 counted(without, "message", "messages"),
             )
         self._owed.clear()
