@@ -174,7 +174,7 @@ def check_serializer(app: Celery) -> None:
     """
     if _accepted(app, "json") is None:
         raise ConfigurationError(
-            f"this app has no serializer that its accept_content allows: its accept_content is {sorted(app.conf.accept_content)}",
+            f"this app has no serializer that its accept_content allows: {sorted(app.conf.accept_content)}",
             "add a serializer that kombu has and that is installed, such as json, to accept_content",
         )
 

@@ -117,10 +117,7 @@ def test_what_keeps_a_worker_from_its_broker_is_told_by_the_doctor(
         return broker.text, broker.remedy
 
     deployment.app.conf.accept_content = ["application/x-shop"]
-    assert (
-        found()[0]
-        == "this app has no serializer that its accept_content allows: its accept_content is ['application/x-shop']"
-    )
+    assert found()[0] == "this app has no serializer that its accept_content allows: ['application/x-shop']"
     deployment.app.conf.accept_content = ["json"]
     monkeypatch.setattr(redis, "VERSION", (3, 1, 0))
     text, remedy = found()
