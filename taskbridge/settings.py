@@ -5,16 +5,31 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Final
 from urllib.parse import parse_qs, quote, urlsplit
 
 from taskbridge.common.limits import SETTINGS
-from taskbridge.common.names import DEFAULT_PREFIX, DEFAULT_SCHEMA, check_key_prefix, check_schema_name
+from taskbridge.common.names import (
+    DEFAULT_PREFIX,
+    DEFAULT_SCHEMA,
+    check_key_prefix,
+    check_redis_name,
+    check_schema_name,
+)
 from taskbridge.common.sentinel import SentinelAddress, node_urls
 from taskbridge.errors import ConfigurationError, InvalidName
 
-__all__ = ["GIVEN", "OVERRIDES", "Settings", "check_password", "check_token", "unknown_variables"]
+__all__ = [
+    "GIVEN",
+    "NAMED_REDIS",
+    "OVERRIDES",
+    "Settings",
+    "check_password",
+    "check_token",
+    "redis_variable",
+    "unknown_variables",
+]
 
 OVERRIDES: Final[list[Callable[[], Mapping[str, str]]]] = []
 """Functions that return variables which override the environment, such as those of a framework's tests."""
@@ -38,6 +53,10 @@ class Settings:
 
     Behind Sentinel: `sentinel://:password@host:26379;sentinel://host:26379/0?master_name=NAME`.
     """
+    redis: str = ""
+    """The named Redis that a worker serves, as in `@pipeline(redis=...)`. Empty: that of `redis_url`."""
+    redis_urls: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """The URLs of the named Redis servers; in the environment TASKBRIDGE_REDIS_URL_ and the name in capitals."""
     broker_url: str = ""
     """Celery's broker. Empty: the gate's Redis; counting an event and publishing its run are then one atomic step."""
     pipelines: tuple[str, ...] = ()
@@ -90,6 +109,8 @@ class Settings:
         try:
             check_key_prefix(self.key_prefix)
             check_schema_name(self.schema)
+            for name in self.redis_urls:
+                check_redis_name(name)
         except InvalidName as error:
             raise ConfigurationError(error.what, error.remedy) from None
         if len(node_urls(self.redis_url)) > 1 and not self.key_prefix.startswith("{"):
@@ -97,10 +118,24 @@ class Settings:
                 "TASKBRIDGE_REDIS_URL names the nodes of a Redis Cluster, which needs a hash tag as the key prefix",
                 "set TASKBRIDGE_KEY_PREFIX to a name in braces, such as {shop}",
             )
+        self._check_named_redis()
         for name, limits in SETTINGS.items():
             value = getattr(self, name)
             if not limits.has(value):
                 raise ConfigurationError(f"{_variable(name)} is {value:g}, it must lie {limits}")
+
+    def _check_named_redis(self) -> None:
+        for name, url in self.redis_urls.items():
+            if len(node_urls(url)) > 1:
+                raise ConfigurationError(
+                    f"{redis_variable(name)} names the nodes of a Redis Cluster, which cannot be a broker",
+                    "use a single server, or a primary behind Sentinel",
+                )
+        if self.redis and self.redis not in self.redis_urls:
+            raise ConfigurationError(
+                f"TASKBRIDGE_REDIS is {self.redis!r}, but {redis_variable(self.redis)} is not set",
+                "set it to the URL of that server, or correct TASKBRIDGE_REDIS",
+            )
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -115,31 +150,58 @@ class Settings:
         if environment is None:
             environment = _all_of(GIVEN) | os.environ | _all_of(OVERRIDES)
         values: dict[str, Any] = {}
-        for setting in fields(cls):
+        for setting in _fields():
             text = environment.get(_variable(setting.name), "").strip()
             if text:
                 values[setting.name] = _parse(setting.name, text)
+        values["redis_urls"] = {
+            variable.removeprefix(NAMED_REDIS).lower(): _parse(variable.removeprefix(PREFIX).lower(), text.strip())
+            for variable, text in environment.items()
+            if variable.startswith(NAMED_REDIS) and text.strip()
+        }
         return cls(**values)
 
     def as_environment(self) -> dict[str, str]:
         """Return the variables from which `read` makes the same settings; defaults are left out."""
         variables = {}
-        for setting in fields(self):
+        for setting in _fields():
             value = getattr(self, setting.name)
             if value != setting.default:
                 variables[_variable(setting.name)] = ",".join(value) if isinstance(value, tuple) else str(value)
-        return variables
+        return variables | {redis_variable(name): url for name, url in self.redis_urls.items()}
+
+    def url_of(self, redis: str) -> str:
+        """Return the URL of a named Redis; of "", `redis_url`.
+
+        Raises:
+            ConfigurationError: it is not set.
+        """
+        if redis and redis not in self.redis_urls:
+            raise ConfigurationError(
+                f"{redis_variable(redis)} is not set",
+                f"set it to the URL of the Redis of pipelines with redis={redis!r}",
+            )
+        return self.redis_urls[redis] if redis else self.redis_url
+
+    @property
+    def gate_url(self) -> str:
+        """The URL of the Redis that this process serves."""
+        return self.url_of(self.redis)
 
     @property
     def broker(self) -> str:
-        """The URL of the broker; by default, that of the gate."""
-        return self.broker_url or _as_broker(self.redis_url)
+        """The URL of the broker; by default, and always with a named Redis, that of the gate."""
+        return self._own_broker_url or _as_broker(self.gate_url)
 
     @property
     def broker_options(self) -> dict[str, Any]:
         """The options of kombu's transport that belong to `broker`."""
-        address = None if self.broker_url else SentinelAddress.of(self.redis_url)
+        address = None if self._own_broker_url else SentinelAddress.of(self.gate_url)
         return {} if address is None else address.broker_options
+
+    @property
+    def _own_broker_url(self) -> str:
+        return "" if self.redis else self.broker_url
 
 
 def _as_broker(url: str) -> str:
@@ -192,6 +254,8 @@ def _checked(secret: str, allowed: re.Pattern[str], name: str, remedy: str) -> s
 
 PREFIX: Final = "TASKBRIDGE_"
 """The prefix of all variables."""
+NAMED_REDIS: Final = f"{PREFIX}REDIS_URL_"
+"""The prefix of the variables with the URLs of named Redis servers."""
 
 _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 
@@ -210,6 +274,16 @@ def _variable(name: str) -> str:
     return f"{PREFIX}{name.upper()}"
 
 
+def redis_variable(name: str) -> str:
+    """Return the variable with the URL of a named Redis, or of "", the default one."""
+    return f"{NAMED_REDIS}{name.upper()}" if name else _variable("redis_url")
+
+
+def _fields() -> list[Field[Any]]:
+    """Return the settings that have one variable each."""
+    return [setting for setting in fields(Settings) if setting.name != "redis_urls"]
+
+
 OTHERS: Final = frozenset({"TASKBRIDGE_DATA_DIR", "TASKBRIDGE_TRACEBACK"})
 """Variables of the command line."""
 
@@ -219,10 +293,10 @@ def unknown_variables(environment: Mapping[str, str]) -> list[tuple[str, str]]:
 
     Variables that begin with TASKBRIDGE_TEST_ are for tests and are left out.
     """
-    known = sorted({_variable(setting.name) for setting in fields(Settings)} | OTHERS)
+    known = sorted({_variable(setting.name) for setting in _fields()} | OTHERS)
     unknown = []
     for name in sorted(environment):
-        if name.startswith(PREFIX) and name not in known and not name.startswith(f"{PREFIX}TEST_"):
+        if name.startswith(PREFIX) and name not in known and not name.startswith((NAMED_REDIS, f"{PREFIX}TEST_")):
             from difflib import get_close_matches  # noqa: PLC0415 - slow, and hardly ever needed
 
             # Without the common prefix, which would make any two of them similar.
@@ -254,10 +328,10 @@ def _check_redis_url(name: str, text: str) -> None:
     """Check the URL of the gate, or of a broker that is one Redis; Celery takes other brokers, and a list of them."""
     written = "redis://:password@host:port/0"
     try:
-        if text.startswith("sentinel") and name == "redis_url":
+        if text.startswith("sentinel") and name != "broker_url":
             written = "sentinel://:password@host:26379;sentinel://host:26379/0?master_name=NAME"
             _ = SentinelAddress.of(text)
-        elif name == "redis_url" or (text.startswith(("redis://", "rediss://", "unix://")) and ";" not in text):
+        elif name != "broker_url" or (text.startswith(("redis://", "rediss://", "unix://")) and ";" not in text):
             _ = [urlsplit(url).port for url in node_urls(text)]
     except ValueError:
         raise ConfigurationError(
@@ -273,15 +347,18 @@ def _parse(name: str, text: str) -> object:
             return float(text)
         except ValueError:
             raise ConfigurationError(f"{_variable(name)} is {text!r}", "give a number of seconds") from None
+    if name == "redis":
+        return text.lower()
     if name == "tail_listens":
         return _switch(name, text)
     if name in ("pipelines", "events_tokens"):
         return tuple(part.strip() for part in text.split(",") if part.strip())
-    if name in _SCHEMES:
+    kind = "redis_url" if name.startswith("redis_url") else name
+    if kind in _SCHEMES:
         scheme = text.partition("://")[0]
-        if scheme not in _SCHEMES[name] or "://" not in text:
+        if scheme not in _SCHEMES[kind] or "://" not in text:
             # The value may hold a password, so the message does not repeat it.
-            raise ConfigurationError(f"{_variable(name)} must begin with {_either(_SCHEMES[name])}")
-    if name in ("redis_url", "broker_url"):
+            raise ConfigurationError(f"{_variable(name)} must begin with {_either(_SCHEMES[kind])}")
+    if kind in ("redis_url", "broker_url"):
         _check_redis_url(name, text)
     return text

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,8 +20,8 @@ import click
 
 from taskbridge.cli import console
 from taskbridge.common.texts import spoken, storable
-from taskbridge.errors import ConfigurationError, MissingExtra, Unavailable
-from taskbridge.settings import Settings
+from taskbridge.errors import ConfigurationError, MissingExtra, TaskBridgeError, Unavailable
+from taskbridge.settings import Settings, redis_variable
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -218,5 +218,12 @@ def _configured() -> bool:
 
 
 def _choose(servers: Servers) -> None:
+    from taskbridge.declaring.pipeline import DECLARED
+
     os.environ[POSTGRES] = servers.postgres_url
     os.environ[REDIS] = servers.redis_url
+    # There is one embedded Redis. An error in a pipeline module is reported where it is needed.
+    with suppress(TaskBridgeError):
+        DECLARED.load(Settings.read().pipelines)
+    for name in DECLARED.names():
+        os.environ.setdefault(redis_variable(DECLARED[name].redis), servers.redis_url)

@@ -109,10 +109,10 @@ class Monitor:
 
 def is_idle(runtime: Runtime) -> bool:
     """Whether no tenant has a runner or a pending record. A tenant that waits for a delay has both."""
-    surveys = runtime.gate.survey(runtime.pipelines.names(), 1).values()
+    surveys = runtime.gate.survey(runtime.names(), 1).values()
     return not any(one.runners for one in surveys) and not has_pending(runtime)
 
 
 def has_pending(runtime: Runtime) -> bool:
     """Whether any tenant has a pending record, due or not."""
-    return any(True for name in runtime.pipelines.names() for _ in runtime.pending(name))
+    return any(True for name in runtime.names() for _ in runtime.pending(name))

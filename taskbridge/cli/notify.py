@@ -36,7 +36,7 @@ def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
 
     check_tenant(tenant)
     environment.existing(data_dir)
-    runtime = environment.runtime()
+    runtime = environment.runtime().on(pipeline)
     answer = notifying.notify(runtime.app, tenant, pipeline).name.lower()
     if runtime.publisher.error is not None:
         try:

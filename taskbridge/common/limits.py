@@ -46,6 +46,7 @@ NAMES: Final = {
         "A-Z, a-z, 0-9, '_', '.' and '-', beginning with a letter or a digit; in braces for a Redis Cluster",
         r"[A-Za-z0-9][A-Za-z0-9_.-]*|\{[A-Za-z0-9][A-Za-z0-9_.-]*\}",
     ),
+    "Redis name": Name(63, "a-z, 0-9 and '_', beginning with a letter", "[a-z][a-z0-9_]*"),
     "schema": Name(
         63,
         "a-z, 0-9 and '_', beginning with a letter or '_', not with 'pg_'; not `public`",

@@ -75,6 +75,11 @@ def check_source_name(name: object) -> str:
     return _checked("source", name)
 
 
+def check_redis_name(name: object) -> str:
+    """Return the name of a Redis server unchanged, or raise InvalidName. A variable has it in capitals."""
+    return _checked("Redis name", name)
+
+
 def check_key(tenant: str, key: object) -> str:
     """Return a record's key unchanged, or raise InvalidInput unless it has 1 to 200 characters, as in a tenant."""
     return _checked_text(f"tenant {tenant!r}", "key", key, lambda text: _control_character(text) is None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from taskbridge.common.limits import check_option
-from taskbridge.common.names import check_pipeline_name, check_source_name
+from taskbridge.common.names import check_pipeline_name, check_redis_name, check_source_name
 from taskbridge.common.texts import shown
 from taskbridge.declaring.policy import NO_LIMITS, DelaySinceLastRun, LatencyNeutral, Limits, Policy, RateLimit
 from taskbridge.errors import ConfigurationError, InvalidPolicy, TaskBridgeError, UnknownPipeline, UsageError
@@ -49,6 +49,7 @@ class Pipeline:
     downstream_errors: tuple[type[Exception], ...] = ()
     source: str = ""
     start: str | datetime = "everything"
+    redis: str = ""
 
     @property
     def criteria(self) -> DelaySinceLastRun | None:
@@ -64,6 +65,8 @@ class Pipeline:
         check_pipeline_name(self.name)
         self._check_handler()
         object.__setattr__(self, "source", check_source_name(self.source or self.name))
+        if self.redis:
+            check_redis_name(self.redis)
         start = self.start
         if start not in ("everything", "now") and not (isinstance(start, datetime) and start.tzinfo is not None):
             raise InvalidPolicy(
@@ -176,6 +179,7 @@ def pipeline(
     latency_budget: float = 0.05,
     soft_time_limit: float | None = None,
     downstream_errors: Iterable[type[Exception]] = (),
+    redis: str = "",
 ) -> Callable[[H], H]:
     """Declare the decorated function as the handler of a pipeline. It may be a coroutine function (`async def`).
 
@@ -207,6 +211,8 @@ def pipeline(
             and `TimeoutError` and lost connections to Postgres, Redis and the broker. If a record fails with one of
             them, it goes to quarantine only on stronger evidence (docs/explanation/failures.md), and five such
             failures in a row, from at least two tenants, open the pipeline's circuit.
+        redis: the name of the Redis server of this pipeline, with its own workers: a-z, 0-9 and `_`. Its URL is in
+            TASKBRIDGE_REDIS_URL_ and the name in capitals. By default it is that of TASKBRIDGE_REDIS_URL.
 
     Raises:
         InvalidName: the name is not allowed.
@@ -229,6 +235,7 @@ def pipeline(
                 downstream_errors=tuple(downstream_errors),
                 source=source or "",
                 start=start,
+                redis=redis,
             )
         )
         return handler

@@ -80,7 +80,7 @@ def lua_message(app: Celery, queue_prefix: str = "") -> str:
     return text
 
 
-def shared_prefix(app: Celery, gate_url: str, queues: Sequence[str]) -> str | None:
+def shared_prefix(app: Celery, gate_url: str, queues: Sequence[str], **broker: Any) -> str | None:
     """Return what kombu puts before the names of `queues` if scripts on the gate's Redis can push to them.
 
     None, unless it is certain that the app's producers and workers both use the gate's database, and that workers read
@@ -90,10 +90,12 @@ def shared_prefix(app: Celery, gate_url: str, queues: Sequence[str]) -> str | No
         app: the app whose broker is examined.
         gate_url: the URL of the gate.
         queues: names of queues.
+        broker: options of a connection, if it does not lead to the app's own broker.
     """
     try:
         gate = _address_of_gate(gate_url)
-        channels = [_channel(connection) for connection in (app.connection_for_write(), app.connection_for_read())]
+        connections = app.connection_for_write(**broker), app.connection_for_read(**broker)
+        channels = [_channel(connection) for connection in connections]
     except Exception:
         # An invalid URL or option is reported when something connects.
         return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -99,8 +100,17 @@ class _Examined:
 
     def _broadcast(self, command: str, workers: list[str] | None = None) -> dict[str, Any]:
         control: Any = self.runtime.app.control
+        options: dict[str, Any] = {"destination": workers, "reply": True, "timeout": ANSWER_SECONDS}
         try:
-            replies = control.broadcast(command, destination=workers, reply=True, timeout=ANSWER_SECONDS)
+            if broker := self.runtime.broker:
+                # Its own pool of producers would publish to the app's broker.
+                control = copy(control)
+                control.mailbox = copy(control.mailbox)
+                control.mailbox.producer_pool = None
+                with broker_connection(self.runtime.app, **broker) as connection:
+                    replies = control.broadcast(command, connection=connection, **options)
+            else:
+                replies = control.broadcast(command, **options)
         except ContentDisallowed:
             raise ConfigurationError(
                 "workers reply with a serializer that this app does not accept",
@@ -153,8 +163,22 @@ class Check(NamedTuple):
 
 def examine(runtime: Runtime) -> list[Finding]:
     """Run all checks, except those that need a check which has found a problem."""
-    examined, found, sound = _Examined(runtime), list[Finding](), set[str]()
-    for check in CHECKS:
+    sound = set[str]()
+    found = _examine(runtime, CHECKS, sound)
+    if "pipelines" in sound:
+        for other in runtime.by_redis():
+            if other is not runtime:
+                of_redis = [check for check in CHECKS if check.name in OF_EACH_REDIS]
+                name = other.settings.redis or "default"
+                findings = _examine(other, of_redis, sound - OF_EACH_REDIS)
+                found += [replace(one, check=f"{one.check} ({name})") for one in findings]
+    return found
+
+
+def _examine(runtime: Runtime, checks: Sequence[Check], sound: set[str]) -> list[Finding]:
+    """Run checks; `sound`: those that have found no problem, to which this adds others."""
+    examined, found = _Examined(runtime), list[Finding]()
+    for check in checks:
         if not sound.issuperset(check.needs):
             continue
         findings = list[Finding]()
@@ -286,7 +310,9 @@ def _clocks(examined: _Examined) -> Findings:
 
 
 def _pipelines(examined: _Examined) -> Findings:
-    yield Finding(Level.OK, ", ".join(examined.runtime.pipelines.names()))
+    runtime = examined.runtime
+    runtime.names()
+    yield Finding(Level.OK, ", ".join(runtime.pipelines.names()))
 
 
 def _journal(examined: _Examined) -> Findings:
@@ -303,7 +329,7 @@ def _broker(examined: _Examined) -> Findings:
     if examined.runtime.publishes_in_gate:
         # Its error names the cause, and the setting to correct.
         examined.runtime.redis.ping()
-    with broker_connection(app, **bounded(app)) as connection:
+    with broker_connection(app, **bounded(app) | examined.runtime.broker) as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_SECONDS)
         lengths = [f"{_length(connection, queue):,} in {queue}" for queue in examined.runtime.keys.queues]
     yield Finding(Level.OK, f"{connection.transport.driver_type}; messages: {', '.join(lengths)}")
@@ -354,7 +380,7 @@ def _seen_elsewhere(examined: _Examined) -> str:
     """Return a sentence about a pipeline that a worker has just polled; "" if there is none."""
     # Other checks report errors that occur here.
     with suppress(Exception):
-        for name, ages in read_ages(examined.runtime.engine, examined.runtime.pipelines.names()).items():
+        for name, ages in read_ages(examined.runtime.engine, examined.runtime.names()).items():
             if not nobody_looks(ages.poller, examined.runtime.settings.tail_interval):
                 return f"a worker polled {name} {ages.poller:,.0f} s ago"
     return ""
@@ -362,14 +388,14 @@ def _seen_elsewhere(examined: _Examined) -> str:
 
 def _broker_of(runtime: Runtime) -> str:
     """Return the URL of the broker, without its password."""
-    with broker_connection(runtime.app) as connection:
+    with broker_connection(runtime.app, **runtime.broker) as connection:
         return str(connection.as_uri())
 
 
 def _declarations(examined: _Examined) -> Findings:
     """Warn about workers that take runs of pipelines which they do not declare."""
     for worker, declared in sorted(examined.ask(DECLARED_COMMAND).items()):
-        lacks = sorted({*examined.runtime.pipelines.names()} - {*declared}) if isinstance(declared, list) else []
+        lacks = sorted({*examined.runtime.names()} - {*declared}) if isinstance(declared, list) else []
         if lacks:
             yield _warning(
                 f"{worker} does not declare {', '.join(lacks)}: it delays each run of it that it takes from the queue",
@@ -380,7 +406,7 @@ def _declarations(examined: _Examined) -> Findings:
 def _time_limits(examined: _Examined) -> Findings:
     """Warn about workers that kill a run before its time budget is spent. Some pools have no time limits."""
     runtime = examined.runtime
-    pipelines = [runtime.pipelines[name] for name in runtime.pipelines.names()]
+    pipelines = [runtime.pipelines[name] for name in runtime.names()]
     longest = runtime.settings.run_budget + max((one.soft_time_limit or 0 for one in pipelines), default=0)
     for worker, pool in sorted(examined.pools.items()):
         _, hard = pool.get("timeouts") or (0, 0)
@@ -532,3 +558,5 @@ CHECKS: Final = (
     Check("sessions", _sessions, ("cluster", "broker")),
 )
 """In the order in which they run."""
+OF_EACH_REDIS: Final = frozenset({"Redis", "eviction", "gate", "clocks", "broker", "workers", "transport", "probe"})
+"""The checks of every Redis server that pipelines are on."""

@@ -21,7 +21,7 @@ from taskbridge.common.texts import spoken
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import OURS, Queue
-from taskbridge.gate.message import RUN_TASK, check_serializer
+from taskbridge.gate.message import RUN_TASK, check_serializer, shared_prefix
 from taskbridge.handlers.journal import JOURNAL, NOT_FOR_THE_JOURNAL
 from taskbridge.integration.broker_watch import BrokerWatchStep
 from taskbridge.integration.failed_worker import FailedWorkerStep
@@ -37,7 +37,7 @@ from taskbridge.integration.transport import (
 from taskbridge.observe.metrics_server import MetricsStep
 from taskbridge.process.runtime import Runtime, keys_of, runtime_of, serves
 from taskbridge.producer.producer import Bridge
-from taskbridge.settings import Settings, unknown_variables
+from taskbridge.settings import Settings, redis_variable, unknown_variables
 from taskbridge.store import is_adopted
 from taskbridge.worker.ticker import TickerStep
 
@@ -197,7 +197,7 @@ def _answer_doctor() -> None:
     from celery.worker.control import inspect_command  # noqa: PLC0415 - only workers need it
 
     def declared(state: Any, **_: Any) -> list[str]:
-        return sorted(runtime_of(state.app).pipelines.names())
+        return runtime_of(state.app).names()
 
     inspect_command(name=DECLARED_COMMAND)(declared)
 
@@ -233,6 +233,26 @@ def check_journal(runtime: Runtime) -> None:
         raise ConfigurationError(*NOT_FOR_THE_JOURNAL)
 
 
+def _check_named_redis(runtime: Runtime) -> None:
+    """Check that every pipeline's Redis has a URL, and that the worker of a named one serves pipelines from there.
+
+    Raises:
+        ConfigurationError: a URL is missing, no pipeline is on this worker's Redis, or its broker is another server.
+    """
+    names, settings = runtime.names(), runtime.settings
+    if not settings.redis:
+        return
+    if not names:
+        raise ConfigurationError(
+            f"no pipeline is on the Redis {settings.redis!r}", "correct TASKBRIDGE_REDIS or TASKBRIDGE_PIPELINES"
+        )
+    if shared_prefix(runtime.app, settings.gate_url, runtime.keys.queues) is None:
+        raise ConfigurationError(
+            f"this worker's broker is not the Redis {settings.redis!r} of TASKBRIDGE_REDIS",
+            f'add -b "${redis_variable(settings.redis)}" before `worker`',
+        )
+
+
 @signals.worker_init.connect(weak=False)
 def _refuse_to_start(sender: Any, **_: Any) -> None:
     """Stop a worker of our queues that could not work, with the reason and a remedy, before it takes a message."""
@@ -245,7 +265,7 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
         check_pool(sender.pool_cls)
         check_serializer(app)
         runtime = runtime_of(app)
-        runtime.pipelines.names()
+        _check_named_redis(runtime)
         with _report_silence("Redis", "Redis"), translated_errors():
             runtime.gate.check_server()
             runtime.gate.check_scripts()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from taskbridge.declaring.pipeline import Pipeline
-    from taskbridge.gate import RunnerStatus
+    from taskbridge.gate import RunnerStatus, Survey
+    from taskbridge.gate.inspector import Queued
     from taskbridge.process.runtime import Runtime
 
 __all__ = ["Context"]
@@ -35,6 +36,7 @@ class Context:
     Args:
         database: Postgres.
         inspector: the gate of the deployment.
+        others: the gates of pipelines on other Redis servers, by pipeline.
         pipelines: the pipelines to report on, by name.
         settings: the settings of the workers, which decide whether a run counts as alive.
 
@@ -47,12 +49,17 @@ class Context:
     inspector: Inspector
     pipelines: Mapping[str, Pipeline]
     settings: Settings
+    others: Mapping[str, Inspector] = field(default_factory=dict)
 
     @classmethod
     def of(cls, runtime: Runtime) -> Context:
         """Return the context for a process's deployment and pipelines."""
         declared = {name: runtime.pipelines[name] for name in runtime.pipelines.names()}
-        return cls(runtime.engine, runtime.inspector, declared, runtime.settings)
+        others: dict[str, Inspector] = {}
+        for other, names in runtime.by_redis().items():
+            if other is not runtime:
+                others |= dict.fromkeys(names, other.inspector)
+        return cls(runtime.engine, runtime.inspector, declared, runtime.settings, others)
 
     @property
     def ttl_ms(self) -> int:
@@ -80,6 +87,35 @@ class Context:
         """Return the names of all pipelines, or of one; raises as `pipeline`."""
         return sorted(self.pipelines) if pipeline is None else [self.pipeline(pipeline).name]
 
+    def inspector_of(self, pipeline: str) -> Inspector:
+        """Return the gate of a pipeline."""
+        return self.others.get(pipeline, self.inspector)
+
+    def _by_inspector(self, pipelines: Iterable[str]) -> dict[Inspector, list[str]]:
+        found: dict[Inspector, list[str]] = {}
+        for name in pipelines:
+            found.setdefault(self.inspector_of(name), []).append(name)
+        return found
+
+    def survey(self, pipelines: Sequence[str], most: int) -> dict[str, Survey]:
+        """Do what `Inspector.survey` does."""
+        surveys: dict[str, Survey] = {}
+        for inspector, names in self._by_inspector(pipelines).items():
+            surveys |= inspector.survey(names, most)
+        return {name: surveys[name] for name in pipelines}
+
+    def longest_queued(self, tenants: Mapping[str, Sequence[str]], ttl_ms: int) -> dict[str, Queued]:
+        """Do what `Inspector.longest_queued` does."""
+        found: dict[str, Queued] = {}
+        for inspector, names in self._by_inspector(tenants).items():
+            found |= inspector.longest_queued({name: tenants[name] for name in names}, ttl_ms)
+        return found
+
+    def queued(self) -> int | None:
+        """Return how many messages are in all queues of runs; None: a broker is another server, or unknown."""
+        counts = [inspector.queued() for inspector in {self.inspector, *self.others.values()}]
+        return None if None in counts else sum(filter(None, counts))
+
     def tenants_of(self, source: str) -> Tenants:
         """Return the tenants of a source."""
         return Tenants(self.database, source, seconds=LOOK_SECONDS)
@@ -92,7 +128,7 @@ class Context:
     def active(self, pipelines: Sequence[str], most: int) -> Mapping[str, Sequence[str]]:
         """Return, for each pipeline, the tenants whose runners are due first; none if Redis does not answer."""
         try:
-            surveys = self.inspector.survey(pipelines, most)
+            surveys = self.survey(pipelines, most)
         except redis.RedisError:
             return dict.fromkeys(pipelines, ())
         return {name: survey.tenants for name, survey in surveys.items()}
@@ -100,7 +136,7 @@ class Context:
     def runner(self, pipeline: str, tenant: str) -> RunnerStatus | None:
         """Return a tenant's runner; None if Redis does not answer."""
         try:
-            return self.inspector.look(pipeline, [tenant])[0]
+            return self.inspector_of(pipeline).look(pipeline, [tenant])[0]
         except redis.RedisError:
             return None
 

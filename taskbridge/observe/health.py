@@ -80,7 +80,7 @@ class _Seen(NamedTuple):
 
 def _look(context: Context) -> list[_Seen]:
     names, database = context.names(), context.database
-    surveys = context.inspector.survey(names, MOST_RUNNERS)
+    surveys = context.survey(names, MOST_RUNNERS)
     sources = {name: context.pipelines[name].source for name in names}
     first = {name: survey.tenants for name, survey in surveys.items()}
     paused = {
@@ -126,7 +126,7 @@ def health(context: Context) -> Health:
         open_circuits=[one.pipeline for one in lines if one.survey.circuit.open],
         runners=sum(one.runners for one in lines),
         workers=sorted({active.worker for one in lines for active in one.active if active.worker}),
-        queued=context.inspector.queued(),
+        queued=context.queued(),
         pending=sum(one.pending for one in lines),
         unseen=any(one.unseen for one in lines),
         quarantined=sum(one.quarantined for one in lines),
@@ -259,9 +259,7 @@ def _slow_work(context: Context, seen: Sequence[_Seen]) -> dict[str, list[Findin
     return never make a deadline overdue.
     """
     served = {one.name: one for one in seen if one.is_served}
-    queued = context.inspector.longest_queued(
-        {name: one.survey.tenants for name, one in served.items()}, context.ttl_ms
-    )
+    queued = context.longest_queued({name: one.survey.tenants for name, one in served.items()}, context.ttl_ms)
     late = [name for name, queue in queued.items() if queue.seconds > QUEUED_SECONDS]
     longest = {
         name: max(LONG_RUN_SECONDS, 2 * (one.pipeline.soft_time_limit or 0.0)) + context.settings.run_budget
@@ -328,8 +326,9 @@ def _sentence(findings: list[Finding], runners: int) -> str:
 
 def _line(context: Context, one: _Seen) -> PipelineLine:
     survey, paused = one.survey, one.paused
-    now_ms = context.inspector.now_ms()
-    runners = zip(survey.tenants, context.inspector.look(one.name, survey.tenants), strict=True)
+    inspector = context.inspector_of(one.name)
+    now_ms = inspector.now_ms()
+    runners = zip(survey.tenants, inspector.look(one.name, survey.tenants), strict=True)
     # Only tenants with a runner are counted. Paused tenants, and those that no worker has found yet, have none.
     is_cut = survey.runners > MOST_RUNNERS or one.backlog.pending >= MOST_COUNTED
     return PipelineLine(

@@ -90,21 +90,21 @@ class Seen(NamedTuple):
 
 def tenant(context: Context, pipeline: str, name: str) -> TenantAnswer:
     """Return a tenant of a pipeline, and why it is not running; raises as `Context.pipeline`."""
-    declared = context.pipeline(pipeline)
+    declared, inspector = context.pipeline(pipeline), context.inspector_of(pipeline)
     runner, counts, pause = _at_one_time(context, pipeline, name)
     used_up: Sequence[UsedUp] = ()
     if runner.hold is Hold.RATE and declared.is_limited:
         limits = (declared.rate_limit, declared.tenant_rate_limit)
-        (used_up,) = context.inspector.used_up(pipeline, [name], *limits)
+        (used_up,) = inspector.used_up(pipeline, [name], *limits)
     seen = Seen(
         pipeline,
         name,
         runner,
-        context.inspector.ranks(pipeline, [name])[0],
-        context.inspector.circuit(pipeline),
+        inspector.ranks(pipeline, [name])[0],
+        inspector.circuit(pipeline),
         counts,
         pause,
-        context.inspector.now_ms(),
+        inspector.now_ms(),
         read_ages(context.database, [pipeline])[pipeline].poller,
         context.ttl_ms,
         context.settings.tail_interval,
@@ -138,12 +138,12 @@ def _at_one_time(context: Context, pipeline: str, name: str) -> tuple[RunnerStat
     are read after the runner include the failure that holds it.
     """
     tenants = context.tenants_of(context.pipeline(pipeline).source)
-    (after,) = context.inspector.look(pipeline, [name])
+    (after,) = context.inspector_of(pipeline).look(pipeline, [name])
     for _ in range(ATTEMPTS):
         runner = after
         (counts,) = tenants.counts(pipeline, [name], MOST_RECORDS)
         pauses = context.rows("pauses", pipeline=pipeline, tenants=[name])
-        (after,) = context.inspector.look(pipeline, [name])
+        (after,) = context.inspector_of(pipeline).look(pipeline, [name])
         if (runner.token, runner.state, runner.hold) == (after.token, after.state, after.hold):
             break
     return runner, counts, Pause(**pauses[0]) if pauses else None

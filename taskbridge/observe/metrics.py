@@ -264,16 +264,24 @@ class Metrics(Collector):
     def _read(self) -> Values:
         names, found = self._runtime.pipelines.names(), Values()
         self.problems = []
-        with self._noted():
-            self._read_redis(names, found)
+        found[_SERVERS] = servers = {}
+        for runtime, here in self._runtime.by_redis().items():
+            part, name = Values(), runtime.settings.redis
+            suffix = f"_{name}" if name else ""
+            with self._noted():
+                self._read_redis(runtime, suffix, here, part)
+            servers[f"redis{suffix}"] = _SURVEYS in part
+            for group, values in part.items():
+                found[group] = {**found.get(group, {}), **values}
         with self._noted():
             self._read_postgres(names, found)
-        found[_SERVERS] = {"redis": _SURVEYS in found, "postgres": _AGES in found}
+        servers["postgres"] = _AGES in found
         if self._in_worker:
             busy, slots = self._runtime.busy_slots()
             found[_SLOTS] = {"busy": busy, "idle": slots - busy}
-            found[_LATENESS] = {name: self._runtime.lateness[name] for name in names}
-            found[_ORPHANED] = {name: self._runtime.orphaned[name] for name in names}
+            own = self._runtime.names()
+            found[_LATENESS] = {name: self._runtime.lateness[name] for name in own}
+            found[_ORPHANED] = {name: self._runtime.orphaned[name] for name in own}
         return found
 
     def _by_pipeline(self, read: Callable[[Sequence[str]], dict[str, T]], names: Sequence[str]) -> dict[str, T]:
@@ -303,12 +311,12 @@ class Metrics(Collector):
             if self._in_worker:
                 log.warning("metrics: %s", sentence)
 
-    def _read_redis(self, names: Sequence[str], found: Values) -> None:
+    def _read_redis(self, runtime: Runtime, suffix: str, names: Sequence[str], found: Values) -> None:
         # A scrape must not wait long for Redis.
-        gate = self._runtime.inspector
+        gate = runtime.inspector
         surveys = self._by_pipeline(lambda some: gate.survey(some, MOST_TENANTS), names)
         found[_SURVEYS] = surveys
-        found[_WAITING] = gate.waiting()
+        found[_WAITING] = {f"{queue}{suffix}": count for queue, count in gate.waiting().items()}
         most = min(MOST_RUNNERS, MOST_TENANTS // max(1, len(surveys)))
         due = {name: survey.tenants[:most] for name, survey in surveys.items()}
         found[_MESSAGES] = self._by_pipeline(

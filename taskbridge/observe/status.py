@@ -118,9 +118,10 @@ def _values(context: Context, pipeline: str, names: list[str], records: int) -> 
     if not names:
         return []
     counts = context.tenants_of(context.pipeline(pipeline).source).counts(pipeline, names, records)
-    runners = dict(zip(names, context.inspector.look(pipeline, names), strict=True))
+    inspector = context.inspector_of(pipeline)
+    runners = dict(zip(names, inspector.look(pipeline, names), strict=True))
     paused = {row["tenant"] or "" for row in context.rows("pauses", pipeline=pipeline, tenants=names)}
-    now_ms = context.inspector.now_ms()
+    now_ms = inspector.now_ms()
     return [
         tenant_values(
             context, pipeline, row, runners[row["tenant"]], now_ms, paused=not paused.isdisjoint((row["tenant"], ""))

@@ -13,7 +13,7 @@ from taskbridge.common.sentinel import SentinelAddress
 from taskbridge.common.server_errors import note_address
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Keys, client
-from taskbridge.settings import Settings
+from taskbridge.settings import Settings, redis_variable
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -30,14 +30,15 @@ def redis_of(settings: Settings, seconds: float | None = None, *, interactive: b
     Raises:
         ConfigurationError: there is no URL, it is invalid, or this process must not use it.
     """
-    if not settings.redis_url:
-        raise ConfigurationError("TASKBRIDGE_REDIS_URL is not set: set it, or start `taskbridge up`")
+    url, variable = settings.gate_url, redis_variable(settings.redis)
+    if not url:
+        raise ConfigurationError(f"{variable} is not set: set it, or start `taskbridge up`")
     for check in CHECKED_FIRST:
         check(settings)
     try:
         keys = Keys(settings.key_prefix)
         slot_key = keys.owner if keys.is_hash_tag else None
-        redis_client = client(settings.redis_url, seconds, interactive=interactive, slot_key=slot_key)
+        redis_client = client(url, seconds, interactive=interactive, slot_key=slot_key)
         pool = redis_client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
     except (TypeError, AttributeError, ValueError, redis.RedisError) as error:
@@ -45,11 +46,11 @@ def redis_of(settings: Settings, seconds: float | None = None, *, interactive: b
         named = re.search(r"(?:unexpected keyword argument|^Invalid value for) '([^']+)'", str(error))
         if named is None and isinstance(error, ValueError):
             raise ConfigurationError(
-                "TASKBRIDGE_REDIS_URL cannot be read: write redis://:password@host:port/0, with special characters "
+                f"{variable} cannot be read: write redis://:password@host:port/0, with special characters "
                 "percent-encoded"
             ) from None
         raise ConfigurationError(
-            "TASKBRIDGE_REDIS_URL has a query parameter, or a value of one, that redis-py does not accept"
+            f"{variable} has a query parameter, or a value of one, that redis-py does not accept"
             + (f" ({named[1]})" if named else ""),
             "correct it, or leave it out",
         ) from None
@@ -57,7 +58,7 @@ def redis_of(settings: Settings, seconds: float | None = None, *, interactive: b
     addresses = [(options.get("path") or options.get("host") or "localhost", options.get("port") or 6379)]
     if "nodes" in options:
         addresses = options["nodes"].addresses
-    elif (address := SentinelAddress.of(settings.redis_url)) is not None:
+    elif (address := SentinelAddress.of(url)) is not None:
         connection: Any = redis.Connection
         if address.sentinel_password and "secret" in repr(connection(password="secret")):  # noqa: S106 - not one
             raise ConfigurationError(
@@ -76,12 +77,12 @@ def broker_connection(app: Celery, *, write: bool = False, **options: Any) -> An
     Args:
         app: the app.
         write: use the broker for sending messages, if the app has a separate one.
-        options: options of kombu's `Connection`.
+        options: `url`, if it is another broker than the app's, and options of kombu's `Connection`.
 
     Raises:
         ConfigurationError: kombu has no such broker, needs a library for it, or rejects a parameter of its URL.
     """
-    brokers: Any = app.conf.broker_write_url if write else app.conf.broker_read_url
+    brokers: Any = options.get("url") or (app.conf.broker_write_url if write else app.conf.broker_read_url)
     urls = brokers.split(";") if isinstance(brokers, str) else list(brokers or ())
     scheme = str(urls[0]).partition("://")[0] if urls else "amqp"
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -38,13 +39,17 @@ class Publisher:
         app: the app whose broker is used.
         keys: the deployment's queues.
         event_timeout: how many seconds an event may wait for its run to be published.
+        broker: options of a connection, if it does not lead to the app's own broker.
         runs_by_hand: whether a test does the runs itself, so that Celery must not do them inline.
     """
 
-    def __init__(self, app: Celery, keys: Keys, event_timeout: float, *, runs_by_hand: bool = False) -> None:
+    def __init__(
+        self, app: Celery, keys: Keys, event_timeout: float, broker: Mapping[str, Any], *, runs_by_hand: bool = False
+    ) -> None:
         self._app = app
         self._keys = keys
         self._event_timeout = event_timeout
+        self._broker = broker
         self._runs_by_hand = runs_by_hand
         self.error: Exception | None = None
         """Why a run could not be published; None: all were published."""
@@ -157,8 +162,9 @@ class Publisher:
         from kombu.pools import ProducerPool  # noqa: PLC0415 - not needed by producers whose gate publishes
 
         conf = self._app.conf
-        options = dict(conf.broker_transport_options)
-        connection = broker_connection(self._app, write=True, connect_timeout=BROKER_TIMEOUT, transport_options=options)
+        options = {**conf.broker_transport_options, **self._broker.get("transport_options", {})}
+        given = {**self._broker, "connect_timeout": BROKER_TIMEOUT, "transport_options": options}
+        connection = broker_connection(self._app, write=True, **given)
         if connection.transport.driver_type == "redis":
             options |= {name: min(options.get(name) or math.inf, BROKER_TIMEOUT) for name in _SOCKET_TIMEOUTS}
         # Otherwise kombu waits for 2 s between two attempts, even if the connection is refused.

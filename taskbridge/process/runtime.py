@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
@@ -125,6 +126,9 @@ class Runtime:
         """Until when (`time.monotonic`) no event is sent, because Redis did not answer in time."""
         self.unsent: set[Future[Any]] = set()
         """The calls in threads that send events."""
+        self._main: Runtime | None = None
+        """The runtime of this process's own Redis; None: this is it."""
+        self._by_url: dict[str, Runtime] = {}
         self._registered: dict[str, str] = {}
         self._cursors: dict[str, Cursors] = {}
         self._owner_known_until = 0.0
@@ -179,6 +183,53 @@ class Runtime:
                 "decorate a handler with `@taskbridge.pipeline`, or leave the variable out for the built-in journal"
             )
         return DECLARED
+
+    def on(self, pipeline: str) -> Runtime:
+        """Return the runtime of the Redis that a pipeline is on: this one, or another of the same app and database.
+
+        In a test that does the runs itself, and with eager tasks, all pipelines are on one Redis.
+
+        Raises:
+            UnknownPipeline: no loaded module declares it.
+            ConfigurationError: the URL of its Redis is not set.
+        """
+        settings, name = self.settings, self.pipelines[pipeline].redis
+        if name == settings.redis or self.runs_by_hand or (self._app is not None and self.eager):
+            return self
+        url = settings.url_of(name)
+        if url == settings.gate_url:
+            return self
+        if url not in self._by_url:
+            self._by_url[settings.gate_url] = self
+            other = Runtime(replace(settings, redis=name), self._app)
+            other._main, other._by_url = self, self._by_url
+            other.pipelines, other.is_interactive = self.pipelines, self.is_interactive
+            # Another thread may have been first.
+            self._by_url.setdefault(url, other)
+        return self._by_url[url]
+
+    def by_redis(self) -> dict[Runtime, list[str]]:
+        """Return this runtime and those of the other Redis servers, each with the names of its pipelines, sorted.
+
+        Raises:
+            ConfigurationError: the URL of a pipeline's Redis is not set.
+        """
+        found: dict[Runtime, list[str]] = {self: []}
+        for name in self.pipelines.names():
+            found.setdefault(self.on(name), []).append(name)
+        return found
+
+    def names(self) -> list[str]:
+        """Return the names of the pipelines on this Redis, sorted; raises as `by_redis`."""
+        return self.by_redis()[self]
+
+    @property
+    def broker(self) -> dict[str, Any]:
+        """Options of a connection to the broker of this Redis; empty: it is the app's own."""
+        if self._main is None and not self.settings.redis:
+            return {}
+        options = self.settings.broker_options
+        return {"url": self.settings.broker, **({"transport_options": options} if options else {})}
 
     @property
     def keys(self) -> Keys:
@@ -248,14 +299,15 @@ class Runtime:
 
         if self.eager or message.serializer_of(self.app) != "json":
             return None
-        return message.shared_prefix(self.app, self.settings.redis_url, self.keys.queues)
+        return message.shared_prefix(self.app, self.settings.gate_url, self.keys.queues, **self.broker)
 
     @cached_property
     def publisher(self) -> Publisher:
         """What publishes runs if the gate's scripts do not."""
         from taskbridge.process.publisher import Publisher  # noqa: PLC0415 - not needed to read
 
-        return Publisher(self.app, self.keys, self.settings.notify_timeout, runs_by_hand=self.runs_by_hand)
+        timeout = self.settings.notify_timeout
+        return Publisher(self.app, self.keys, timeout, self.broker, runs_by_hand=self.runs_by_hand)
 
     @cached_property
     def eager(self) -> bool:
@@ -265,6 +317,8 @@ class Runtime:
     @cached_property
     def engine(self) -> Engine:
         """The pool of connections to Postgres."""
+        if self._main is not None:
+            return self._main.engine
         settings = self.settings
         if not settings.postgres_url:
             raise ConfigurationError("TASKBRIDGE_POSTGRES_URL is not set: set it, or start `taskbridge up`")
@@ -382,7 +436,7 @@ class Runtime:
                 deployment.
         """
         with translated_errors():
-            self.pipelines.names()
+            self.names()
             if redis:
                 self.inspector.check_server()
             for check in ALSO_CHECKED:
@@ -416,7 +470,8 @@ class Runtime:
         is_owned = False
         try:
             with translated_errors(), taskbridge.gate.deadline(self.settings.notify_timeout):
-                is_owned = self._refuse_foreign(Inspector(self.event_redis, self.keys))
+                runtimes = [*self.by_redis()] if self.settings.redis_urls else [self]
+                is_owned = all(one._refuse_foreign(Inspector(one.event_redis, one.keys)) for one in runtimes)
         except ForeignGate:
             raise
         except Exception as error:
@@ -438,15 +493,19 @@ class Runtime:
         Raises:
             ForeignGate: another deployment owns it, and its workers are running, ended recently or have left work.
         """
-        other, began_ms = self.gate.own(*self.deployment, self._owns_since_ms, self.pipelines.names())
+        other, began_ms = self.gate.own(*self.deployment, self._owns_since_ms, self.names())
         if other:
             raise ForeignGate(other, self.keys.owner)
         self._owns_since_ms = began_ms
 
     def release_gate(self) -> None:
-        """Let any deployment take the gate, if Redis is available; a deployment with running workers takes it back."""
-        with suppress(ConfigurationError, RedisError):
-            self.redis.delete(self.keys.owner)
+        """Let any deployment take the gates that are available; a deployment with running workers takes them back."""
+        for name in ("", *self.settings.redis_urls):
+            with (
+                suppress(ConfigurationError, RedisError),
+                redis_of(replace(self.settings, redis=name), interactive=self.is_interactive) as client,
+            ):
+                client.delete(self.keys.owner)
 
     def close_sessions(self) -> None:
         """Close the open Postgres sessions; new ones are opened when needed."""
@@ -456,7 +515,9 @@ class Runtime:
             self.engine.dispose()
 
     def close(self) -> None:
-        """Close the connections that were opened."""
+        """Close the connections that were opened, also to the other Redis servers."""
+        for other in {*self._by_url.values()} - {self} if self._main is None else ():
+            other.close()
         self.close_sessions()
         opened = vars(self)
         for name in {"redis", "event_redis", "interactive_redis", "publisher"} & opened.keys():

@@ -19,7 +19,7 @@ from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.common.names import check_tenant, check_tenants
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.declaring.pipeline import INVOICES
-from taskbridge.errors import Unavailable
+from taskbridge.errors import TaskBridgeError, Unavailable
 from taskbridge.gate import Answer, Gate, Spacing, deadline
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.producer.traces import send_traced
@@ -89,6 +89,26 @@ def send(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> list[A
     """
     if runtime.eager:
         return [_inline(runtime, *event) for event, _ in events]
+    of_redis = defaultdict[Runtime, list[int]](list)
+    for position, (event, _) in enumerate(events):
+        of_redis[runtime.on(event[0])].append(position)
+    if len(of_redis) == 1:
+        return _send(next(iter(of_redis)), events)
+    answers: dict[int, Answer] = {}
+    failure: TaskBridgeError | None = None
+    for each, positions in of_redis.items():
+        try:
+            answers.update(zip(positions, _send(each, [events[at] for at in positions]), strict=True))
+        except TaskBridgeError as error:
+            # The events of the other Redis servers are sent.
+            failure = error
+    if failure is not None:
+        raise failure
+    return [answers[at] for at in range(len(events))]
+
+
+def _send(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> list[Answer]:
+    """Send events of pipelines on one Redis."""
     if time.monotonic() < runtime.events_rest_until:
         raise Unavailable(NO_ANSWER, f"sending resumes within {REST:g} s; workers find the records without an event")
     answers: list[Answer] = []
@@ -175,7 +195,7 @@ def start(app: Celery, tenants: Sequence[str], pipeline: str = INVOICES, gate: G
 
     Raises: as `Bridge.notify_many`.
     """
-    gate = gate or runtime_of(app).gate
+    gate = gate or runtime_of(app).on(pipeline).gate
     notify_many(app, tenants, pipeline)
     with translated_errors():
         runners = zip(tenants, gate.look(pipeline, tenants), strict=True)

@@ -173,8 +173,8 @@ class Storage:
 
     def prepare(self) -> None:
         """Import the pipeline modules and connect to Redis. This takes a while, so do not call it in the event loop."""
-        self._runtime.pipelines.names()
-        _ = self._runtime.event_gate
+        for runtime in self._runtime.by_redis():
+            _ = runtime.event_gate
         self._is_prepared = True
 
     def _events(self, changed: set[tuple[str, str]], matched: Events) -> Events:

@@ -265,7 +265,7 @@ class Poller:
             self.runtime.note_progress()  # the other thread polls
         try:
             began = time.monotonic()
-            waits = [self._poll(name) for name in self.runtime.pipelines.names()]
+            waits = [self._poll(name) for name in self.runtime.names()]
             wait = min([self.runtime.settings.tail_interval, *waits])
             return max(LEAST_REST, wait - (time.monotonic() - began))
         finally:
@@ -300,7 +300,7 @@ class Poller:
 
     def renew_holds(self) -> float:
         """Renew the holds of this process that would end while a page is in progress."""
-        for name in self.runtime.pipelines.names():
+        for name in self.runtime.names():
             state, now = self.states[name], time.monotonic()
             if now < state.holds_until < now + HOLDS_LONGER - RENEWS_EVERY and now < state.renews_until:
                 try:
@@ -328,7 +328,7 @@ class Poller:
 
     def reconcile_pages(self) -> float:
         """Reconcile a page of each pipeline that is due, if this process has its hold."""
-        waits = [min(self._reconcile(name), self._remind_retries(name)) for name in self.runtime.pipelines.names()]
+        waits = [min(self._reconcile(name), self._remind_retries(name)) for name in self.runtime.names()]
         return min([0.25, self.runtime.settings.base_interval, *waits])
 
     def _reconcile(self, name: str) -> float:

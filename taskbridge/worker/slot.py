@@ -52,7 +52,7 @@ def work(runtime: Runtime, pipeline: str, tenant: str, token: str) -> None:
     """
     until, message = time.monotonic() + SLICE, RunKey(pipeline, tenant, token)
     run = None
-    if pipeline in runtime.pipelines.names():
+    if pipeline in runtime.names():
         run = do_run(runtime, message)
     else:
         _decline(runtime, [message])
@@ -166,7 +166,7 @@ def _more(runtime: Runtime, left: float, last: Sequence[Run | None]) -> list[Run
     if given := waiting[: max(0, _done_within(runtime, pipelines, left) - len(found))]:
         runtime.gate.publish_waiting(given)
         found += runtime.gate.take(0, len(given))[0]
-    names = set(runtime.pipelines.names())
+    names = set(runtime.names())
     declared = [message.run.pipeline for message in found if message.run.pipeline in names]
     return _declared(runtime, found, _done_within(runtime, declared, left))
 
@@ -176,7 +176,7 @@ def _declared(runtime: Runtime, found: Sequence[Message], most: int) -> list[Run
 
     None: there is nothing more to take.
     """
-    names = set(runtime.pipelines.names())
+    names = set(runtime.names())
     messages = [message for message in found if message.run.pipeline in names]
     if unknown := [message.run for message in found if message.run.pipeline not in names]:
         _decline(runtime, unknown)

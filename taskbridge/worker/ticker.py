@@ -41,7 +41,7 @@ OWNS_EVERY: Final = 2.0
 def fire_due(runtime: Runtime) -> float:
     """Act on every deadline that has passed; return the seconds until the next tick."""
     wait, waiting = runtime.settings.ticker_interval, 0
-    for pipeline in runtime.pipelines.names():
+    for pipeline in runtime.names():
         if runtime.resting.get(pipeline, 0.0) > time.monotonic():
             continue
         try:

@@ -13,6 +13,7 @@ from taskbridge.common.names import (
     check_key_prefix,
     check_message_id,
     check_pipeline_name,
+    check_redis_name,
     check_schema_name,
     check_source_name,
     check_tenant,
@@ -30,6 +31,7 @@ CHECKS: dict[str, Callable[[str], str]] = {
     "pipeline": check_pipeline_name,
     "source": check_source_name,
     "key prefix": check_key_prefix,
+    "Redis name": check_redis_name,
     "schema": check_schema_name,
 }
 

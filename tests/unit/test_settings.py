@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from taskbridge.errors import ConfigurationError
@@ -22,6 +24,15 @@ from taskbridge.settings import Settings, unknown_variables
         ("REDIS_URL", "h:6379", "TASKBRIDGE_REDIS_URL must begin with redis://, rediss://, unix:// or sentinel://$"),
         ("REDIS_URL", "redis://:secret@a;redis://b:6379", "set TASKBRIDGE_KEY_PREFIX to a name in braces"),
         ("REDIS_URL", "sentinel://:secret@h:26379/0", "TASKBRIDGE_REDIS_URL cannot be read: write sentinel://"),
+        (
+            "REDIS_URL_ORDERS",
+            "redis://:secret@a;redis://b",
+            "TASKBRIDGE_REDIS_URL_ORDERS names the nodes of a Redis Cluster, which cannot",
+        ),
+        ("REDIS_URL_ORDERS", "h:6379", "TASKBRIDGE_REDIS_URL_ORDERS must begin with redis://, rediss://"),
+        ("REDIS_URL_ORDERS", "redis://:secret@h:port/0", "TASKBRIDGE_REDIS_URL_ORDERS cannot be read: write redis://"),
+        ("REDIS_URL_MY-ORDERS", "redis://:secret@h/0", "the Redis name 'my-orders' is not allowed"),
+        ("REDIS", "Orders", "TASKBRIDGE_REDIS is 'orders', but TASKBRIDGE_REDIS_URL_ORDERS is not set"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name_and_without_secrets(name: str, value: str, text: str) -> None:
@@ -51,6 +62,8 @@ def test_settings_as_an_environment_read_back_the_same() -> None:
     chosen = Settings(
         postgres_url="postgresql://shop@db/orders",
         redis_url="rediss://cache/1",
+        redis="orders",
+        redis_urls={"orders": "redis://orders/0", "billing": "sentinel://s:26379/0?master_name=billing"},
         pipelines=("shop.pipelines", "shop.more"),
         runner_ttl=7.5,
         tail_listens=True,
@@ -59,7 +72,18 @@ def test_settings_as_an_environment_read_back_the_same() -> None:
 
     assert Settings.read(chosen.as_environment()) == chosen
     assert Settings.read(Settings().as_environment()) == Settings()
+    assert unknown_variables(chosen.as_environment()) == []
     assert Settings.read({"TASKBRIDGE_PIPELINES": " a.b , c ,"}).pipelines == ("a.b", "c")
+
+
+def test_a_named_redis_is_its_own_broker() -> None:
+    urls = {"orders": "redis://orders/0", "billing": "sentinel://s:26379/0?master_name=billing"}
+    settings = Settings(redis_url="redis://cache/1", broker_url="amqp://rabbit", redis_urls=urls)
+    assert (settings.gate_url, settings.broker) == ("redis://cache/1", "amqp://rabbit")
+    orders, billing = (replace(settings, redis=name) for name in urls)
+    assert (orders.gate_url, orders.broker, orders.broker_options) == ("redis://orders/0", "redis://orders/0", {})
+    assert billing.broker.startswith("sentinel://s:26379")
+    assert billing.broker_options["master_name"] == "billing"
 
 
 @pytest.mark.parametrize("password", ["redis://[half-a-bracket", "rediss://of:many-colons"])

@@ -98,7 +98,7 @@ def _pause(runtime: Runtime, target: Target, user: str) -> Done:
 
 def _resume(runtime: Runtime, target: Target, user: str) -> Done:
     _audit(runtime, target, user, "resume")
-    pipeline, gate = target.pipeline, runtime.interactive_gate
+    pipeline, gate = target.pipeline, runtime.on(target.pipeline).interactive_gate
     released = runtime.pauses.release(pipeline, target.tenant)
     paused = runtime.pauses.of(pipeline)
     if target.tenant is None:
@@ -122,7 +122,7 @@ def _retry(runtime: Runtime, target: Target, user: str) -> Done:
     records = _chosen(runtime, target, user, "retry")
     retried = runtime.quarantine_of(target.pipeline).retry(target.pipeline, records)
     if tenants := list(dict(retried)):
-        notifying.start(runtime.app, tenants, target.pipeline, runtime.interactive_gate)
+        notifying.start(runtime.app, tenants, target.pipeline, runtime.on(target.pipeline).interactive_gate)
     return Done("retried", len(retried), len(tenants)) if records else Done("none")
 
 

@@ -1,0 +1,370 @@
+"""Pipelines on several Redis servers: each server has its own workers, and everybody else sees all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+from sqlalchemy import Engine
+
+from taskbridge import Record, install, notify_event, record
+from taskbridge.cli import environment
+from taskbridge.declaring.batch import Batch
+from taskbridge.declaring.pipeline import DECLARED, Handler, Pipeline, Pipelines
+from taskbridge.declaring.policy import LatencyNeutral
+from taskbridge.embedded import Servers
+from taskbridge.errors import ConfigurationError, ForeignGate, InvalidName, Unavailable
+from taskbridge.gate import Answer, State
+from taskbridge.handlers.journal import journal
+from taskbridge.integration.app import make_app
+from taskbridge.integration.checks import examine
+from taskbridge.observe import inspect, status
+from taskbridge.observe.context import Context
+from taskbridge.observe.health import health
+from taskbridge.observe.metrics import Metrics
+from taskbridge.process.runtime import Runtime, runtime_of
+from taskbridge.producer.notify import send, start
+from taskbridge.testing import drain, notified
+from taskbridge.testing.clock import inject_clock
+from taskbridge.web.pages.acting import Target, act
+from taskbridge.worker import slot
+from tests.cli.program import Program
+from tests.deployment import Deployment, _unused
+from tests.scraping import samples
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+AT_ONCE = LatencyNeutral(lease=0, tick=0.001)
+MODULE = "tests.pipelines_on_redis"
+
+
+@pytest.fixture
+def orders_url(servers: Servers) -> Iterator[str]:
+    url = _unused(servers.redis_url)
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+        yield url
+        client.flushdb()
+
+
+@pytest.fixture
+def deployment(engine: Engine, servers: Servers, tmp_path: Path, orders_url: str) -> Iterator[Deployment]:
+    own = Deployment(engine, servers.redis_url, tmp_path, redis_urls={"orders": orders_url}, key_prefix="north")
+    declare(runtime_of(own.app), orders="orders")
+    yield own
+    runtime_of(own.app).close()
+    own.close()
+
+
+def declare(runtime: Runtime, handler: Handler = journal, /, **on: str) -> None:
+    """Declare `invoices` on the default Redis, and other pipelines on those of their names."""
+    pipelines = Pipelines()
+    for name, named in {"invoices": "", **on}.items():
+        pipelines.declare(Pipeline(name, handler, AT_ONCE, 500, redis=named))
+    for each in {runtime, *runtime._by_url.values()}:
+        each.pipelines = pipelines
+
+
+def message(runtime: Runtime) -> list[str] | None:
+    """Take the next run message from the queues of a Redis."""
+    for queue in runtime.keys.queues:
+        if (text := runtime.redis.rpop(queue)) is not None:
+            found: list[str] = json.loads(json.loads(str(text))["body"])[0]
+            return found
+    return None
+
+
+def messages(runtime: Runtime) -> list[str]:
+    """Take all run messages; return their pipelines."""
+    found = []
+    while (one := message(runtime)) is not None:
+        found.append(one[0])
+    return found
+
+
+def run_all(runtime: Runtime) -> int:
+    count = 0
+    while (found := message(runtime)) is not None:
+        slot.run_tenant(runtime, *found)
+        count += 1
+    return count
+
+
+def test_an_event_goes_to_the_redis_of_its_pipeline(deployment: Deployment) -> None:
+    runtime = runtime_of(deployment.app)
+    orders = runtime.on("orders")
+    assert runtime.on("invoices") is runtime
+    assert orders.on("invoices") is runtime, "a handler of theirs notifies ours"
+    assert orders.engine is runtime.engine
+    events = [(("orders", "a"), None), (("invoices", "b"), None), (("orders", "a"), None), (("invoices", "c"), None)]
+    started, absorbed = Answer.STARTED, Answer.ABSORBED
+    assert send(runtime, events) == [started, started, absorbed, started]
+    assert (runtime.gate.active("orders"), runtime.gate.active("invoices")) == ([], ["b", "c"])
+    assert (orders.gate.active("orders"), orders.gate.active("invoices")) == (["a"], [])
+    assert messages(orders) == ["orders"]
+    assert messages(runtime) == ["invoices"] * 2
+
+
+def test_a_redis_that_is_away_costs_the_pipelines_of_the_others_nothing(deployment: Deployment) -> None:
+    away = replace(deployment.settings, redis_urls={"orders": "redis://127.0.0.1:1/0"})
+    runtime = runtime_of(make_app(away).app)
+    declare(runtime, orders="orders")
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
+        send(runtime, [(("orders", "a"), None), (("invoices", "b"), None)])
+    assert runtime.gate.active("invoices") == ["b"]
+    families = Metrics(runtime).text()
+    assert 'taskbridge_up{server="redis"} 1.0' in families
+    assert 'taskbridge_up{server="redis_orders"} 0.0' in families
+    assert samples(families)["taskbridge_runners"] == 1
+    runtime.close()
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_a_run_is_published_on_its_redis_whatever_the_broker_of_the_app(
+    deployment: Deployment, serializer: str
+) -> None:
+    """A gate's script publishes JSON, and a connection of ours what else the app's workers accept."""
+    app = make_app(replace(deployment.settings, broker_url="memory://")).app
+    app.conf.accept_content = [serializer]
+    runtime = runtime_of(app)
+    declare(runtime, orders="orders")
+    orders = runtime.on("orders")
+    assert not runtime.publishes_in_gate
+    assert orders.publishes_in_gate is (serializer == "json")
+    send(runtime, [(("orders", "a"), None), (("invoices", "b"), None)])
+    assert orders.redis.llen(orders.keys.queues[0]) == 1
+    assert runtime.redis.llen(orders.keys.queues[0]) == 0
+    runtime.close()
+
+
+def test_a_worker_does_no_run_of_another_name(deployment: Deployment) -> None:
+    """Two URLs of one server: the workers of both names take messages from the same queues."""
+    settings, seen = deployment.settings, list[str]()
+    server, _, database = settings.redis_url.rpartition("/")
+    same = f"{server}/0{database}"
+    runtime = runtime_of(make_app(replace(settings, redis_urls={"orders": same})).app)
+    declare(runtime, lambda batch: seen.append(batch.pipeline), orders="orders")
+    install(runtime.app).record("a", "1", {}, source="orders")
+    send(runtime, [(("orders", "a"), None)])
+    found = message(runtime) or []
+    slot.work(runtime, *found)
+    assert seen == []
+    assert runtime.gate.look("orders", ["a"])[0].state is State.QUEUED
+    slot.work(runtime.on("orders"), *found)
+    assert seen == ["orders"]
+    runtime.close()
+
+
+def test_a_name_with_the_same_url_is_the_same_redis(deployment: Deployment) -> None:
+    settings = replace(deployment.settings, redis_urls={"orders": deployment.settings.redis_url})
+    runtime = runtime_of(make_app(settings).app)
+    declare(runtime, orders="orders")
+    assert runtime.names() == ["invoices", "orders"]
+    assert runtime.on("orders") is runtime
+    runtime.close()
+
+
+def test_what_is_missing_is_named(deployment: Deployment) -> None:
+    runtime = runtime_of(deployment.app)
+    declare(runtime, billing="billing")
+    for call in (runtime.check, lambda: send(runtime, [(("billing", "a"), None)])):
+        with pytest.raises(ConfigurationError, match="TASKBRIDGE_REDIS_URL_BILLING is not set"):
+            call()
+    assert [one.check for one in examine(runtime) if "REDIS_URL_BILLING" in one.text] == ["pipelines"]
+    for name in ("my-redis", "Orders", "1", "a" * 64):
+        with pytest.raises(InvalidName, match="the Redis name"):
+            declare(runtime, billing=name)
+
+
+def test_all_of_them_are_shown(deployment: Deployment) -> None:
+    runtime = runtime_of(deployment.app)
+    orders, bridge = runtime.on("orders"), install(deployment.app)
+    bridge.record("a", "1", {}, source="orders")
+    bridge.record_invoice("b", "1", {})
+    send(runtime, [(("orders", "a"), None), (("invoices", "b"), None)])
+    # A worker of the other Redis sees the same.
+    as_orders = runtime_of(make_app(replace(deployment.settings, redis="orders")).app)
+    declare(as_orders, orders="orders")
+    for each in (runtime, as_orders):
+        context = Context.of(each)
+        found = health(context)
+        assert [(one.pipeline, one.runners, one.pending) for one in found.pipelines] == [
+            ("invoices", 1, 1),
+            ("orders", 1, 1),
+        ]
+        assert found.queued == 2
+        assert inspect.tenant(context, "orders", "a").state == State.QUEUED
+        assert [one.state for one in status.tenants(context, "orders")] == [State.QUEUED]
+        families = Metrics(each).text()
+        for name in ("invoices", "orders"):
+            assert samples(families, name)["taskbridge_runners"] == 1
+        for queue in ("first", "first_orders"):
+            assert f'taskbridge_waiting_runs{{queue="{queue}"}} 1.0' in families
+    assert as_orders.names() == ["orders"]
+    run_all(runtime)
+    checks = {one.check: one.text for one in examine(runtime)}
+    assert {"Redis", "Redis (orders)", "workers (orders)"} <= checks.keys()
+    assert "messages: 1 in" in checks["broker (orders)"]
+    as_orders.close()
+    run_all(orders)
+    assert deployment.deliveries() == [("b", "1"), ("a", "1")]
+
+
+def test_each_redis_has_its_owner(deployment: Deployment) -> None:
+    runtime = runtime_of(deployment.app)
+    orders = runtime.on("orders")
+    orders.gate.own("another", "another database")
+    runtime.own_gate()
+    with pytest.raises(ForeignGate):
+        orders.own_gate()
+    assert {one.check for one in examine(runtime) if "another database" in one.text} == {"gate (orders)"}
+    with pytest.raises(ForeignGate):
+        install(deployment.app).record("a", "1", {}, source="orders")
+    # As after `migrate --rebase`.
+    runtime.release_gate()
+    orders.own_gate()
+    assert runtime.gate.owner() is None
+
+
+def test_a_resumed_tenant_starts_on_its_redis(deployment: Deployment) -> None:
+    runtime = runtime_of(deployment.app)
+    install(deployment.app).record("a", "1", {}, source="orders")
+    runtime.pauses.pause("orders", "a", None, "ada")
+    deployment.notify_event.delay("a", "orders")
+    orders = runtime.on("orders")
+    assert run_all(orders) == 1
+    assert deployment.deliveries() == []
+    act(runtime, "resume", Target("orders", "a", None, None, None), "ada")
+    assert run_all(orders) == 1
+    assert deployment.deliveries() == [("a", "1")]
+
+
+def test_a_tenant_in_its_back_off_starts_on_its_redis(deployment: Deployment) -> None:
+    runtime = runtime_of(deployment.app)
+
+    def handler(batch: Batch) -> None:
+        if not failures:
+            failures.append(batch.tenant)
+            raise ValueError("once")
+        journal(batch)
+
+    failures: list[str] = []
+    declare(runtime, handler, orders="orders")
+    install(deployment.app).record("a", "1", {}, source="orders")
+    deployment.notify_event.delay("a", "orders")
+    orders = runtime.on("orders")
+    with pytest.raises(ValueError, match="once"):
+        run_all(orders)
+    assert message(orders) is None
+    start(deployment.app, ["a"], "orders")
+    assert run_all(orders) == 1
+    assert deployment.deliveries() == [("a", "1")]
+
+
+def test_commands_reach_the_redis_of_the_pipeline(deployment: Deployment, tmp_path: Path) -> None:
+    taskbridge = Program(tmp_path, deployment.environment(TASKBRIDGE_PIPELINES=MODULE))
+    install(deployment.app).record("a", "1", {}, source="orders")
+    assert taskbridge("pause", "a", "--pipeline", "orders").status == 0
+    assert taskbridge("notify", "a", "--pipeline", "orders", "--json").json["answer"] == "started"
+    orders = runtime_of(deployment.app).on("orders")
+    assert run_all(orders) == 1
+    assert taskbridge("inspect", "a", "--json").json["pipelines"]["orders"]["state"] == "paused"
+    assert taskbridge("resume", "a", "--pipeline", "orders", "--json").json["started"] == 1
+    assert taskbridge("status", "--json").json["pipelines"]["orders"]["tenants"]["a"]["state"] == "queued"
+    assert run_all(orders) == 1
+    assert taskbridge("drain", "--pipeline", "orders", "--json").json["paused"] is True
+    assert deployment.deliveries() == [("a", "1")]
+    lacks = taskbridge("status", TASKBRIDGE_REDIS_URL_ORDERS="")
+    assert (lacks.status, "TASKBRIDGE_REDIS_URL_ORDERS is not set" in lacks.stderr) == (1, True)
+
+
+def test_a_pipeline_that_moves_in_the_middle_of_a_run_delivers_nothing_twice(deployment: Deployment) -> None:
+    """The run on the old Redis, whose clock is a day ahead, goes on after one on the new Redis took its records."""
+    runtime = runtime_of(deployment.app)
+    calls: list[str] = []
+
+    def handler(batch: Batch) -> None:
+        calls.append(batch.token)
+        if len(calls) == 1:
+            declare(runtime, handler, orders="orders")
+            deployment.notify_event.delay("a", "orders")
+            assert run_all(runtime.on("orders")) > 1, "a claim with a lower token, and one above the old run's"
+            assert deployment.deliveries() == [("a", "1")]
+        journal(batch)
+
+    declare(runtime, handler, orders="")
+    inject_clock(runtime)
+    install(deployment.app).record("a", "1", {}, source="orders")
+    deployment.notify_event.delay("a", "orders")
+    old = message(runtime) or []
+    slot.work(runtime, *old)
+    assert calls == sorted(calls)
+    assert len(calls) == 2
+    assert deployment.deliveries() == [("a", "1")]
+
+
+@pytest.mark.usefixtures("taskbridge_settings")
+def test_drain_does_the_runs_of_all_on_the_servers_of_the_test() -> None:
+    before = dict(DECLARED._declared)
+    try:
+        seen = list[Record]()
+        DECLARED.declare(Pipeline("billing", seen.extend, AT_ONCE, 500, redis="billing"))
+        record("a", "1", {}, source="billing")
+        notify_event.delay("a", "billing")
+        assert notified("billing") == {"a": 1}
+        assert drain("a", "billing") > 0
+        assert [one.external_id for one in seen] == ["1"]
+    finally:
+        DECLARED._declared.clear()
+        DECLARED._declared.update(before)
+
+
+def test_the_embedded_redis_is_that_of_all_names(monkeypatch: pytest.MonkeyPatch, servers: Servers) -> None:
+    pipelines = Pipelines()
+    pipelines.declare(Pipeline("billing", journal, AT_ONCE, 500, redis="billing"))
+    monkeypatch.setattr("taskbridge.declaring.pipeline.DECLARED", pipelines)
+    for name in ("POSTGRES_URL", "REDIS_URL", "REDIS_URL_BILLING"):
+        monkeypatch.setenv(f"TASKBRIDGE_{name}", "")
+        monkeypatch.delenv(f"TASKBRIDGE_{name}")
+    environment._choose(servers)
+    assert os.environ["TASKBRIDGE_REDIS_URL_BILLING"] == servers.redis_url
+
+
+def test_real_workers_serve_their_own_redis(deployment: Deployment) -> None:
+    bridge, runtime = install(deployment.app), runtime_of(deployment.app)
+    declare(runtime, orders="orders", **{"log-alerts": ""})
+    refused = "this worker's broker is not the Redis 'orders'"
+    wrong = deployment.settings.redis_url
+    with (
+        pytest.raises(AssertionError, match=refused),
+        deployment.worker(TASKBRIDGE_PIPELINES=MODULE, TASKBRIDGE_REDIS="orders", CELERY_BROKER_URL=wrong),
+    ):
+        pass
+    with (
+        deployment.worker(TASKBRIDGE_PIPELINES=MODULE) as ours,
+        deployment.worker(TASKBRIDGE_PIPELINES=MODULE, TASKBRIDGE_REDIS="orders") as theirs,
+    ):
+        deployment.save("acme", "1")
+        bridge.record("acme", "2", {}, source="orders")
+        deployment.notify_event.delay("acme", "orders")
+        # And one that nobody notifies: their poller finds it.
+        bridge.record("quiet", "3", {}, source="orders")
+        wait_until(lambda: len(deployment.deliveries()) == 3, "all are delivered")
+        levels = {(one.check, one.level) for one in examine(runtime) if one.check.startswith(("probe", "workers"))}
+        assert levels == {(name, "ok") for name in ("workers", "probe", "workers (orders)", "probe (orders)")}
+    by_pid = dict(deployment.rows("SELECT numbers[1], pid FROM ledger"))
+    assert by_pid["2"] != by_pid["1"]
+    for worker in (ours, theirs):
+        assert "does not declare" not in worker.text()
+    assert "taskbridge.run" in ours.text()
+    assert "taskbridge.run" in theirs.text()
+    # One that takes messages from their broker, and does not say which Redis it serves.
+    theirs_url = deployment.settings.redis_urls["orders"]
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE, CELERY_BROKER_URL=theirs_url):
+        found = [one.text for one in examine(runtime) if (one.check, one.level) == ("workers (orders)", "warning")]
+        assert [text for text in found if "does not declare orders" in text]
