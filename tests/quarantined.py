@@ -14,13 +14,6 @@ REVISION = """coalesce((
 ), 1)"""
 
 
-def revision_of(engine: Engine, tenant: str, number: str) -> int:
-    """The revision that an invoice has now."""
-    with engine.connect() as connection:
-        statement = "SELECT revision FROM taskbridge.records WHERE tenant = %s AND key = %s"
-        return int(connection.exec_driver_sql(statement, (tenant, number)).scalar_one())
-
-
 def put_in_quarantine(
     engine: Engine,
     tenant: str,

@@ -30,7 +30,6 @@ BAD_FILES: dict[str, bytes | None] = {
     "invoices.csv:3: the line has more or fewer fields than the header": f"{HEADER}\n{line('1')}\n2,France\n".encode(),
     "invoices.csv:3: unexpected end of data": f'{HEADER}\n{line("1")}\n2,"S1\n'.encode(),
     "invoices.csv:3: the tenant is empty": f"{HEADER}\n{line('1')}\n{line('2', '')}\n".encode(),
-    "invoices.csv:2: ": f"{HEADER}\n{line('')}\n".encode(),
     "invoices.csv:3: the invoice '1' belongs to 'Malta' here, but to 'France' above": (
         f"{HEADER}\n{line('1')}\n{line('1', 'Malta')}\n".encode()
     ),

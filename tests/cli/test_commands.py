@@ -106,7 +106,6 @@ STEPS: Final = (
     ("prune", ("--older-than", "30d", "--dry-run")),
     ("prune", ("--older-than", "1s", "--json")),
     ("prune", ("--older-than", "1s")),
-    ("prune", ("--older-than", "30")),
     ("adopt", ("orders", "--tenant", "customer", "--key", "id")),
     ("adopt", ("--source", "orders", "--backfill")),
     ("adopt", ("orders", "--tenant", "customer", "--key", "nothing")),

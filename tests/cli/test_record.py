@@ -52,13 +52,10 @@ BAD_LINES: dict[str | bytes, str] = {
     "{} {}": "not JSON: Extra data at column 4",
     b'{"id": "\xff"}': "not UTF-8: convert the file",
     '{"id": "a", "at": NaN}': "NaN is not a JSON number",
-    '{"id": "a", "at": 1e999}': "the document is not JSON: Out of range",
     '{"id": "a", "at": %s}' % ("9" * 5000): "5000 digits",
     '{"id": "a", "text": "\\u0000"}': "the document contains a NUL character",
-    '{"id": "a", "text": "\\ud800"}': "the document is not JSON",
     '{"id": "a", "deep": %s}' % ("[" * 5_000 + "]" * 5_000): "nested too deeply",
     '"text"': "the field 'id', which should hold the message id, is not a string",
-    '{"id": 7}': "the field 'id', which should hold the message id, is not a string",
     '{"id": "%s"}' % ("x" * 16_777_216): "longer than 16,777,216 bytes",
     '{"id": "\\u001b[2J[red]"}': "the message id '\\x1b[2J[red]' is not allowed",
 }

@@ -84,22 +84,6 @@ def test_what_a_handler_creates_commits_with_the_cursor_in_one_session(drill: Dr
         pass
 
 
-def test_a_run_that_was_replaced_leaves_nothing_and_runs_no_hook(drill: Drill) -> None:
-    hooks = []
-
-    def handler(_: Batch) -> None:
-        call = f"call {len(drill.calls)}"
-        OBJECTS.create(number=call)
-        transaction.on_commit(lambda: hooks.append(call))
-        if call == "call 1":
-            drill.replace_run("acme")
-            assert drill.run_one()
-
-    handled(drill, handler)
-    assert numbers() == ["call 2"]
-    assert hooks == ["call 2"]
-
-
 def test_hooks_run_after_the_commit_on_the_project_s_own_connection(drill: Drill, caplog: Any) -> None:
     seen: list[Any] = []
 

@@ -180,21 +180,6 @@ def test_a_handler_that_asks_to_wait_keeps_what_it_marked_and_the_rest_comes_aga
     assert shop.batches() == [("acme", [("2", False)])]
 
 
-def test_marks_out_of_order_with_writes_are_a_mistake(shop: Shop) -> None:
-    def handler(batch: Batch) -> RetryAfter:
-        batch.handled(batch[1])
-        batch.handled(batch[0])
-        batch.handled(batch[-1])
-        shop.execute("INSERT INTO shop_customer (name) VALUES ('lost')")
-        return RetryAfter(5)
-
-    shop.handle(handler)
-    shop.execute("INSERT INTO orders SELECT n, 'acme', n, 'a' FROM generate_series(1, 4) n")
-    with pytest.raises(HandlerMistake, match="handle records in the order of the batch"):
-        shop.batches()
-    assert written() == []
-
-
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize("module", [None, adopted_again.__name__])
 @pytest.mark.parametrize("kind", KINDS)

@@ -129,14 +129,3 @@ def test_failures_a_backlog_and_orphaned_tenants_are_seen_and_a_server_that_is_a
         wait_until(lambda: len(deployment.deliveries()) == 2, "delivered")
         assert scrape(port)["taskbridge_up postgres"] == 1
         assert worker.process.poll() is None
-
-
-def test_a_burst_whose_first_run_takes_three_batches_has_one_first_event(deployment: Deployment) -> None:
-    inline = Inline(deployment)
-    inline.handle(lambda _: None, batch_size=1)
-    for number in ("1", "2", "3"):
-        record_invoice(deployment.engine, "acme", number, {})
-    deployment.notify_event.delay("acme")
-    inline.run_all()
-    (cursor,) = deployment.rows("SELECT records, bursts, first_event_counts FROM taskbridge.sync_cursors")
-    assert (cursor.records, cursor.bursts, sum(one or 0 for one in cursor.first_event_counts)) == (3, 1, 1)

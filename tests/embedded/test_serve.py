@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import stat
@@ -180,16 +179,6 @@ def test_a_cluster_of_another_major_version_is_refused_with_the_way_out(data_dir
     (data_dir_with_cluster / "postgres" / "PG_VERSION").write_text("17\n")
     with pytest.raises(Unavailable, match=r"created by PostgreSQL 17.*move it away.*pg_dumpall"):
         serve(data_dir_with_cluster).__enter__()
-
-
-def test_the_holder_is_told_and_the_lock_ends_with_the_block(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    assert holder(path) is None
-    with hold(path, tmp_path):
-        assert holder(path) == os.getpid()
-        with pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}"):
-            hold(path, tmp_path).__enter__()
-    assert holder(path) is None
 
 
 def test_those_who_only_look_never_keep_a_server_from_starting(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from sqlalchemy import Connection, ForeignKey, event, inspect, select
+from sqlalchemy import Connection, event, inspect, select
 from sqlalchemy.exc import DBAPIError, IntegrityError, InvalidRequestError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -44,7 +44,6 @@ class Base(DeclarativeBase):
 class Total(Base):
     __tablename__ = "totals"
     number: Mapped[str] = mapped_column(primary_key=True)
-    of: Mapped[str | None] = mapped_column(ForeignKey("totals.number", deferrable=True, initially="DEFERRED"))
 
 
 @pytest.fixture
@@ -66,12 +65,8 @@ STATEMENTS = (
     "SET app.tenant = 'acme'",
     "SET session_replication_role = replica",
     "SET default_transaction_isolation = 'serializable'",
-    "SET default_transaction_read_only = on",
     "SET statement_timeout = '7s'",
-    "SET lock_timeout = '7s'",
     "SET DateStyle = 'German'",
-    "SET TimeZone = 'Asia/Tokyo'",
-    "SET synchronous_commit = off",
     "SET ROLE shopkeeper",
     "SET SESSION AUTHORIZATION shopkeeper",
     "LISTEN news",
@@ -478,15 +473,12 @@ def test_a_part_that_is_rolled_back_leaves_the_rest(drill: Drill) -> None:
     assert drill.states() == {"handled": 1}
 
 
-@pytest.mark.parametrize("kind", ["flush", "commit"])
-def test_a_record_whose_row_breaks_a_constraint_goes_to_quarantine_alone(drill: Drill, kind: str) -> None:
-    """Found when the session is flushed after the handler, or when the transaction commits."""
+def test_a_record_whose_row_breaks_a_constraint_goes_to_quarantine_alone(drill: Drill) -> None:
+    """Found when the session is flushed after the handler; `test_ways.py` has one that is found by the commit."""
 
     def handler(batch: Batch) -> None:
         for record in batch:
-            row = Total(number=record.external_id)
-            if record.external_id == "bad":
-                row = Total(number="taken") if kind == "flush" else Total(number="bad", of="nobody")
+            row = Total(number="taken" if record.external_id == "bad" else record.external_id)
             batch.session.add(row)
 
     with Session(drill.deployment.engine) as session, session.begin():

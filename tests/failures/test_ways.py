@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery.exceptions import SoftTimeLimitExceeded, WorkerShutdown
+from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy import Engine
 
 from taskbridge.declaring.batch import Batch, RetryAfter
@@ -125,8 +125,6 @@ WAYS: dict[str, tuple[Callable[[Batch], Any], str]] = {
     "SystemExit in a task": (raising_in_a_coroutine(SystemExit(3), in_a_task=True), "SystemExit: 3"),
     "CancelledError": (raising(asyncio.CancelledError()), "CancelledError: "),
     "CancelledError in a coroutine": (raising_in_a_coroutine(asyncio.CancelledError()), "CancelledError: "),
-    "KeyboardInterrupt in a worker": (raising(KeyboardInterrupt()), "KeyboardInterrupt: "),
-    "WorkerShutdown": (raising(WorkerShutdown("stop")), "WorkerShutdown: stop"),
     "a BaseException of its own": (raising(Custom("stop")), "Custom: stop"),
     "a lone surrogate": (raising(ValueError(json.loads('"\\ud83d!"'))), "ValueError: \\ud83d!"),
     "a NUL": (raising(ValueError("a\0b")), "ValueError: a\\x00b"),
@@ -152,13 +150,8 @@ WAYS: dict[str, tuple[Callable[[Batch], Any], str]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_record_that_cannot_be_handled_goes_to_quarantine_and_the_rest_go_on(
-    drill: Drill, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_that_cannot_be_handled_goes_to_quarantine_and_the_rest_go_on(drill: Drill, way: str) -> None:
     fail, text = WAYS[way]
-    if way.startswith("KeyboardInterrupt"):
-        # As in a worker, whose own handler of SIGINT stands there.
-        monkeypatch.setattr("signal.getsignal", lambda _: None)
     drill.deployment.execute("CREATE TABLE whole (id int PRIMARY KEY)")
     drill.deployment.execute("CREATE TABLE parts (whole int REFERENCES whole DEFERRABLE INITIALLY DEFERRED)")
 

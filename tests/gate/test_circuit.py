@@ -9,18 +9,9 @@ from __future__ import annotations
 import pytest
 
 from taskbridge.gate import Answer, Begun, Blame, Outcome
-from tests.gate.crowd import PIPELINE, Crowd
+from tests.gate.crowd import Crowd
 
 NOBODY, RECORD, DOWNSTREAM, WHOLE = Blame.NOBODY, Blame.RECORD, Blame.DOWNSTREAM, Blame.PIPELINE
-
-
-@pytest.fixture
-def broken(crowd: Crowd) -> Crowd:
-    """A crowd whose circuit was opened by "opener": it blames the downstream, as another did before."""
-    crowd.another_says_so()
-    crowd.fails(*["opener"] * 4)
-    assert crowd.circuit().open
-    return crowd
 
 
 @pytest.mark.parametrize(
@@ -122,29 +113,6 @@ def test_which_record_a_probe_tries(crowd: Crowd, blames: list[Blame], tried: li
         assert isinstance(begun, Begun)
         assert begun.probe == record
         crowd.fail(head)
-
-
-def test_a_run_learns_of_whom_it_is_the_successor(crowd: Crowd) -> None:
-    crowd.start("a")
-    dead = crowd.tokens["a"]
-    assert crowd.deadline_passes("a") is Answer.REISSUED
-    assert crowd.deadline_passes("a") is Answer.REPUBLISHED
-
-    begun = crowd.begin("a")
-
-    assert isinstance(begun, Begun)
-    assert begun.died == (dead, "worker-1")
-
-
-def test_a_circuit_that_never_opened_leaves_nothing_once_something_was_handled(crowd: Crowd) -> None:
-    crowd.fails(*"ab")
-    assert crowd.lifetime(crowd.keys.circuit(PIPELINE)) > 0
-    for tenant in "ab":
-        crowd.come(tenant)
-        crowd.begin(tenant)
-        crowd.settle(tenant, handled=1)
-
-    assert list(crowd.client.scan_iter(f"{crowd.keys.prefix}:*")) == []
 
 
 def test_a_cap_that_is_lowered_is_kept_once_the_runs_that_are_on_have_ended(crowd: Crowd) -> None:

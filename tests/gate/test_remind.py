@@ -10,44 +10,13 @@ import redis
 from celery import Celery
 
 from taskbridge.declaring.policy import Spacing
-from taskbridge.gate import Answer, Begun, Gate, Keys, Outcome, Queue, Reminder, State
+from taskbridge.gate import Answer, Gate, Keys, Queue, Reminder
 from taskbridge.gate.gate import AT_ONCE
 from taskbridge.gate.message import lua_message
 from tests.gate.crowd import PIPELINE, Crowd
 
 BURSTS = Spacing(delay=200, lease=1_200)
-TICKS = Spacing(delay=200, lease=1_200, empty_tick=200)
 MESSAGE = lua_message(Celery("tests", set_as_current=False))
-
-
-def run(crowd: Crowd, tenant: str, spacing: Spacing = BURSTS) -> Answer:
-    assert isinstance(crowd.begin(tenant), Begun)
-    return crowd.settle(tenant, Outcome.DONE, spacing)
-
-
-def test_a_lone_event_makes_one_message_and_a_reminder_another(crowd: Crowd) -> None:
-    crowd.notify("a", spacing=BURSTS)
-    assert run(crowd, "a") is Answer.LINGERING
-    crowd.passes(50)
-    for _ in range(2):
-        assert crowd.gate.remind(PIPELINE, [Reminder("a", 200)]) == [Answer.DELAYED]
-    assert crowd.status("a").events == 1, "however often it is said"
-    assert crowd.deadline_passes("a") is Answer.PUBLISHED
-    run(crowd, "a")
-
-    assert crowd.deadline_passes("a") is Answer.ENDED
-    assert crowd.published == [(Queue.FIRST, "a"), (Queue.NEXT, "a")]
-    assert crowd.status("a").state is State.IDLE
-
-
-def test_empty_ticks_run_until_the_lease_ends(crowd: Crowd) -> None:
-    crowd.notify("a", spacing=TICKS)
-    answers: list[Answer] = []
-    while not answers or answers[-1] is Answer.PUBLISHED:
-        run(crowd, "a", TICKS)
-        answers.append(crowd.deadline_passes("a"))
-    assert 4 <= len(answers) <= 7, "one for each tick of 200 ms of the lease of 1.2 s"
-    assert answers[-1] is Answer.ENDED
 
 
 HOUR_MS = 3_600_000

@@ -62,14 +62,9 @@ def _runs(crowd: Crowd, tenant: str, spacing: Spacing = SPACING) -> None:
     assert isinstance(crowd.begin(tenant), Begun)
 
 
-def _ends(crowd: Crowd, spacing: Spacing, expected: Answer, outcome: Outcome = Outcome.DONE, **how: Any) -> None:
-    _runs(crowd, "acme", spacing)
-    assert crowd.settle("acme", outcome, spacing, **how) is expected
-
-
-def _runs_with_news(crowd: Crowd) -> None:
+def _lingers(crowd: Crowd) -> None:
     _runs(crowd, "acme")
-    crowd.notify("acme", spacing=SPACING)
+    assert crowd.settle("acme", Outcome.DONE, SPACING) is Answer.LINGERING
 
 
 def _runs_while_another_is_in_the_wait_queue(crowd: Crowd) -> None:
@@ -78,22 +73,12 @@ def _runs_while_another_is_in_the_wait_queue(crowd: Crowd) -> None:
     crowd.put_in_queue("other")
 
 
-def _is_queued_while_the_circuit_is_open(crowd: Crowd) -> None:
-    crowd.fails("one", "other", blame=Blame.PIPELINE)
-    assert crowd.circuit().open
-    crowd.notify("acme")
-
-
 SITUATIONS: dict[str, Callable[[Crowd], None]] = {
     "idle": lambda _: None,
     "queued": lambda crowd: crowd.notify("acme"),
     "running": lambda crowd: _runs(crowd, "acme"),
-    "running, with news": _runs_with_news,
-    "lingering": lambda crowd: _ends(crowd, SPACING, Answer.LINGERING),
-    "held": lambda crowd: _ends(crowd, SPACING, Answer.HELD, Outcome.RETRY, retry_ms=60_000),
-    "lately run": lambda crowd: _ends(crowd, LASTING, Answer.FINISHED),
+    "lingering": _lingers,
     "another waits": _runs_while_another_is_in_the_wait_queue,
-    "the circuit is open": _is_queued_while_the_circuit_is_open,
 }
 
 CALLS: dict[str, Callable[[Gate, str], object]] = (
@@ -232,29 +217,6 @@ def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(crowd: Crowd) 
     names = _names(sent)
     assert [len(commands) for commands in names] == [1, 50, 200, 3]
     assert set(names[0] + names[1] + names[3]) == {b"EVALSHA"}
-
-
-# Tenants with names that mean something to somebody
-
-TENANTS = ("acme", ":", "invoices:acme", "{acme}", "a b", "%s", 'say "hi"', "it's", "\\", "*", "0", "cafe\u0301", "🧾")
-PIPELINES = ("invoices", "a-b", "due", "acme")
-
-
-@pytest.mark.parametrize("spacing", [SPACING, LASTING], ids=["since the burst", "since the last run"])
-def test_an_event_alone_that_is_sent_otherwise_than_one_of_many(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, spacing: Spacing
-) -> None:
-    monkeypatch.setattr(Gate, "_nonce", lambda *_: "5eed00")
-    gate = Gate(redis_client, Keys("shop"), publish=lambda *_: None, queue_prefix="broker:")
-    redis_client.script_load(gate._scripts["notify"].script)
-
-    for pipeline in PIPELINES:
-        for tenant in TENANTS:
-            with listening(redis_client) as sent:
-                gate.notify(pipeline, tenant, spacing)
-                gate.notify_many([(pipeline, tenant, spacing)])
-            alone, one_of_many = sent
-            assert alone == one_of_many, (pipeline, tenant)
 
 
 # A queue is the broker's, and its name has no colon; a probe and the last messages that were taken have no tenant.

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from taskbridge.declaring.policy import RateLimit
 from taskbridge.gate import Hold, RunnerStatus, State
-from taskbridge.gate.inspector import CircuitStatus, Ranks, UsedUp
+from taskbridge.gate.inspector import CircuitStatus, Ranks
 from taskbridge.observe.inspect import Seen, why
 from taskbridge.observe.types import Cause
 from taskbridge.store import Pause
@@ -20,8 +19,6 @@ TTL_MS: Final = 6_000
 TOKEN: Final = f"{NOW_MS - 5_000}000-abcdef"
 CLOSED: Final = CircuitStatus(False, None, 0, 0, None, None, 0)
 OPEN: Final = CircuitStatus(True, NOW_MS + 4_000, 2, 1, NOW_MS - 60_000, None, 2)
-WHOLE_LATER: Final = UsedUp(RateLimit("10 calls/s"), False, NOW_MS + 9_000)
-OWN_NOW: Final = UsedUp(RateLimit("60/m"), True, NOW_MS + 2_990)
 NOWHERE: Final = Ranks(None, 0, None, 0)
 COUNTS: Final[dict[str, Any]] = {
     "known": True,
@@ -77,7 +74,6 @@ AGO: Final = timedelta(days=3, hours=1)
 CASES: Final[dict[str, tuple[Seen, Cause]]] = {
     "nobody": (seen(IDLE, counts={"known": False}), Cause.UNKNOWN),
     "idle": (seen(IDLE), Cause.NOTHING),
-    "idle with quarantine": (seen(IDLE, counts={"quarantined": 2}), Cause.NOTHING),
     "pending, and workers look": (
         seen(IDLE, counts={"pending": 1, "pending_since": datetime.now(UTC) - AGO}),
         Cause.FOUND_SOON,
@@ -103,18 +99,8 @@ CASES: Final[dict[str, tuple[Seen, Cause]]] = {
         Cause.RUNNING,
     ),
     "no heartbeat, and it is replaced soon": (seen(runner(State.RUNNING, TTL_MS - 4_001, worker="a@x")), Cause.FROZEN),
-    "no heartbeat, and nobody replaces it": (seen(runner(State.RUNNING, -1_001)), Cause.FROZEN),
-    "no heartbeat, and nobody looks": (seen(runner(State.RUNNING, -20_000), seconds_since_poll=20.0), Cause.FROZEN),
     "its turn": (seen(waiting(Hold.TURN), ranks=Ranks(None, 0, 3, 7)), Cause.TURN),
     "its rate limit": (seen(waiting(Hold.RATE)), Cause.RATE),
-    "its own rate limit, though others have charged that of the pipeline since": (
-        seen(waiting(Hold.RATE), used_up=[WHOLE_LATER, OWN_NOW]),
-        Cause.RATE,
-    ),
-    "the rate limit of its pipeline, where its own ends before": (
-        seen(waiting(Hold.RATE), used_up=[WHOLE_LATER, OWN_NOW._replace(until_ms=NOW_MS + 500)]),
-        Cause.RATE,
-    ),
     "its rate limit is over, and no worker acts on it": (seen(waiting(Hold.RATE, -2_000)), Cause.QUEUED),
     "the circuit": (
         seen(waiting(Hold.WAIT_QUEUE), circuit=OPEN, ranks=Ranks(1, 2, None, 0), counts=FAILED),
@@ -135,17 +121,7 @@ CASES: Final[dict[str, tuple[Seen, Cause]]] = {
         ),
         Cause.WAIT_QUEUE,
     ),
-    "the few runs after a wait of the whole pipeline": (
-        seen(
-            waiting(Hold.WAIT_QUEUE),
-            circuit=CLOSED._replace(rests_until_ms=NOW_MS - 1, width=1),
-            ranks=Ranks(2, 2, None, 0),
-            most_runs=4,
-        ),
-        Cause.WAIT_QUEUE,
-    ),
     "back-off": (seen(waiting(Hold.RETRY), counts=FAILED), Cause.BACK_OFF),
-    "back-off of which nothing was stored": (seen(waiting(Hold.RETRY), counts={"pending": 1}), Cause.BACK_OFF),
     "asked to wait": (seen(waiting(Hold.ASKED), counts=FAILED), Cause.ASKED_TO_WAIT),
     "back-off that is over, and workers are busy": (seen(waiting(Hold.RETRY, -1_001), counts=FAILED), Cause.QUEUED),
     "late, and nobody looks": (seen(waiting(None, -5_000), seconds_since_poll=30.0), Cause.NO_WORKER),

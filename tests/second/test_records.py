@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import partialmethod
-from typing import Any
 
 import pytest
 from sqlalchemy import event
@@ -12,12 +11,10 @@ from sqlalchemy import event
 from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import DelaySinceLastRun
-from taskbridge.errors import InvalidInput, UnknownPipeline
 from taskbridge.gate import Answer
 from taskbridge.process.runtime import runtime_of
 from taskbridge.producer.notify import notify_many, send
 from taskbridge.producer.recording import record_event
-from taskbridge.store import read_unmatched
 from taskbridge.store.cursor import Cursors
 from taskbridge.worker.poller import last_runs_restored, poll_changes, reconcile
 from tests.second.world import MINUTE, PIPELINE, POLICY, World
@@ -142,31 +139,3 @@ def test_a_lengthened_delay_counts_from_a_run_that_a_shorter_one_let_be_forgotte
         "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM taskbridge.sync_cursors"
     )
     assert world.due("A") == last_taken_ms + 300_000 - world.start_ms
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "payload", "message_id", "error"),
-    [
-        ("nobody's", {}, None, UnknownPipeline),
-        (PIPELINE, {"level": float("nan")}, None, InvalidInput),
-        (PIPELINE, {"level": "\x00"}, None, InvalidInput),
-        (PIPELINE, {"level": {1, 2}}, None, InvalidInput),
-        (PIPELINE, {}, "a\nb", InvalidInput),
-        (PIPELINE, {}, 7, InvalidInput),
-    ],
-)
-def test_what_cannot_be_recorded_is_refused_and_nothing_is_written(
-    world: World, pipeline: str, payload: Any, message_id: Any, error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        record_event(world.app, pipeline, payload, message_id)
-    assert world.inline.deployment.rows("SELECT * FROM taskbridge.records") == []
-
-
-def test_a_payload_that_is_no_object_is_kept_as_unmatched(world: World) -> None:
-    payloads: list[Any] = [None, [], "text", 7, [[{"level": "ERROR"}]]]
-    for payload in payloads:
-        assert record_event(world.app, PIPELINE, payload).tenant is None
-    kept = [one.payload for one in read_unmatched(world.runtime.engine, PIPELINE)]
-    # Each session numbers its own records, so the order is only about that of time.
-    assert sorted(kept, key=repr) == sorted(payloads, key=repr)

@@ -51,15 +51,6 @@ def reader(engine: Engine) -> Reader:
     return made
 
 
-def test_rows_that_are_there_are_not_pending_and_later_ones_are(engine: Engine) -> None:
-    run(engine, ORDERS, FOUR)
-    adopted(engine)
-    reader = Reader(engine)
-    assert reader.seen() == {}
-    run(engine, "UPDATE orders SET note = 'new' WHERE id = 2", "INSERT INTO orders VALUES (5, 'bolt', 5, 'e')")
-    assert reader.seen() == {"acme": ["2"], "bolt": ["5"]}
-
-
 def test_a_table_that_somebody_holds_keeps_a_worker_no_longer_than_half_a_second(engine: Engine) -> None:
     run(engine, ORDERS)
     adopted(engine)
@@ -154,23 +145,6 @@ def test_a_row_that_moves_is_seen_by_both_tenants(engine: Engine, reader: Reader
     assert reader.seen() == {"acme": ["-4", "40"]}
 
 
-def test_what_is_rolled_back_is_no_record_and_a_savepoint_that_stays_is(engine: Engine, reader: Reader) -> None:
-    with engine.begin() as connection:
-        savepoint = connection.begin_nested()
-        connection.exec_driver_sql("UPDATE orders SET note = 'x' WHERE id = 1")
-        savepoint.rollback()
-        with connection.begin_nested():
-            connection.exec_driver_sql("UPDATE orders SET note = 'y' WHERE id = 2")
-        # Nobody sees it before it is committed, though a subtransaction has another id.
-        assert Reader(engine, pipeline="other").seen() == {"acme": ["1", "2"], "bolt": ["3"]}
-        assert reader.seen() == {}
-    assert reader.seen() == {"acme": ["2"]}
-    with engine.connect() as connection:
-        connection.exec_driver_sql("DELETE FROM orders")
-        connection.rollback()
-    assert reader.seen() == {}
-
-
 def test_rows_of_partitions_are_seen_however_they_are_written(engine: Engine) -> None:
     run(
         engine,
@@ -219,27 +193,18 @@ def test_names_that_need_quotes_and_other_schemas_will_do(engine: Engine) -> Non
 
 
 def test_only_watched_columns_count_and_tenant_and_key_always_do(engine: Engine) -> None:
-    run(engine, ORDERS)
-    adopted(engine, watched=["total"])
+    """Also columns of types that have no equality."""
+    run(engine, ORDERS, "ALTER TABLE orders ADD COLUMN doc json, ADD COLUMN at point")
+    adopted(engine, watched=["total", "doc", "at"])
     reader = Reader(engine)
-    run(engine, FOUR)
+    run(engine, FOUR, "UPDATE orders SET doc = '{\"a\": 1}', at = '(1,2)'")
     reader.seen()
-    run(engine, "UPDATE orders SET note = 'x'")
+    run(engine, "UPDATE orders SET note = 'x', doc = doc, at = '(1,2)'")
     assert reader.seen() == {}
+    run(engine, "UPDATE orders SET doc = '{\"a\": 2}' WHERE id = 2")
+    assert reader.seen() == {"acme": ["2"]}
     run(engine, "UPDATE orders SET total = 9 WHERE id = 1", "UPDATE orders SET customer = 'acme' WHERE id = 3")
     assert reader.seen() == {"acme": ["1", "3"], "bolt": ["-3"]}
-
-
-def test_types_without_an_equality_can_be_watched(engine: Engine) -> None:
-    run(engine, "CREATE TABLE orders (id int PRIMARY KEY, customer text, doc json, at point)")
-    adopted(engine, watched=["doc", "at"])
-    reader = Reader(engine)
-    run(engine, "INSERT INTO orders VALUES (1, 'acme', '{\"a\": 1}', '(1,2)')")
-    reader.seen()
-    run(engine, "UPDATE orders SET doc = doc, at = '(1,2)'")
-    assert reader.seen() == {}
-    run(engine, "UPDATE orders SET doc = '{\"a\": 2}'")
-    assert reader.seen() == {"acme": ["1"]}
 
 
 def test_what_a_handler_writes_back_does_not_wake_it_and_other_work_is_seen(engine: Engine, reader: Reader) -> None:
@@ -354,14 +319,6 @@ def test_adopting_again_with_other_watched_columns_reaches_a_worker_that_runs(en
     adopted(engine, watched=["total"])
     run(engine, "UPDATE orders SET note = 'x'", "UPDATE orders SET total = 7 WHERE id = 3")
     assert reader.seen() == {"bolt": ["3"]}
-
-
-def test_a_table_that_is_renamed_is_read_all_the_same(engine: Engine, reader: Reader) -> None:
-    run(engine, "CREATE SCHEMA shop", "ALTER TABLE orders RENAME TO sales", "ALTER TABLE sales SET SCHEMA shop")
-    run(engine, "INSERT INTO shop.sales VALUES (7, 'acme', 7, 'g')")
-    assert reader.seen() == {"acme": ["7"]}
-    run(engine, "TRUNCATE shop.sales")
-    assert reader.seen(["bolt"]) == {"bolt": ["-3"]}
 
 
 @pytest.mark.parametrize(("old", "new"), [("customer", "client"), ("id", "number"), ("total", "sum")])
@@ -788,7 +745,6 @@ TROUBLES = {
         "ALTER TABLE orders DISABLE TRIGGER taskbridge_orders_delete",
         "orders_delete of public.orders is off",
     ),
-    "all disabled": ("ALTER TABLE orders DISABLE TRIGGER USER", "taskbridge_orders_truncate of public.orders is off"),
     "not always": (
         "ALTER TABLE orders ENABLE TRIGGER taskbridge_orders_insert",
         "orders_insert of public.orders does not fire where rows are replicated",
@@ -912,12 +868,9 @@ def test_partitions_that_came_later_or_were_detached_can_be_emptied(engine: Engi
 TYPES: list[tuple[str, str, str, dict[str, list[str]] | None]] = [
     ("int", "7", "bigint", {"7": ["-1", "2", "3"]}),
     ("int", "7", "text", {"7": ["-1", "2", "3"]}),
-    ("int", "7", "text USING ''", {"7": []}),
     ("int", "7", "date USING '2026-02-03'", None),
-    ("int", "7", "timestamptz USING '2026-02-03'", None),
     ("bool", "true", "text USING repeat('x', 300)", {"true": []}),
     ("timestamptz", "'2026-02-03'", "text USING 'when'", None),
-    ("timestamptz", "'2026-02-03'", "interval USING '1 day'", None),
     ("date", "'2026-02-03'", "bytea USING '\\x00'", None),
     ("uuid", "'5c1f2d1e-0a52-4a3c-9c6c-1f1d7f0a0001'", "jsonb USING '{}'", None),
 ]

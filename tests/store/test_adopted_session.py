@@ -31,7 +31,6 @@ STATEMENTS = (
     "INSERT INTO public.{0} VALUES (1, 'acme', 9), (50, 'acme', 9) ON CONFLICT (id) DO UPDATE SET total = 9",
     "INSERT INTO public.{0} VALUES (1, 'acme', 9) ON CONFLICT DO NOTHING",
     "UPDATE public.{0} SET total = total + 1, customer = 'bolt' WHERE id < 3 RETURNING *",
-    "UPDATE public.{0} SET note = 'x' WHERE id = -5",
     (
         "WITH gone AS (DELETE FROM public.{0} WHERE id = 1 RETURNING *) "
         "INSERT INTO public.{0} (customer) SELECT customer FROM gone"

@@ -55,6 +55,8 @@ def test_a_run_has_one_row_however_many_batches_it_takes(inline: Inline) -> None
     ((first, took),) = history(inline.deployment.engine, "first_event_ms, ended_at > began_at")
     assert first >= 0
     assert took
+    (cursor,) = inline.deployment.rows("SELECT bursts, first_event_counts FROM taskbridge.sync_cursors")
+    assert (cursor.bursts, sum(count or 0 for count in cursor.first_event_counts)) == (1, 1), "and one first event"
 
 
 def test_a_run_that_fails_says_so_and_a_record_that_goes_to_quarantine_is_counted(inline: Inline) -> None:

@@ -18,7 +18,6 @@ from taskbridge.store import (
     Move,
     Quarantined,
     advance_together,
-    connect,
     record_invoice,
     register_pipeline,
 )
@@ -125,17 +124,6 @@ def test_an_advance_changes_quarantine_in_the_same_message_or_not_at_all(engine:
         transaction.advance(transaction.move(page, to_quarantine=bad))
     assert sent == ["Query"]
     assert owned_by(OLD) == [("2", "bad")]
-
-
-def test_the_encoding_that_a_database_has_for_its_sessions_is_not_ours(engine: Engine) -> None:
-    """In this one, the second byte of some letters is a backslash, and others cannot be written at all."""
-    run(engine, f"ALTER DATABASE \"{engine.url.database}\" SET client_encoding = 'SJIS'")
-    here = connect(engine.url.render_as_string(hide_password=False))
-    try:
-        assert advance_together(here, moves(here, ["\u8868", "\u00e9\u0142"])) == [False, False]
-    finally:
-        here.dispose()
-    assert handled(engine) == ["\u00e9\u0142", "\u8868"]
 
 
 @pytest.mark.parametrize("count", [1, 16])

@@ -248,7 +248,6 @@ def test_dates_and_intervals_are_read_whatever_the_style_of_the_role(engine: Eng
         ("ALTER ROLE {name} CONNECTION LIMIT 0", "no connection left for this role or database.*CONNECTION LIMIT"),
         ("ALTER ROLE {name} NOLOGIN", "does not let this role log in.*ALTER ROLE"),
         ("ALTER DATABASE {name} ALLOW_CONNECTIONS false", "accepts no connections to this database.*ALTER DATABASE"),
-        ("ALTER DATABASE {name} CONNECTION LIMIT 0", "no connection left for this role or database.*CONNECTION LIMIT"),
         (
             "REVOKE CONNECT ON DATABASE {name} FROM public",
             "cannot be used .*permission denied for database.*: fix that",

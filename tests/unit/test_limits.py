@@ -17,7 +17,6 @@ from taskbridge.common.names import (
     check_source_name,
     check_tenant,
 )
-from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral
@@ -73,9 +72,3 @@ def test_a_number_lies_between_its_limits(limits: Range, make: Callable[[Any], o
     for value in (limits.least - step, limits.most + step):
         with pytest.raises(TaskBridgeError, match=f"{limits.least:g}.* and {limits.most:.15g}"):
             make(value)
-
-
-def test_what_a_handler_asks_for_is_cut_to_its_limits() -> None:
-    limits = OPTIONS["RetryAfter"]
-
-    assert [RetryAfter(seconds).seconds for seconds in (-1, limits.most + 1)] == [limits.least, limits.most]

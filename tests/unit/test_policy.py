@@ -10,7 +10,7 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral, Spacing
-from taskbridge.errors import ConfigurationError, InvalidPolicy, UnknownPipeline
+from taskbridge.errors import ConfigurationError, InvalidPolicy
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,6 @@ def test_a_declared_pipeline_takes_the_place_of_a_built_in_one() -> None:
     declared.declare(Pipeline("invoices", other, LatencyNeutral(), 1))
     assert pipelines["invoices"].handler is other
     assert pipelines.names() == ["invoices"]
-
-
-def test_an_unknown_pipeline_is_refused_with_the_next_step() -> None:
-    with pytest.raises(UnknownPipeline, match="TASKBRIDGE_PIPELINES"):
-        Pipelines()["exports"]
 
 
 @pytest.mark.parametrize("module", ["no_such_module", "tests.unit.broken_pipelines"])

@@ -105,7 +105,6 @@ LOGIN = "Login was refused using authentication mechanism PLAIN. For details see
         (psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT"), "Postgres is read-only", "the primary"),
         (redis.ConnectionError("Connection closed by server."), "Redis closed the connection", "rediss://"),
         (amqp.exceptions.AccessRefused(LOGIN), "the broker refuses the password", "TASKBRIDGE_BROKER_URL"),
-        (kombu.exceptions.OperationalError("timed out at port 40312"), "the broker cannot be reached", "start it"),
     ],
 )
 def test_what_a_library_says_becomes_a_sentence_and_a_remedy(error: Exception, said: str, remedy: str) -> None:

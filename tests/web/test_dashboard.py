@@ -209,16 +209,8 @@ def test_a_page_names_the_pipelines_that_it_did_not_look_at_and_denies_nothing_o
 A_NIGHT = """
 INSERT INTO taskbridge.run_minutes (pipeline, minute, runs, failed, events, bursts, records, rejected, run_ms,
                                     first_event_ms_sum, first_event_counts)
-SELECT 'orders', m, events / 6, CASE WHEN at BETWEEN 0.55 AND 0.6 THEN events / 9 ELSE 0 END, events, events / 20,
-       events, 0, events * 4, events, ARRAY[0, 0, 10, 40, 9, CASE WHEN at BETWEEN 0.55 AND 0.6 THEN 30 ELSE 0 END,
-                                          0, 0, 0, 0, 0, 0]
-FROM (
-    SELECT m, at, (60 * (1.2 + sin(6.28 * at)) + 20 * random())::integer AS events
-    FROM (
-        SELECT m, extract(epoch FROM now() - m) / 86400 AS at
-        FROM generate_series(date_trunc('minute', now()) - interval '1 day', now(), interval '1 minute') m
-    ) t
-) d
+SELECT 'orders', m, 7, 1, 60, 3, 60, 0, 240, 60, ARRAY[0, 0, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0]
+FROM generate_series(date_trunc('minute', now()) - interval '1 day', now(), interval '1 minute') m
 """
 
 
