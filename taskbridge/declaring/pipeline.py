@@ -206,7 +206,7 @@ def pipeline(
         downstream_errors: exceptions that mean "the service I call is down", in addition to Python's `ConnectionError`
             and `TimeoutError` and lost connections to Postgres, Redis and the broker. If a record fails with one of
             them, it goes to quarantine only on stronger evidence (docs/explanation/failures.md), and five such
-            failures in a row, from at least two tenants, open the pipeline's circuit.
+            failures, from at least two tenants and with nothing handled in between, open the pipeline's circuit.
 
     Raises:
         InvalidName: the name is not allowed.
