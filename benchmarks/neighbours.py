@@ -75,7 +75,8 @@ def _measure(events: int, scale: float, plain_records: int) -> Report:
     columns = ("", "median ms", "p99 ms", "records/s, nobody else", "records/s, beside first events")
     note = (
         "First events arrive beside tenants with a backlog, every 50 ms, or every second if a call takes 300 ms. Plain "
-        f"Celery has one worker for both queues, and its backlog is tasks of {PART} records each."
+        f"Celery has one worker for both queues, and its backlog is tasks of {PART} records each, "
+        f"{plain_records:,} records at most."
     )
     options = {"events": events, "scale": scale, "plain_records": plain_records}
     return Report(options, [Table("Delay of first events", columns, rows, note)], targets)

@@ -26,8 +26,10 @@ _NOT_YET: Final = "Not measured yet.\n"
 _INTRODUCTION: Final = """# Benchmarks
 
 `make bench` runs the benchmarks and writes this page; do not edit it. Each benchmark measures its baselines in the same
-run, on the same servers, alternating with TaskBridge, so a ratio says more than a time. Run one yourself with
-`python -m benchmarks NAME`; `python -m benchmarks.compare COMMIT NAME` compares two commits.
+run, on the same servers, alternating with TaskBridge, so a ratio says more than a time. Where
+they alternate in rounds, a ratio is the median of the rounds' ratios, so it can differ from the ratio of the figures
+beside it. Run one yourself with `python -m benchmarks NAME`; `python -m benchmarks.compare COMMIT NAME` compares two
+commits.
 
 ## Promises
 
@@ -59,12 +61,12 @@ _FRONT: Final = (
         "median ms",
     ),
     _Line(
-        "A lone event beside a backlog of a million records and one busy slot, p99 ms",
+        "A lone event while the only slot works through another tenant's backlog of a million records, p99 ms",
         "neighbours",
         "1 slot, 1 tenant, 2 ms per record",
         "plain Celery: 1 slot, 1 tenant, 2 ms per record",
         "p99 ms",
-        "plain Celery, with a queue for small tenants",
+        "plain Celery, with a queue for small tenants and a backlog of 10,000",
     ),
     _Line(
         "An event that joins a burst, µs for the producer",

@@ -210,7 +210,7 @@ def pipeline(
         downstream_errors: exceptions that mean "the service I call is down", in addition to Python's `ConnectionError`
             and `TimeoutError` and lost connections to Postgres, Redis and the broker. If a record fails with one of
             them, it goes to quarantine only on stronger evidence (docs/explanation/failures.md), and five such
-            failures in a row, from at least two tenants, open the pipeline's circuit.
+            failures, from at least two tenants and with nothing handled in between, open the pipeline's circuit.
         redis: the name of the Redis server of this pipeline, with its own workers: a-z, 0-9 and `_`. Its URL is in
             TASKBRIDGE_REDIS_URL_ and the name in capitals. By default it is that of TASKBRIDGE_REDIS_URL.
 

@@ -10,7 +10,10 @@ __all__ = ["Constant"]
 class Constant(int, Enum):
     """A whole number; its `value` is the description printed in the docs. A name ends with its unit, if it has one."""
 
-    CIRCUIT_OPENS_AFTER = 5, "failures in a row that blame the downstream, of at least two tenants, open the circuit"
+    CIRCUIT_OPENS_AFTER = (
+        5,
+        "failures that blame the downstream, of at least two tenants, open the circuit if nothing is handled meanwhile",
+    )
     CIRCUIT_WAIT_MS = 1_000, "how long a circuit stays open at first"
     LONGEST_CIRCUIT_WAIT_MS = 30_000, "the longest time a circuit stays open; it doubles with each failed probe"
     WALKS_AFTER = 5, "failed probes in a row after which probes also try records other than the first"
@@ -54,8 +57,9 @@ class Constant(int, Enum):
     DAY_MS = (
         86_400_000,
         (
-            "how long circuits, slots, wait queues, turns and pauses are kept if nothing changes, and how long Redis "
-            "remembers that it has all last runs that still matter"
+            "how long circuits, slots, wait queues, turns and pauses are kept if nothing changes, and how long the "
+            'note "all last runs that can still delay a run are in Redis" is kept; without it they are rebuilt from '
+            "Postgres"
         ),
     )
     MONTH_MS = (

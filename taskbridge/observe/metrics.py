@@ -182,8 +182,8 @@ METRICS: Final = (
         "taskbridge_oldest_message_seconds",
         "gauge",
         _MESSAGES,
-        "How long the oldest run message has been queued, among the heads of the queues and up to 100 tenants whose "
-        "runners are due first; 0 if there is none.",
+        "Age of the oldest queued run message; 0 if there is none. Only the heads of the queues and up to 100 tenants "
+        "whose runners are due first are looked at.",
         "seconds",
     ),
     Metric(
@@ -227,7 +227,7 @@ METRICS: Final = (
         "taskbridge_orphaned_tenants_total",
         "counter",
         _ORPHANED,
-        "Tenants with pending records but no run that the reconciler found and started.",
+        "Tenants that the reconciler found with pending records and without a run, and started.",
     ),
     Metric("taskbridge_up", "gauge", _SERVERS, "1 if the server answered, else 0.", label="server"),
 )

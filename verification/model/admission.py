@@ -82,8 +82,9 @@ class Condition(Enum):
     """A condition of a row; the value is the text that the docs print."""
 
     GENERAL = (
-        "the failure is not limited to one tenant or one record: a third tenant has failed since something was "
-        f"handled, or two tenants blame the downstream and {Constant.CIRCUIT_OPENS_AFTER} runs in a row have failed"
+        "since something was handled, a third tenant has failed, or this failure and others of at least two tenants "
+        f"blame the downstream or the pipeline, {Constant.CIRCUIT_OPENS_AFTER} in all (a run that blames the pipeline "
+        f"counts as {Constant.CIRCUIT_OPENS_AFTER})"
     )
     WAIT_OVER = "the wait is over"
     SLOT = "it has a run slot"
@@ -144,9 +145,9 @@ class Effect(Enum):
         "in the wait queue, or without a cap, the whole queue moves to the fair queue"
     )
     ENTER = (
-        "first events come before continuations, each in the order in which they first asked; due after "
-        "`republish_after`, or after as long as it has waited already if that is longer, "
-        f"{Constant.LONGEST_REPUBLISH_MS:,} ms at most"
+        "first events come before continuations, each in the order in which they first asked; due after the longer of "
+        "`republish_after` and the time it has already waited, at most "
+        f"{Constant.LONGEST_REPUBLISH_MS:,} ms"
     )
     TO_THE_END = "behind all others; due after `republish_after`, or when its back-off ends"
     START = "due now"

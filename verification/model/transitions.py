@@ -47,13 +47,15 @@ class Condition(Enum):
         "it is held by a pause, or it lingers with events = swept and the lease that the run saw has ended; and no "
         "operator starts it"
     )
-    OVERDUE = "the deadline has passed, its turn has come, or an operator starts a waiting tenant"
-    STILL_QUEUED = "its message is still in the queue of first events: an older message, or this one, is at the head"
+    OVERDUE = "it is due"
+    STILL_QUEUED = (
+        "its message is still in the queue of first events, because the message at the head is this one or an older one"
+    )
     NO_SLOT = (
         "the circuit is open and this tenant may not probe it, the downstream asked the pipeline to wait, or the "
         "pipeline has no run slot left"
     )
-    IN_TURNS = "it is waiting for its turn, which has not come"
+    IN_TURNS = "it is waiting for a turn that has not come, and no operator starts it"
     OTHERS_IN_TURNS = "others wait for their turn, or enough runs started by turns are queued"
     OTHERS_IN_QUEUE = "the run has a run slot, and others are in the wait queue"
 

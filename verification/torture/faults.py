@@ -97,13 +97,14 @@ PROBED = Bound(
 )
 FIRST_WAIT = Bound("circuit's first wait", lambda _, __: CIRCUIT_OPENS_FOR)
 SILENCE = Bound(
-    f"statement_timeout + {GRACE:g} s + circuit's first wait, and two tries where a coroutine keeps its event loop",
+    f"statement_timeout + {GRACE:g} s + circuit's first wait; where a coroutine keeps its event loop, two further "
+    "tries",
     lambda settings, lasted: settings.statement_timeout + GRACE + CIRCUIT_OPENS_FOR + lasted,
 )
 # What `longer` of the fault adds for each tenant is in the words only.
 CURSORS = Bound(
-    "run budget + 1/60 s for each event; locked tenants: + circuit's first wait; others: + 0.1 s for each that is "
-    "locked and two more, and if more than two are locked, + lock + circuit's first wait",
+    "run budget + 1/60 s for each event; locked tenants: + circuit's first wait; others: + 0.1 s x (locked cursors + "
+    "2); with more than two locked, also + lock + circuit's first wait",
     lambda settings, _: settings.run_budget,
 )
 TURN = Bound(

@@ -136,9 +136,9 @@ if any promise below is broken. One such run wrote this page.
 This run had {count} schedules, with seed {seed}. Most settings are scaled down so that a schedule takes seconds:
 {settings}.
 
-- **Workers.** Three, with the pools prefork, threads and solo, and batches of up to 1 to 50 records. They are replaced
-  when a fault kills them. Every other worker listens (`TASKBRIDGE_TAIL_LISTENS`), and some of the plain SQL announces
-  its commits.
+- **Workers.** Three, with the pools prefork, threads and solo, and a largest batch of between 1 and 50 records. They
+  are replaced when a fault kills them. Every other worker listens (`TASKBRIDGE_TAIL_LISTENS`), and some of the plain
+  SQL announces its commits.
 - **Pipelines.** Two, each with its own source and half of the tenants. The handler of `invoices` writes in the
   transaction that advances the cursor. The handler of `parcels` writes to a file and not through the batch's
   connection, as if it called an HTTP API with idempotency keys. So several runs of `parcels` can advance their cursors
@@ -169,8 +169,8 @@ A time runs from the moment in "counted from" to the tenant's next delivery or, 
 tenant is done. Not counted are
 
 - seconds in which fewer than two workers were ready, because a single one may be busy in a slow handler;
-- the wait for a slot, if all ready workers had calls of {long:g} s or more in every slot when the run became due: once,
-  up to {longest:g} s, the longest call that producers ask for.
+- the wait for a slot, if all ready workers had calls of {long:g} s or more in every slot when the run became due:
+  {longest:g} s at most, once: the longest handler call that the test's records demand.
 
 A recovery is late only if it exceeds its bound by more than the time for which the machine itself stalled, as measured
 by a process that only sleeps.
@@ -192,8 +192,8 @@ The bound of "two of them at once" counts from the end of the later fault and is
 - the next wait, if messages are lost for so long that a republished message is lost as well;
 - `TASKBRIDGE_TRANSACTION_TIMEOUT`, if sessions go silent, since the other fault's handler may use one;
 - the lock and the circuit's first wait, if cursors are locked;
-- {outage:g} s, if a server is unavailable during the search for a record whose back-off doubles from the first attempt
-  on, because it then doubles once more.
+- {outage:g} s, if a server is unavailable while a record is tried alone and its back-off doubles from the first attempt
+  on: the outage adds one more doubling.
 
 ## The promises
 
@@ -202,7 +202,7 @@ All of these must hold after each schedule; otherwise it counts as a violation.
 | kind | what must hold |
 | --- | --- |
 | lost | every committed record was delivered in its latest revision |
-| doubled | no revision of an invoice was delivered twice; one of a parcel was repeated at most {extra} times a fault |
+| doubled | no invoice's revision was delivered twice; a parcel's was repeated at most {extra} times per fault |
 | double advance | no two batches of a tenant of `invoices` advanced its cursor from the same position |
 | mixed | no batch contains another tenant's record |
 | leak | no call finds state of an earlier one in its session, its driver's connection, or its context |
