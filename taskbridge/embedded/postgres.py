@@ -7,6 +7,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -45,12 +46,21 @@ class Postgres:
     name = "PostgreSQL"
     start_seconds = 60.0  # recovery after a crash takes part of it
 
-    def __init__(self, data_dir: Path, directory: Path, account: Account | None, *, durable: bool) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        directory: Path,
+        account: Account | None,
+        *,
+        durable: bool,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.log = data_dir / "postgres.log"
         self._password_file = data_dir / "postgres.password"
         self._cluster = directory / "postgres"
         self._account = account
         self._durable = durable
+        self._settings = {**_SETTINGS, **({} if durable else _NOT_DURABLE), **(settings or {})}
         self._schema = Settings.read().schema
         self._binaries = find_postgres(account)
         self._password = ""
@@ -74,7 +84,7 @@ class Postgres:
 
     def start(self, port: int, output: BinaryIO) -> Guarded:
         """Start the server on `port`."""
-        settings = {**_SETTINGS, "port": str(port), **({} if self._durable else _NOT_DURABLE)}
+        settings = {**self._settings, "port": str(port)}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         return Guarded(
             [self._binaries / "postgres", "-D", self._cluster, *options],

@@ -233,10 +233,10 @@ def _pooler(examined: _Examined) -> Findings:
     yield Finding(
         Level.OK, f"{found.name} in {found.mode} mode: {prepares}, and each transaction sets its own time limits"
     )
-    if settings.tail_listens:
+    if settings.tail_listens and not settings.listen_url:
         yield _warning(
             "TASKBRIDGE_TAIL_LISTENS has no effect: LISTEN does not work through a pooler, so workers poll",
-            "unset it, or point TASKBRIDGE_POSTGRES_URL of the workers directly at Postgres",
+            "unset it, or set TASKBRIDGE_LISTEN_URL to Postgres itself",
         )
 
 

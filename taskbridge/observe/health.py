@@ -228,9 +228,10 @@ def _of_pipeline(one: _Seen) -> Iterator[Finding]:
     if one.survey.replaced_ms is not None and (seconds := one.survey.replaced_ms / 1000) <= REPLACED_SECONDS:
         on = f" on the worker {one.survey.replaced_on}" if one.survey.replaced_on else ""
         yield one.finding(
-            f"a run{on} sent no heartbeat and was replaced {seconds / 60:,.0f} min ago: its process died or is frozen",
-            "check whether all processes of that worker are working, and restart it if one is not; if Redis refused "
-            "writes at that time, see its log",
+            f"a run{on} sent no heartbeat and was replaced {seconds / 60:,.0f} min ago: its process died or is frozen, "
+            "or Redis was not available to it",
+            "check whether all processes of that worker are working, and restart it if one is not; if Redis was "
+            "restarted, failed over or refused writes at that time, nothing is left to do here",
             seconds=seconds,
         )
 

@@ -372,7 +372,10 @@ class Runtime:
     @cached_property
     def changes(self) -> Changes:
         """The changes that poller and reconciler of each pipeline have not seen yet."""
-        return taskbridge.store.Changes(self.engine)
+        listens_at, settings = None, self.settings
+        if settings.listen_url:
+            listens_at = connect(settings.listen_url, settings.schema, statement_timeout=settings.statement_timeout)
+        return taskbridge.store.Changes(self.engine, listens_at=listens_at)
 
     def pending(self, pipeline: str) -> Iterator[str]:
         """Return the tenants with pending records, each once, whether or not they are due."""

@@ -112,10 +112,19 @@ class Changes:
             times as long.
         page: records of the first page of a pass.
         most_open: transactions that a stored snapshot may list.
+        listens_at: connections to the same database without a pooler; None: `engine` has none either.
     """
 
-    def __init__(self, engine: Engine, seconds: float = 1.0, page: int = PAGE, most_open: int = MOST_OPEN) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        seconds: float = 1.0,
+        page: int = PAGE,
+        most_open: int = MOST_OPEN,
+        listens_at: Engine | None = None,
+    ) -> None:
         self._engine = engine
+        self._listens_at = listens_at or engine
         self._query = queries(engine)
         self._seconds = seconds
         self._page = page
@@ -242,14 +251,14 @@ class Changes:
         Raises:
             ConfigurationError: there is a pooler, in whose sessions a LISTEN would have no effect, or affect others.
         """
-        pooled = self._engine.raw_connection()
+        pooled = self._listens_at.raw_connection()
         connection = pooled.driver_connection
         assert isinstance(connection, Bounded)  # noqa: S101 - for the type: the pool opens no others
         if connection.pooled:
             pooled.close()
             raise ConfigurationError(
                 "a worker does not LISTEN through a pooler, and polls at its usual interval",
-                "leave TASKBRIDGE_TAIL_LISTENS out, or set TASKBRIDGE_POSTGRES_URL to Postgres itself",
+                "leave TASKBRIDGE_TAIL_LISTENS out, or set TASKBRIDGE_LISTEN_URL to Postgres itself",
             )
         # Permanently: it must not return to the pool with its LISTEN.
         pooled.detach()

@@ -199,7 +199,10 @@ def test_a_run_that_was_replaced_is_told_of_with_its_worker_for_an_hour(
     assert gate.expire("orders", ["acme"]) == [Answer.REISSUED]
 
     now = health.health(context)
-    told = "a run on the worker celery@two sent no heartbeat and was replaced 0 min ago: its process died or is frozen"
+    told = (
+        "a run on the worker celery@two sent no heartbeat and was replaced 0 min ago: its process died or is frozen, "
+        "or Redis was not available to it"
+    )
     assert (now.colour, [one.sentence for one in now.findings]) == ("yellow", [f"orders: {told}"])
     deployment.redis.hincrby(keys.counts("orders"), "replaced_at", -3_601_000)
     assert health.health(context).colour == "green"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -90,6 +91,12 @@ class PgBouncer:
         """End it as an operator would who does not wait: its clients lose their connections."""
         self._process.kill()
         self._process.wait()
+
+    def resize(self, size: int) -> None:
+        """Let it have so many connections for each database from its next start."""
+        settings = self._file.read_text(encoding="utf-8")
+        settings = re.sub("default_pool_size = [0-9]+", f"default_pool_size = {size}", settings)
+        self._file.write_text(settings, encoding="utf-8")
 
     def restart(self) -> None:
         self.stop()

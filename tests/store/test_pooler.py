@@ -178,6 +178,21 @@ def test_doctor_names_the_pooler_and_its_mode(
 
 
 @NEEDS_PGBOUNCER
+def test_a_worker_listens_beside_the_pooler(
+    pooler: PgBouncer, pooled: Engine, postgres_url: str, servers: Servers
+) -> None:
+    with pooled.begin() as connection:
+        connection.exec_driver_sql("SELECT taskbridge.announce('invoices')")
+    settings = Settings(pooler.url, servers.redis_url, tail_listens=True, listen_url=postgres_url)
+    runtime = runtime_of(make_app(settings).app)
+    listener = runtime.changes.listen()
+    record_invoice(pooled, "acme", "1", {})
+    assert [notice.channel for notice in listener.notifies(timeout=10, stop_after=1)] == ["taskbridge"]
+    assert [one.level for one in examine(runtime) if one.check == "pooler"] == [Level.OK]
+    runtime.close()
+
+
+@NEEDS_PGBOUNCER
 @pytest.mark.parametrize(("parameter", "threshold"), [("", None), ("?prepare_threshold=3", 3)])
 def test_nothing_is_prepared_behind_a_pooler_unless_the_url_says_so(
     pooler: PgBouncer, parameter: str, threshold: int | None

@@ -37,7 +37,6 @@ requirepass {password}
 masterauth {password}
 dir {directory}
 save ""
-appendonly {append_only}
 maxmemory-policy noeviction
 daemonize no
 set-proc-title no
@@ -80,10 +79,11 @@ class _Here:
 
 
 class PostgresHere(_Here):
-    """Postgres in `directory`."""
+    """Postgres in `directory`, with more `settings`."""
 
-    def __init__(self, directory: Path) -> None:
-        self._postgres = Postgres(directory, directory, server_account(directory / "postgres"), durable=False)
+    def __init__(self, directory: Path, settings: Mapping[str, str] | None = None) -> None:
+        account = server_account(directory / "postgres")
+        self._postgres = Postgres(directory, directory, account, durable=False, settings=settings)
         super().__init__(self._postgres)
 
     @property
@@ -104,11 +104,12 @@ class _Redis(RedisServer):
         account: Account | None,
         password: str,
         environment: Mapping[str, str],
-        *,
-        append_only: bool,
+        settings: str,
+        program: Path | None,
     ) -> None:
         super().__init__(directory, directory, account)
-        self._append_only = append_only
+        self._more = settings
+        self._program = program or self._program
         self._password = password
         self._environment = environment
         self.data = directory / "redis"
@@ -122,9 +123,8 @@ class _Redis(RedisServer):
             port=port,
             password=self._password,
             directory=self.data,
-            append_only="yes" if self._append_only else "no",
         )
-        write_private(self._settings, settings, self._account)
+        write_private(self._settings, settings + self._more, self._account)
         return Guarded(
             [self._program, self._settings],
             stop=((signal.SIGTERM, 5.0),),
@@ -135,10 +135,13 @@ class _Redis(RedisServer):
 
 
 class RedisHere(_Here):
-    """Redis in `directory`. Its data survive a kill as far as they were saved, or all."""
+    """Redis in `directory`, or another `program`. Its data survive a kill as far as they were saved.
 
-    def __init__(self, directory: Path, *, append_only: bool = False) -> None:
-        self._append_only = append_only
+    `settings` are further lines of its configuration.
+    """
+
+    def __init__(self, directory: Path, settings: str = "", program: Path | None = None) -> None:
+        self._settings, self._program = settings, program
         self._directory = directory
         self._account = server_account(directory / "postgres")
         self._password = secrets.token_urlsafe(24)
@@ -151,8 +154,13 @@ class RedisHere(_Here):
     def url(self) -> str:
         return self._redis.url(self.port)
 
+    @property
+    def data(self) -> Path:
+        """Return its working directory."""
+        return self._redis.data
+
     def forget_saved(self) -> None:
-        (self._redis.data / "dump.rdb").unlink(missing_ok=True)
+        (self.data / "dump.rdb").unlink(missing_ok=True)
 
     def switch_over(self, address_follows: float = 0.0) -> Callable[[], None]:
         """Let a replica take over this address, as behind a service; return how to end the old one.
@@ -193,7 +201,7 @@ class RedisHere(_Here):
 
     def _make(self, directory: Path) -> _Redis:
         environment = self.clock.environment if self.clock else {}
-        return _Redis(directory, self._account, self._password, environment, append_only=self._append_only)
+        return _Redis(directory, self._account, self._password, environment, self._settings, self._program)
 
 
 def _free_port() -> int:

@@ -248,7 +248,7 @@ def at_work(folder: Path, app: str) -> Iterator[Scene]:
     """Start the servers, a receiver, a worker and the endpoint to which that delivers; end all of it."""
     with ExitStack() as stack:
         downstream = stack.enter_context(Downstream().served())
-        postgres, redis = PostgresHere(folder), RedisHere(folder, append_only=True)
+        postgres, redis = PostgresHere(folder), RedisHere(folder, "appendonly yes\n")
         for server in (postgres, redis):
             stack.callback(server.close)
             server.start()

@@ -1,0 +1,3 @@
+"""The Celery configuration of an app with quorum queues; `CELERY_CONFIG_MODULE` names it."""
+
+task_default_queue_type = "quorum"
