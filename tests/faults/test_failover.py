@@ -15,10 +15,12 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
+from taskbridge.declaring.pipeline import Pipelines
 from taskbridge.embedded import Guarded, Servers
 from taskbridge.embedded.launch import free_port
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.gate import Keys
+from taskbridge.handlers.journal import JOURNAL
 from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import Level, examine
 from taskbridge.process.runtime import runtime_of
@@ -130,7 +132,10 @@ def work_while(shop: Deployment, fails: Callable[[], object], has_failed_over: C
         shop.notify_event.delay("warm")
         shop.wait_until_idle()
         assert 0 < refused < 300
-        assert [one for one in examine(runtime_of(shop.app)) if one.level is Level.PROBLEM] == []
+        runtime = runtime_of(shop.app)
+        # Without what other tests have declared in this process, and no worker serves.
+        runtime.pipelines = Pipelines().beside(JOURNAL)
+        assert [one for one in examine(runtime) if one.level is Level.PROBLEM] == []
 
 
 def test_a_failover_under_load_loses_nothing(
