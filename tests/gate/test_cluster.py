@@ -70,6 +70,7 @@ def test_a_gate_follows_a_failover_though_its_url_names_only_the_node_that_died(
     wait_until(is_answered, "the promoted replica answers")
     assert gate.look("invoices", ["kept"])[0].events == 2
     wait_until(lambda: cluster.owner(KEYS.owner) not in (None, owner), "all nodes know of it")
+    cluster.nodes.remove(owner)
 
 
 def test_a_cluster_is_refused_without_a_hash_tag_and_as_the_broker(cluster: RedisCluster) -> None:
