@@ -208,7 +208,7 @@ NEIGHBOURS: Final = Benchmark(
         Option("plain_records", 10_000, 2, 1_000_000, "Records of plain Celery's backlog."),
     ),
     {"events": 5, "scale": 0.01, "plain_records": 600},
-    unmet="A first event waits for the call in progress, whose records take about the latency budget (50 ms), and "
-    "until its batch is committed. If a single slot does everything, no other can help out. Beside 1,000 short "
-    "backlogs, the begin, claim and settle of each of their runs come on top.",
+    unmet="A first event waits until the call in progress has ended and its batch is committed; the records of that "
+    "call take about the latency budget (50 ms). With a single slot, no other slot can take the event. Beside 1,000 "
+    "short backlogs, the begin, claim and settle of each of their runs come on top.",
 )

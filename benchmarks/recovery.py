@@ -171,7 +171,7 @@ def _report(found: Mapping[str, Sequence[Recovered]], keys: int, cap: float, bou
         {"keys": keys, "cap": cap},
         [Table("After SIGKILL in mid-batch", columns, rows, NOTE)],
         [
-            Target(f"{what}, longest, s, against the runner TTL and {SLACK:g} s", min(longest, cap), bound)
+            Target(f"{what}, longest, s; limit: runner TTL + {SLACK:g} s", min(longest, cap), bound)
             for what, longest in (
                 ("next run", max(one.next_run for one in found[OURS])),
                 ("interrupted record", max(one.interrupted for one in found[OURS])),

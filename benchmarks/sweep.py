@@ -250,7 +250,7 @@ def _connection(runtime: Runtime) -> Iterator[psycopg.Connection[Any]]:
 SWEEP: Final = Benchmark(
     "sweep",
     "A batch costs the same however many records the table holds, and no row is flagged as done.",
-    "Reading, delivering and advancing records is this fraction as fast as only selecting them.",
+    "Records are read, delivered and advanced at this fraction of the speed of only selecting them.",
     "Measures how many pending records of one tenant are read, delivered and advanced per second. The baselines read "
     "the same documents: a bare select by pages, which marks nothing, and a queue with a flag on each row. Then it "
     "measures what one run costs as the table grows. Targets: 0.85 of the bare select, 4 times the flag queue.",

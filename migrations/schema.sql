@@ -24,7 +24,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION taskbridge.announce(source text, announces boolean) IS 'Let commits of a source wake the workers that listen, so that their records need not wait for the next poll; with false, no longer. Commits of the source then wait for each other.';
+COMMENT ON FUNCTION taskbridge.announce(source text, announces boolean) IS 'Let commits of a source wake the workers that listen, so that their records need not wait for the next poll. While this is on, commits of that source wait for each other; false turns it off.';
 
 CREATE FUNCTION taskbridge.announce_commit() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER

@@ -45,10 +45,10 @@ __all__ = [
 
 
 class TaskBridgeError(Exception):
-    """Base class of all errors here: what is wrong, and the remedy, which checks show separately.
+    """Base class of all errors here. It says what is wrong and what the remedy is.
 
-    If an error is created with a single text, the remedy is what follows the first colon. `exit_status` is the exit
-    status of the command line.
+    `doctor` and other checks show the two separately. If an error is created with a single text, the remedy is what
+    follows the first colon. `exit_status` is the exit status of the command line.
     """
 
     exit_status = 1
@@ -119,9 +119,9 @@ class HandlerMistake(TaskBridgeError):
 class RunFailed(TaskBridgeError):
     """Raised by the task `taskbridge.run` when a run fails, whatever its handler raised: pipeline, tenant and text.
 
-    Celery treats some exceptions in a special way, for example MemoryError, WorkerShutdown and Ignore. None of them may
-    come from a handler, so the handler's exception is only the cause of this one. If its traceback would be too long
-    for a log, it is logged separately and is not attached.
+    Celery treats some exceptions in a special way, for example MemoryError, WorkerShutdown and Ignore. A handler's
+    exception must not have such an effect on Celery, so it is only attached as the cause of this one. If its traceback
+    would be too long for a log, it is logged separately and is not attached.
     """
 
 

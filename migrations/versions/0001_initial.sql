@@ -20,8 +20,8 @@ END
 $$;
 
 COMMENT ON FUNCTION @schema.announce IS
-    'Let commits of a source wake the workers that listen, so that their records need not wait for the next poll; '
-    'with false, no longer. Commits of the source then wait for each other.';
+    'Let commits of a source wake the workers that listen, so that their records need not wait for the next poll. '
+    'While this is on, commits of that source wait for each other; false turns it off.';
 
 -- A transaction that has notified cannot be prepared. The trigger is deferred, so it runs within the statement that
 -- ends the transaction, and does nothing where that prepares it: the change poller finds its records.

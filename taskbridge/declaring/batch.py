@@ -43,9 +43,9 @@ class RetryAfter(Exception):
 
     It does not count as a failure. Events in the meantime are absorbed.
 
-    A handler that returns it keeps what it has done so far: what it wrote through the batch commits with the batch's
-    first records, up to the first one not marked with `batch.handled`. The others are delivered again after `seconds`.
-    If no record is marked, returning it is the same as raising it.
+    A handler that returns it keeps what it has done so far: what it wrote through the batch commits together with the
+    leading records, those before the first one not marked with `batch.handled`. The others are delivered again after
+    `seconds`. If no record is marked, returning it is the same as raising it.
 
     Args:
         seconds: how long to wait; a number, or the text of a `Retry-After` header: a number of seconds or an HTTP date.
@@ -193,9 +193,9 @@ class Batch(Sequence[Record]):
     def reject(self, record: Record, reason: str) -> None:
         """Put one record of this batch into quarantine with `reason`; the others still count as handled.
 
-        The rejection takes effect when the handler returns, or together with the records that the handler marked as
-        `handled`, and only if the cursor advances. What the handler wrote for the record through `connection` is not
-        undone. A reason is cut to 2,000 characters; an empty one becomes "no reason given".
+        The rejection takes effect when the handler returns or, if it raises, together with the leading records that it
+        marked as `handled`; in both cases only if the cursor advances. What the handler wrote for the record through
+        `connection` is not undone. A reason is cut to 2,000 characters; an empty one becomes "no reason given".
 
         Raises:
             ValueError: the record is not in this batch.
@@ -209,10 +209,10 @@ class Batch(Sequence[Record]):
     def handled(self, record: Record) -> None:
         """Mark one record of this batch as done, for example after the request that was made for it.
 
-        If the handler raises later, whatever it raises, the batch's first records up to the first one that was neither
-        handled nor rejected are not delivered again. If its process is killed they may be, because marks are in memory.
-        Marks have no effect if the handler raises after it used `connection`: what was written through it is rolled
-        back with the whole batch. To keep what was written, return `RetryAfter` instead.
+        If the handler raises later, whatever it raises, the leading records of the batch are not delivered again: those
+        before the first one that was neither handled nor rejected. If its process is killed they may be, because marks
+        are in memory. Marks have no effect if the handler raises after it used `connection`: what was written through
+        it is rolled back with the whole batch. To keep what was written, return `RetryAfter` instead.
 
         Raises:
             ValueError: the record is not in this batch.

@@ -199,11 +199,11 @@ def pipeline(
             called, over all workers and tenants: a `RateLimit`, or just its rate ("600/m", "10 calls/s"), or a tuple
             with one of each.
         tenant_rate_limit: the same for each tenant.
-        latency_budget: the target for how many seconds the records of a batch add to one call of the handler. The first
-            event of another tenant may have to wait for that call. If the call itself costs more than a quarter of
-            this budget, as an HTTP request does, the records may take four times that cost instead. Both costs are
-            measured. A larger value means fewer, larger batches. Not used with `DelaySinceLastRun`, whose records stay
-            together.
+        latency_budget: how many seconds the records of a batch should add, at most, to one call of the handler. The
+            first event of another tenant may have to wait for that call. A call also costs something by itself, such as
+            an HTTP request. If that is more than a quarter of this budget, the records may add four times that instead.
+            Both costs are measured. A larger value means fewer, larger batches. Not used with `DelaySinceLastRun`,
+            whose records stay together.
         soft_time_limit: how many seconds one call of the handler may take. `Batch.seconds_left` counts down, and if the
             pool runs tasks in the main thread of a process (prefork, solo), Celery's `SoftTimeLimitExceeded` is raised
             in the handler; in other pools the handler has to check. A coroutine is cancelled in all pools.

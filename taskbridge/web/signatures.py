@@ -229,7 +229,7 @@ Slack: Final = partial(
 """Slack's `url_verification` is answered."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class StandardWebhooks(Hmac):
     """Standard Webhooks: `v1` with secrets `whsec_...`, `v1a` with public keys `whpk_...`.
 
@@ -241,14 +241,21 @@ class StandardWebhooks(Hmac):
         ConfigurationError: there is no secret, or it does not have the form that the standard requires.
     """
 
-    header: str = field(default="webhook-signature", init=False)
-    encoding: Literal["hex", "base64"] = field(default="base64", init=False)
-    prefix: str = field(default="v1,", init=False)
-    separator: str | None = field(default=" ", init=False)
-    preamble: str = field(default="{id}.{time}.", init=False)
-    time: str | None = field(default="webhook-timestamp", init=False)
-    delivery: str | None = field(default="webhook-id", init=False)
     _public_keys: tuple[Any, ...] = field(init=False, repr=False, compare=False)
+
+    def __init__(self, secrets: Secrets, *, tolerance: float = TOLERANCE) -> None:
+        Hmac.__init__(  # `super()` does not work in a dataclass with slots
+            self,
+            secrets,
+            header="webhook-signature",
+            encoding="base64",
+            prefix="v1,",
+            separator=" ",
+            preamble="{id}.{time}.",
+            time="webhook-timestamp",
+            tolerance=tolerance,
+            delivery="webhook-id",
+        )
 
     def __post_init__(self) -> None:
         secrets = _several(self.secrets)
@@ -273,7 +280,7 @@ class StandardWebhooks(Hmac):
                 )
 
     def _is_signed(self, content: bytes, parts: Sequence[str]) -> bool:
-        if Hmac._is_signed(self, content, parts):  # `super()` does not work in a dataclass with slots
+        if Hmac._is_signed(self, content, parts):
             return True
         signatures = _decoded(parts, "v1a,", "base64")[:MOST_ASYMMETRIC] if self._public_keys else []
         return any(_is_signed_by(key, content, signature) for key in self._public_keys for signature in signatures)
