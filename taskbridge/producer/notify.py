@@ -89,11 +89,12 @@ def send(runtime: Runtime, events: Sequence[tuple[Event, int | None]]) -> list[A
     """
     if runtime.eager:
         return [_inline(runtime, *event) for event, _ in events]
+    runtimes = {pipeline: runtime.on(pipeline) for pipeline in {event[0] for event, _ in events}}
+    if len({*runtimes.values()}) == 1:
+        return _send(next(iter(runtimes.values())), events)
     of_redis = defaultdict[Runtime, list[int]](list)
     for position, (event, _) in enumerate(events):
-        of_redis[runtime.on(event[0])].append(position)
-    if len(of_redis) == 1:
-        return _send(next(iter(of_redis)), events)
+        of_redis[runtimes[event[0]]].append(position)
     answers: dict[int, Answer] = {}
     failure: TaskBridgeError | None = None
     for each, positions in of_redis.items():
