@@ -28,6 +28,8 @@ SEED ?= 1
 ARENAS ?= 2
 # How many hostile requests `make fuzz` draws, from SEED.
 INPUTS ?= 1000000
+# How long `make soak` runs.
+MINUTES ?= 60
 
 # What runs with the lowest versions and on each Python: all that meets a library. PYTHONS are names on PATH, or paths.
 MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/transactions tests/failures tests/host tests/cli \
@@ -35,7 +37,7 @@ MATRIX_TESTS ?= tests/matrix tests/unit tests/gate tests/store tests/transaction
 PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions test-servers check collected tested lint format types imports bench torture fuzz search docs site spelling dist clean
+.PHONY: help run whole-way test test-slow test-browser test-docker test-lowest test-matrix versions test-servers check collected tested lint format types imports bench torture soak fuzz search docs site spelling dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +109,9 @@ bench: $(READY) ## Measure all benchmarks; write docs/explanation/benchmarks.md 
 
 torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2)
 	$(BIN)/python -m verification.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
+
+soak: $(READY) ## Everything at once under a light load for MINUTES=60: does anything grow? Ctrl-C ends it with a report
+	$(BIN)/python -m verification.soak --minutes $(MINUTES) --write docs
 
 fuzz: $(READY) ## Hostile requests at a receiver of webhooks and at POST /events, some minutes (INPUTS=1000000 SEED=1)
 	$(BIN)/python -m verification.web.fuzz --inputs $(INPUTS) --seed $(SEED)

@@ -31,6 +31,8 @@ class Downstream:
     url: str
     versions: dict[tuple[str, str], int] = field(default_factory=dict)
     """The latest version of each order, by customer and order."""
+    accepted: list[tuple[str, str, int, int, float]] = field(default_factory=list)
+    """Customer, order, revision and version of what it accepted, and when."""
     answers: Counter[int] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _second: Counter[int] = field(default_factory=Counter)
@@ -53,7 +55,9 @@ class Downstream:
         failures = [{"id": one["id"], "error": "nothing is ordered"} for one in records if not takes(one["document"])]
         for one in records:
             if takes(one["document"]):
-                self.versions[customer, one["id"]] = one["document"]["version"]
+                version = one["document"]["version"]
+                self.versions[customer, one["id"]] = version
+                self.accepted.append((customer, one["id"], one["revision"], version, time.time()))
         return 200, {"failures": failures}
 
 

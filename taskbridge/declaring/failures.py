@@ -11,7 +11,15 @@ from taskbridge.common.server_errors import is_away
 from taskbridge.common.texts import errors_of_group
 from taskbridge.declaring.batch import RetryAfter
 
-__all__ = ["LONGEST_OUTAGE_BACKOFF", "Bisection", "asked_to_wait", "backoff", "is_caused_by", "is_downstream"]
+__all__ = [
+    "LONGEST_OUTAGE_BACKOFF",
+    "Bisection",
+    "asked_to_wait",
+    "backoff",
+    "drop_tracebacks",
+    "is_caused_by",
+    "is_downstream",
+]
 
 FIRST_BACKOFF: Final = 0.5
 LONGEST_BACKOFF: Final = 300.0
@@ -44,6 +52,16 @@ def _says_away(error: BaseException) -> bool:
 def is_caused_by(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
     """Whether `error`, or what it was raised from, is one of these."""
     return any(isinstance(each, kinds) for each in _with_causes(error))
+
+
+def drop_tracebacks(error: BaseException) -> None:
+    """Forget where `error`, and what it was raised from, were raised, once nobody shows that any more.
+
+    Their frames refer to the error in turn. Such a cycle stays in memory until Python next looks for cycles among old
+    objects, which may take hundreds of failures.
+    """
+    for each in _with_causes(error):
+        BaseException.with_traceback(each, None)
 
 
 def asked_to_wait(error: BaseException) -> RetryAfter | None:

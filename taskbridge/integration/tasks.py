@@ -10,9 +10,11 @@ from typing import Any, Final, NoReturn
 from celery import Celery, Task
 from celery.exceptions import Reject
 from celery.result import AsyncResult
+from celery.signals import task_postrun
 
 from taskbridge.common.log_throttle import LogThrottle
 from taskbridge.common.texts import error_line, printable
+from taskbridge.declaring.failures import drop_tracebacks
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import Unavailable
 from taskbridge.gate.message import RUN_TASK, task_serializer
@@ -120,3 +122,10 @@ def register(app: Celery) -> NotifyTask:
 
     made: NotifyTask = notify_event
     return made
+
+
+@task_postrun.connect(weak=False)
+def _free_failed_run(sender: Task[Any, Any], retval: object, **_: object) -> None:
+    """Free the batch of a failed run, once Celery has logged its error: frames of its traceback refer to both."""
+    if sender.name == RUN_TASK and isinstance(retval, BaseException):
+        drop_tracebacks(retval)

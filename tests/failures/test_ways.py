@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
+import gc
 import json
 import pickle
 import resource
 import threading
 import traceback
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.app.trace import trace_task
 from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy import Engine
 
@@ -26,6 +29,7 @@ from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.errors import InvalidInput, InvalidPolicy, RunFailed
+from taskbridge.gate.message import RUN_TASK
 from taskbridge.handlers.journal import journal
 from taskbridge.store import record_invoice
 from taskbridge.store.documents import decoded
@@ -293,6 +297,34 @@ def test_celery_gets_one_exception_with_a_short_text_whatever_the_handler_raises
     assert type(error).__name__ in written
     assert "in way" in written, "where the handler raised it"
     assert failed.__cause__ in (error, None)
+
+
+def test_what_a_failed_handler_used_stays_in_memory(drill: Drill) -> None:
+    """Cycles are only found after hundreds of failures, each of which may hold a batch of large documents."""
+
+    class Used:
+        pass
+
+    left: list[weakref.ref[Used]] = []
+
+    def fails(_: Batch) -> None:
+        used = Used()
+        left.append(weakref.ref(used))
+        try:
+            raise KeyError("cause")
+        except KeyError as error:
+            raise ValueError("effect") from error
+
+    drill.handle(fails)
+    drill.save("acme", "1")
+    message, app = drill.inline.message(), drill.deployment.app
+    assert message is not None
+    gc.disable()
+    try:
+        trace_task(app.tasks[RUN_TASK], "an id", message, {}, app=app)
+        assert [reference() for reference in left] == [None]
+    finally:
+        gc.enable()
 
 
 M_MMAP_THRESHOLD = -3
