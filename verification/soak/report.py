@@ -141,7 +141,7 @@ def _summary(run: Run) -> str:
 This run took {last["minute"]:.0f} minutes, from {run["began"]}, at commit `{run["commit"]}` ({run["machine"]}).
 
 - {last["sent"]:,} changes, {last["delivered"]:,} revisions delivered; lost: {lost}, delivered twice: {last["doubled"]}.
-- {last["repeated"]} deliveries came again in the two pipelines with failing records, where this is expected (see below).
+- {last["repeated"]} deliveries came again in the two pipelines with failing records, which is expected (see below).
 - The downstream answered {answers}.
 - Restarts of workers: {run["restarts"]}.
 - All processes together took {sum(cpu) / len(cpu):.0%} of one core.
