@@ -1,6 +1,6 @@
 """A day of bursts under the shipped scaling rule, and under one that looks at queues only; no cluster is needed.
 
-`python -m verification.scaling` prints the tables, also into docs/how-to/kubernetes.md. The rule is read from
+`python -m verification.scaling` prints the tables, also into docs/explanation/capacity.md. The rule is read from
 deploy/kubernetes. In steps of a second, slots do first events before imports; within a step, work is even.
 Each 15 s the HorizontalPodAutoscaler computes as Kubernetes's does, and pods take a while to start.
 """
@@ -24,7 +24,7 @@ __all__ = ["PAGE", "Result", "days", "load", "markdown", "slots_of_a_worker"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 MANIFESTS: Final = ROOT / "deploy" / "kubernetes"
-PAGE: Final = Printed(ROOT / "docs" / "how-to" / "kubernetes.md", "scaling")
+PAGE: Final = Printed(ROOT / "docs" / "explanation" / "capacity.md", "scaling")
 DAY: Final = 86_400
 HANDLER_SECONDS: Final = 0.2
 """What a handler takes in a run of a first event: it waits for another system."""
