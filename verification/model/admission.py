@@ -87,7 +87,7 @@ class Condition(Enum):
     )
     WAIT_OVER = "the wait is over"
     SLOT = "it can get a run slot"
-    FIRST = "nobody is ahead of it"
+    FIRST = "nobody waits ahead of it"
     OWN_PROBE = "its tenant probes"
     PROBE_DIED = "the probe's deadline has passed"
     LET = "a run slot is free, and the circuit allows it"

@@ -178,7 +178,7 @@ Each of these must hold after each schedule:
 | user misled | `lastval()` returns what it would return without TaskBridge |
 | never deleted | no row is delivered as deleted unless somebody deleted it |
 
-The promise is 50 ms instead of {waits:g} s. Other tests measure that, because a busy machine may exceed it by itself.
+For "user waited", the promised limit is 50 ms. Other tests measure it, because a busy machine may exceed it by itself.
 
 If the test program itself fails, or has no result within {within:g} minutes, the schedule counts as "harness failed".
 
