@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from taskbridge.gate import State
+from taskbridge.gate import Answer, State
 from taskbridge.gate.constants import Constant
 from tests.docs.printed import Printed
 from verification.model import admission
-from verification.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE
-from verification.model.transitions import TRANSITIONS, Row
+from verification.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE, Effect
+from verification.model.transitions import TRANSITIONS, Condition, Row
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "gate.md"
 
@@ -31,42 +32,42 @@ class Transition(Protocol):
     def next(self) -> Enum: ...
 
 
-def grouped() -> list[tuple[str, Row]]:
-    """Return the rows with the names of their states; rows that stand for every state become one."""
-    found: list[tuple[str, Row]] = []
-    for row in TRANSITIONS:
-        everywhere = [
-            other for other in TRANSITIONS if (other.verb, other.when, other.effect) == (row.verb, (), row.effect)
-        ]
-        if not row.when and len(everywhere) == len(State):
-            if row.state is State.IDLE:
-                found.append(("any other", row))
-        else:
-            found.append((row.state.value, row))
-    return found
+IMPLIED: Final = {Condition.CURRENT, Condition.OVERDUE}
+"""The conditions that the page states as rules, instead of in each row."""
+
+
+def shown() -> list[Row]:
+    """Return the rows of the table; the page states as rules what repeats a call, and what matches no other row."""
+    without_match = (Answer.REFUSED, Answer.LOST, Answer.NOT_DUE)
+    return [row for row in TRANSITIONS if Condition.REPEATED not in row.when and row.answer not in without_match]
 
 
 def table() -> str:
     """Return the table as Markdown."""
-    lines = ["| state | event | when | next | answer | effect |", "| --- | --- | --- | --- | --- | --- |"]
-    for state, row in grouped():
-        after = "the same" if state == "any other" else row.next.value
-        when = _when(row, TRANSITIONS)
-        lines.append(f"| {state} | {row.verb.value} | {when} | {after} | {row.answer.name} | {row.effect} |")
+    lines = ["| event | state | when | next | answer | effect |", "| --- | --- | --- | --- | --- | --- |"]
+    rows = shown()
+    for row in rows:
+        cells = (row.verb.value, row.state.value, _when(row, rows), row.next.value, row.answer.name, row.effect)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _when(row: Transition, rows: Sequence[Transition]) -> str:
     alone = sum(other.state is row.state and other.verb is row.verb for other in rows) == 1
-    return "; ".join(str(condition.value) for condition in row.when) or ("" if alone else "otherwise")
+    conditions = [str(condition.value) for condition in row.when if condition not in IMPLIED]
+    return "; ".join(conditions) or ("" if alone else "otherwise")
 
 
 def _admission(rows: Sequence[admission.Row[Any]]) -> str:
-    """Return a table of a pipeline's circuit, run slots or wait queue as Markdown."""
-    lines = ["| state | event | when | next | effect |", "| --- | --- | --- | --- | --- |"]
-    for row in rows:
-        cells = (row.state.value, row.verb.value, _when(row, rows), row.next.value, row.effect.value)
-        lines.append(f"| {' | '.join(cells)} |")
+    """Return a table of a pipeline's circuit, run slots or wait queue as Markdown, without rows that change nothing."""
+    lines = ["| event | state | when | next | effect |", "| --- | --- | --- | --- | --- |"]
+    verbs = list(dict.fromkeys(row.verb for row in rows))
+    changing = [row for row in rows if row.next is not row.state or row.effect is not Effect.NONE]
+    changing.sort(key=lambda row: verbs.index(row.verb))
+    cells = ((row.verb.value, _when(row, rows), row.next.value, row.effect.value, row.state.value) for row in changing)
+    for (verb, when, after, effect), alike in groupby(cells, key=lambda row: row[:4]):
+        states = ", ".join(row[4] for row in alike)
+        lines.append(f"| {verb} | {states} | {when} | {after} | {effect} |")
     return "\n".join(lines)
 
 
@@ -80,7 +81,7 @@ def numbers() -> str:
 def diagram() -> str:
     """Return the transitions that change the state as a Mermaid diagram."""
     edges: dict[tuple[State, State], list[str]] = {}
-    for _, row in grouped():
+    for row in shown():
         if row.state is not row.next:
             words = edges.setdefault((row.state, row.next), [])
             if row.verb.value not in words:

@@ -82,14 +82,13 @@ class Condition(Enum):
     """A condition of a row; the value is the text that the docs print."""
 
     GENERAL = (
-        "since something was handled, a third tenant has failed, or this failure and others of at least two tenants "
-        f"blame the downstream or the pipeline, {Constant.CIRCUIT_OPENS_AFTER} in all (a run that blames the pipeline "
-        f"counts as {Constant.CIRCUIT_OPENS_AFTER})"
+        f"a third tenant has failed, or {Constant.CIRCUIT_OPENS_AFTER} failures of at least two tenants, this one "
+        "included, blame the downstream or the pipeline"
     )
     WAIT_OVER = "the wait is over"
-    SLOT = "it has a run slot"
-    FIRST = "no tenant in the wait queue is ahead of it"
-    OWN_PROBE = "its tenant is the one that probes"
+    SLOT = "it can get a run slot"
+    FIRST = "nobody waits ahead of it"
+    OWN_PROBE = "its tenant probes"
     PROBE_DIED = "the probe's deadline has passed"
     LET = "a run slot is free, and the circuit allows it"
     CLOSES = "the run closed the circuit"
@@ -103,58 +102,40 @@ class Effect(Enum):
     NONE = "none"
     COUNT = "the failure is counted, with what it blames"
     FORGET = "earlier failures are forgotten"
-    OPEN = (
-        f"the circuit opens for {Constant.CIRCUIT_WAIT_MS:,} ms; the tenant goes to the end of the wait queue, and the "
-        "first in it is made due when that time ends"
-    )
+    OPEN = f"the circuit opens for {Constant.CIRCUIT_WAIT_MS:,} ms; requeued; the head is due when that time ends"
     REOPEN = (
-        f"the circuit opens for twice as long as before, at most {Constant.LONGEST_CIRCUIT_WAIT_MS:,} ms; the tenant "
-        "goes to the end of the wait queue, and the first in it is made due when that time ends"
+        f"the circuit opens for twice as long as before, at most {Constant.LONGEST_CIRCUIT_WAIT_MS:,} ms; requeued; "
+        "the head is due when that time ends"
     )
-    CLOSE = "failures and probes are forgotten; the next table says which waiting tenants may begin"
-    JOIN = "the tenant goes to the end of the wait queue"
+    CLOSE = "failures and probes are forgotten"
+    JOIN = "requeued"
     REFUSE = "refused"
-    REFUSE_AND_CALL = "refused; the first in the wait queue is made due when it may probe"
+    REFUSE_AND_CALL = "refused; the head is due when it may probe"
     PROBE = "the run begins as the probe"
-    GIVE_UP = "refused; the tenant stops probing"
-    GIVE_UP_AND_CALL = "refused; the tenant stops probing, and the first in the wait queue is made due now"
-    NEXT_PROBE = "the tenant stops probing, and the first in the wait queue is made due now"
-    TAKE = "the run holds a slot until now + runner TTL, if there is a cap"
-    GIVE_BACK = "refused; a slot that was reserved for it becomes free"
-    GIVE_BACK_AND_CALL = (
-        "refused; a slot that was reserved for it becomes free, and the first in the wait queue is made due when the "
-        "wait ends"
-    )
+    GIVE_UP = "refused; the tenant no longer probes"
+    GIVE_UP_AND_CALL = "refused; the tenant no longer probes; the head is due now"
+    NEXT_PROBE = "the tenant no longer probes; the head is due now"
+    TAKE = "with a cap, the run holds a slot until now + runner TTL"
+    GIVE_BACK = "refused; a slot reserved for it becomes free"
+    GIVE_BACK_AND_CALL = "refused; a slot reserved for it becomes free; the head is due when the wait ends"
     WAIT = (
-        "every tenant waits for as long as the handler asked, or longer if it already does; then runs start one at a "
-        "time. The tenant goes to the end of the wait queue, and the first in it is made due when the wait ends"
+        "the pipeline waits for as long as the handler asked, or longer if it already does; requeued; "
+        "the head is due when the wait ends"
     )
     FREE = "its slot becomes free"
-    FREE_AND_CALL = "its slot becomes free; the first in the wait queue is made due when the wait ends"
-    FILL = (
-        "free slots are reserved for the first tenants in the wait queue; without a cap, the whole queue moves to the "
-        "fair queue"
-    )
-    KEEP = "its slot is reserved for the first in the wait queue, for as long as republishing a lost message takes"
-    DOUBLE = (
-        "twice as many runs are allowed; unless the circuit is open, free slots are reserved for the first tenants in "
-        "the wait queue"
-    )
-    STEADY = (
-        "from now on only the cap applies; unless the circuit is open, free slots are reserved for the first tenants "
-        "in the wait queue, or without a cap, the whole queue moves to the fair queue"
-    )
+    FREE_AND_CALL = "its slot becomes free; the head is due when the wait ends"
+    FILL = "admit waiting tenants"
+    KEEP = "its slot is reserved for the head, for `republish_after`"
+    DOUBLE = "twice as many runs are allowed; admit waiting tenants"
+    STEADY = "only the cap applies from now on; admit waiting tenants"
     ENTER = (
-        "first events come before continuations, each in the order in which they first asked; due after the longer of "
-        "`republish_after` and the time it has already waited, at most "
+        "due after `republish_after` or after as long as it has already waited, whichever is longer, at most "
         f"{Constant.LONGEST_REPUBLISH_MS:,} ms"
     )
     TO_THE_END = "behind all others; due after `republish_after`, or when its back-off ends"
     START = "due now"
     MOVE = "due at that time"
-    WAIT_FOR_TURN = (
-        "in the fair queue, behind the other tenants of its pipeline; its deadline stays, and is extended if it passes"
-    )
+    WAIT_FOR_TURN = "in the fair queue; keeps its deadline, which is extended if it passes"
 
 
 S = TypeVar("S", Circuit, Slots, Queueing)

@@ -35,29 +35,21 @@ class Condition(Enum):
     """A condition of a row; the value is the text that the docs print."""
 
     SPACING_OVER = "the delay is over"
-    HELD = "held by a failure, a rate limit, an open circuit or the cap on runs, or waiting for its turn"
+    HELD = "held, but not by a pause"
     PAUSED = "held by a pause"
-    FOUND = "it has been waiting for its turn since a reminder, without an event"
+    FOUND = "a reminder made it wait for a turn"
     CURRENT = "the token is current"
     REPEATED = "the same call did this before, and its reply was lost"
-    NEW_EVENTS = "events > swept"
+    NEW_EVENTS = "there are new events"
     LEASE_ALIVE = "the lease was alive when the run began"
-    MANY = "the reconciler found its records, or reminders already have as many runs queued as allowed"
-    QUIET = (
-        "it is held by a pause, or it lingers with events = swept and the lease that the run saw has ended; and no "
-        "operator starts it"
-    )
+    MANY = "the reminder needs a turn"
+    QUIET = "no operator starts it; a pause holds it, or nothing holds it and it is quiet"
     OVERDUE = "it is due"
-    STILL_QUEUED = (
-        "its message is still in the queue of first events, because the message at the head is this one or an older one"
-    )
-    NO_SLOT = (
-        "the circuit is open and this tenant may not probe it, the downstream asked the pipeline to wait, or the "
-        "pipeline has no run slot left"
-    )
-    IN_TURNS = "it is waiting for a turn that has not come, and no operator starts it"
-    OTHERS_IN_TURNS = "others wait for their turn, or enough runs started by turns are queued"
-    OTHERS_IN_QUEUE = "the run has a run slot, and others are in the wait queue"
+    STILL_QUEUED = "the message at the head of the queue of first events is this run's, or an older one"
+    NO_SLOT = "the circuit or the run slots refuse it"
+    IN_TURNS = "it waits for a turn that has not come; no operator starts it"
+    OTHERS_IN_TURNS = "the next run needs a turn"
+    OTHERS_IN_QUEUE = "its run slot is wanted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +75,11 @@ def _everywhere(verb: Verb, answer: Answer, effect: str) -> tuple[Row, ...]:
 REPLAYED = "none: the same answer again"
 TAKEN_OVER = "none: another run took over"
 LATE = "none: a late or duplicate message"
-COUNT = "count; pending delay = the smaller one"
-PUBLISH_FIRST = "new token; publish to the first-event queue, in this step"
-PUBLISH_NEXT = "new token; publish to the continuation queue"
+COUNT = "none: the event is counted"
+PUBLISH_FIRST = "new token; publish as a first event"
+PUBLISH_NEXT = "new token; publish as a continuation"
 TO_WAIT_QUEUE = "held, at the end of the wait queue"
-TO_FAIR_QUEUE = "held, in the fair queue behind other tenants of its pipeline"
+TO_FAIR_QUEUE = "held, in the fair queue"
 
 # The first row that matches applies, so a row without a condition is the "otherwise" of those above it.
 TRANSITIONS: tuple[Row, ...] = (
@@ -99,12 +91,12 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.FOUND, _When.SPACING_OVER),
         _Q,
         Answer.STARTED,
-        "no longer held; new token; publish to the first-event queue, in this step",
+        "no longer held; new token; publish as a first event",
     ),
-    Row(_W, Verb.NOTIFY, (_When.HELD,), _W, Answer.ABSORBED, "count; an event never shortens a back-off"),
-    Row(_W, Verb.NOTIFY, (_When.PAUSED,), _W, Answer.ABSORBED, "count; an event does not end a pause"),
+    Row(_W, Verb.NOTIFY, (_When.HELD,), _W, Answer.ABSORBED, "none: an event never shortens a wait"),
+    Row(_W, Verb.NOTIFY, (_When.PAUSED,), _W, Answer.ABSORBED, "none: an event does not end a pause"),
     Row(_W, Verb.NOTIFY, (_When.SPACING_OVER,), _Q, Answer.STARTED, PUBLISH_FIRST),
-    Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "count; due at last run + delay if that is earlier"),
+    Row(_W, Verb.NOTIFY, (), _W, Answer.DELAYED, "due at last run + delay, if that is earlier"),
     Row(_Q, Verb.NOTIFY, (_When.REPEATED,), _Q, Answer.STARTED, REPLAYED),
     Row(_Q, Verb.NOTIFY, (), _Q, Answer.ABSORBED, COUNT),
     Row(_R, Verb.NOTIFY, (), _R, Answer.ABSORBED, COUNT),
@@ -114,7 +106,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.SPACING_OVER, _When.MANY),
         _W,
         Answer.POSTPONED,
-        "counts as one event until a run begins; held, in the fair queue behind other tenants of its pipeline",
+        "count the reminder; held, in the fair queue",
     ),
     Row(_I, Verb.REMIND, (_When.SPACING_OVER,), _Q, Answer.STARTED, PUBLISH_FIRST),
     Row(_I, Verb.REMIND, (), _W, Answer.DELAYED, "due at last run + delay"),
@@ -126,8 +118,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.SPACING_OVER, _When.MANY),
         _W,
         Answer.DELAYED,
-        "a pause no longer holds it; counts as one event until a run begins, unless events > swept; due now at the "
-        "latest, so that the ticker starts it",
+        "count the reminder; no longer paused; due now",
     ),
     Row(
         _W,
@@ -135,7 +126,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.SPACING_OVER,),
         _Q,
         Answer.STARTED,
-        "a pause no longer holds it; new token; publish to the first-event queue, in this step",
+        "count the reminder; no longer paused; new token; publish as a first event",
     ),
     Row(
         _W,
@@ -143,8 +134,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (),
         _W,
         Answer.DELAYED,
-        "a pause no longer holds it; counts as one event until a run begins, unless events > swept; due at last run + "
-        "delay if that is earlier",
+        "count the reminder; no longer paused; due at last run + delay, if that is earlier",
     ),
     Row(_Q, Verb.REMIND, (_When.REPEATED,), _Q, Answer.STARTED, REPLAYED),
     Row(_Q, Verb.REMIND, (), _Q, Answer.ABSORBED, "none: its run will read what is committed now"),
@@ -154,8 +144,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (),
         _R,
         Answer.ABSORBED,
-        "counts as one event until a run begins, unless events > swept or the run may have read already; pending delay "
-        "= the smaller one",
+        "count the reminder, unless it is the reconciler's: the run may have read those records",
     ),
     Row(
         _Q,
@@ -163,7 +152,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT, _When.NO_SLOT),
         _W,
         Answer.POSTPONED,
-        "held, in the wait queue instead of the fair queue",
+        "held, in the wait queue",
     ),
     Row(
         _Q,
@@ -171,9 +160,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT,),
         _R,
         Answer.BEGUN,
-        "a reminder no longer counts as an event; swept = events; last run = now; deadline = now + runner TTL; leaves "
-        "the wait queue and the fair queue; learns whether the previous run died, and the token under which Postgres "
-        "counts the burst",
+        "no event is new any more; last run = now; deadline = now + runner TTL; leaves both queues",
     ),
     Row(_R, Verb.BEGIN, (_When.CURRENT, _When.REPEATED), _R, Answer.BEGUN, REPLAYED),
     *_everywhere(Verb.BEGIN, Answer.REFUSED, LATE),
@@ -183,8 +170,8 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT,),
         _Q,
         Answer.DECLINED,
-        f"due at now + {Constant.DECLINED_MS} ms, for the ticker of a worker that declares the pipeline; if it "
-        "was started by a turn, the next tenant gets the turn",
+        f"due at now + {Constant.DECLINED_MS} ms, for a worker that declares the pipeline; if a turn started this run, "
+        "the next tenant gets the turn",
     ),
     *_everywhere(Verb.DECLINE, Answer.LOST, LATE),
     Row(_R, Verb.BEAT, (_When.CURRENT,), _R, Answer.KEPT, "deadline = now + runner TTL"),
@@ -221,7 +208,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT, _When.LEASE_ALIVE),
         _W,
         Answer.LINGERING,
-        "due when the lease ends, or now if it has; with `sweep_empty_ticks` at the next tick, if that is earlier",
+        "due when the lease ends; with `sweep_empty_ticks`, at the next tick if that is earlier",
     ),
     Row(
         _R,
@@ -229,7 +216,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT,),
         _I,
         Answer.FINISHED,
-        "hash and deadline deleted; last run kept as long as it can delay the next",
+        "hash and deadline deleted; last run kept while it can delay the next",
     ),
     Row(_Q, Verb.DONE, (_When.REPEATED,), _Q, Answer.CONTINUED, REPLAYED),
     *_everywhere(Verb.DONE, Answer.LOST, TAKEN_OVER),
@@ -239,8 +226,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT,),
         _W,
         Answer.HELD,
-        "held; due at now + back-off, or after the wait that the handler asked for; the circuit is updated, and while "
-        "it is open, or the whole pipeline waits, the tenant is in the wait queue",
+        "held; due after the back-off, or after the wait that the handler asked for",
     ),
     Row(
         _R,
@@ -248,8 +234,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT,),
         _W,
         Answer.HELD,
-        "held until an operator starts it or a reminder arrives, which happens only after the pause has ended; "
-        "otherwise deleted after a day",
+        "held by a pause; deleted after a day",
     ),
     *_everywhere(Verb.PAUSED, Answer.LOST, TAKEN_OVER),
     *_everywhere(Verb.RETRY, Answer.LOST, TAKEN_OVER),
@@ -259,7 +244,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.CURRENT,),
         _Q,
         Answer.REISSUED,
-        "new token above the cursor's owner; publish to the continuation queue",
+        "new token, above that of the cursor's owner; publish as a continuation",
     ),
     Row(_Q, Verb.STALE, (_When.REPEATED,), _Q, Answer.REISSUED, REPLAYED),
     *_everywhere(Verb.STALE, Answer.LOST, TAKEN_OVER),
@@ -269,7 +254,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.OVERDUE, _When.IN_TURNS),
         _W,
         Answer.POSTPONED,
-        "held, keeps its place in the fair queue; the deadline is extended",
+        "keeps its place in the fair queue; the deadline is extended",
     ),
     Row(
         _W,
@@ -277,7 +262,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.OVERDUE, _When.QUIET),
         _I,
         Answer.ENDED,
-        "hash and deadline deleted; no run, no message",
+        "hash and deadline deleted; no run",
     ),
     Row(_W, Verb.DEADLINE, (_When.OVERDUE,), _Q, Answer.PUBLISHED, PUBLISH_NEXT),
     Row(_Q, Verb.DEADLINE, (_When.REPEATED,), _Q, Answer.PUBLISHED, REPLAYED),
@@ -287,7 +272,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.OVERDUE, _When.STILL_QUEUED),
         _Q,
         Answer.POSTPONED,
-        "none: the message is not lost; checked again after the first wait",
+        "none: the message is not lost; checked again after `republish_after`",
     ),
     Row(
         _Q,
@@ -295,7 +280,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.OVERDUE,),
         _Q,
         Answer.REPUBLISHED,
-        "publish again with the same token; the wait doubles",
+        "publish again with the same token; the wait until the next deadline doubles",
     ),
     Row(
         _R,
@@ -303,7 +288,7 @@ TRANSITIONS: tuple[Row, ...] = (
         (_When.OVERDUE,),
         _Q,
         Answer.REISSUED,
-        "new token, which fences off the old run; note that it died; publish to the continuation queue",
+        "new token, so the old run can no longer commit; its death is noted; publish as a continuation",
     ),
     *_everywhere(Verb.DEADLINE, Answer.NOT_DUE, "none: another ticker was faster"),
 )
