@@ -45,17 +45,17 @@ PROGRESS_SECONDS: Final = 5.0
 )
 @click.argument("table", required=False)
 @click.option("--tenant", metavar="COLUMN", help="The column with the tenant.")
-@click.option("--key", "keys", multiple=True, metavar="COLUMN", help="The column with the key; can be repeated.")
+@click.option("--key", "keys", multiple=True, metavar="COLUMN", help="The column with the key. Can be repeated.")
 @click.option("--source", metavar="NAME", help="The name of the source.  [default: the table's name]")
 @click.option(
     "--columns",
     metavar="COLUMN,...",
-    help="Only record changes of these columns, the tenant and the key; * for all.  [default: as before, else all]",
+    help="Record only changes of these columns, the tenant and the key; * for all.  [default: as before, or all]",
 )
-@click.option("--backfill", is_flag=True, help="Also record existing rows; continues where it was stopped.")
-@click.option("--again", is_flag=True, help="Like --backfill, but also record rows that already have a record.")
+@click.option("--backfill", is_flag=True, help="Also record existing rows. Continues an interrupted backfill.")
+@click.option("--again", is_flag=True, help="Like --backfill, but also record rows that have a record.")
 @click.option("--from-now-on", is_flag=True, help="Skip existing rows, without a reminder to backfill.")
-@click.option("--print-sql", is_flag=True, help="Print the SQL for your own migration instead of running it.")
+@click.option("--print-sql", is_flag=True, help="Do not run the SQL. Print it for your own migration.")
 @data_dir_option
 def adopt(
     table: str | None,
@@ -69,7 +69,7 @@ def adopt(
     print_sql: bool,
     data_dir: Path,
 ) -> None:
-    """Use your own TABLE as a source: triggers record each change of a row in the same transaction.
+    """Use your own TABLE as a source. Triggers record each change of a row in the same transaction.
 
     The key must be unique, alone or together with the tenant. To change an adoption, omit TABLE and pass --source.
     """
@@ -155,12 +155,12 @@ def _backfill(engine: Engine, adopted: Adopted, *, anew: bool) -> None:
 
 @click.command(epilog=examples("taskbridge unadopt orders", "taskbridge unadopt orders --print-sql"))
 @click.argument("source")
-@click.option("--print-sql", is_flag=True, help="Print the SQL for your own migration instead of running it.")
+@click.option("--print-sql", is_flag=True, help="Do not run the SQL. Print it for your own migration.")
 @data_dir_option
 def unadopt(source: str, print_sql: bool, data_dir: Path) -> None:
-    """Stop recording changes of the table that is adopted as SOURCE, by removing its triggers.
+    """Remove the triggers of the table that is adopted as SOURCE. Its changes are no longer recorded.
 
-    Existing records and cursors are kept, and pending records are still handled.
+    Records and cursors are kept. Pending records are still handled.
     """
     from taskbridge import store
 

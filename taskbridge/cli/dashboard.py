@@ -31,7 +31,7 @@ __all__ = ["dashboard"]
 def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool, data_dir: Path) -> None:
     """Serve web pages about health, tenants, records, failures and runs.
 
-    Set TASKBRIDGE_DASHBOARD_PASSWORD to allow access from other machines; users log in with any name.
+    To allow access from other machines, set TASKBRIDGE_DASHBOARD_PASSWORD. Users log in with any name.
     """
     import uvicorn
 

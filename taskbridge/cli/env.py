@@ -21,7 +21,7 @@ __all__ = ["env"]
 def env(data_dir: Path) -> None:
     """Print shell commands that export the URLs in use, including passwords.
 
-    If there are no servers, nothing is printed, so that the shell's variables stay as they are.
+    Without servers, nothing is printed, and the variables of the shell stay as they are.
     """
     environment.existing(data_dir)
     settings = Settings.read()

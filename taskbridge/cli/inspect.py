@@ -34,7 +34,11 @@ SHOWN_BURSTS: Final = 5
 )
 @click.argument("tenant", required=False)
 @click.option(
-    "--record", "key", type=stored_text, metavar="KEY", help="Show the records with this key, of TENANT or of all."
+    "--record",
+    "key",
+    type=stored_text,
+    metavar="KEY",
+    help="Show the records of TENANT, or of all tenants, with this key.",
 )
 @click.option("--source", metavar="NAME", help="With --record, only this source.  [default: all]")
 @click.option("--pipeline", metavar="NAME", help="Only this pipeline.  [default: all]")
@@ -43,9 +47,9 @@ SHOWN_BURSTS: Final = 5
 def inspect(
     tenant: str | None, key: str | None, source: str | None, pipeline: str | None, data_dir: Path, as_json: bool
 ) -> None:
-    """Show why TENANT is not running, with its counters, its last runs and its last bursts.
+    """Show why TENANT does not run, with its counters, its last runs and its last bursts.
 
-    With --record, show where a record is and, step by step, what happened to it in each pipeline.
+    With --record, show what happened to a record in each pipeline, step by step.
     """
     if source is not None and key is None:
         raise click.UsageError("--source requires --record KEY")

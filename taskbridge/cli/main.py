@@ -20,15 +20,15 @@ __all__ = ["COMMANDS", "cli", "main"]
 COMMANDS: Final = {
     "adopt": ("adopt", "Use your own table as a source."),
     "dashboard": ("dashboard", "Serve the dashboard."),
-    "doctor": ("doctor", "Find problems, and suggest remedies."),
+    "doctor": ("doctor", "Find problems and suggest remedies."),
     "drain": ("pause", "Wait until all records are handled or in quarantine, then pause."),
-    "env": ("env", "Print the URLs in use, for other shells."),
-    "inspect": ("inspect", "Show why a tenant is not running, or where a record is."),
+    "env": ("env", "Print the URLs in use as shell commands."),
+    "inspect": ("inspect", "Show why a tenant does not run, or what happened to a record."),
     "metrics": ("metrics", "Print Prometheus metrics."),
     "migrate": ("migrate", "Migrate the database schema."),
     "notify": ("notify", "Send an event."),
     "pause": ("pause", "Pause a tenant or a pipeline."),
-    "pipeline": ("pipeline", "Remove a pipeline that no longer exists."),
+    "pipeline": ("pipeline", "Remove a pipeline that is no longer declared."),
     "prune": ("prune", "Delete old records."),
     "quarantine": ("quarantine", "List, retry or discard records that cannot be handled."),
     "record": ("record", "Record messages from a file."),
@@ -98,8 +98,8 @@ def _show_version(context: click.Context, _: click.Parameter, asked: bool) -> No
 def cli(traceback: bool) -> None:  # noqa: ARG001 - read where a command fails
     """Latency-neutral batching on Celery, Redis and Postgres.
 
-    Commands use the servers at TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL. If neither is set, they use those that
-    `taskbridge up` is running for the data directory.
+    Commands use the servers in TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL. If neither variable is set, they use
+    the embedded servers that `taskbridge up` has started in the data directory.
     """
     from taskbridge.common.libraries import check_libraries
 

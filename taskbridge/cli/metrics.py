@@ -15,7 +15,7 @@ __all__ = ["metrics"]
 @click.command(epilog=examples("taskbridge metrics"))
 @data_dir_option
 def metrics(data_dir: Path) -> None:
-    """Print the deployment's metrics in Prometheus's text format, as a worker serves them.
+    """Print the metrics of the deployment in Prometheus's text format.
 
     If Postgres or Redis does not answer, its metrics are missing and the exit status is 1.
     """

@@ -35,7 +35,7 @@ __all__ = ["migrate"]
 def migrate(revision: str, rebase: bool, yes: bool, data_dir: Path) -> None:
     """Migrate the schema to the newest revision.
 
-    With --rebase, adapt a database that was restored into another cluster, so that no record is lost or repeated.
+    With --rebase, adapt a database that was restored into another cluster. Then no record is lost or repeated.
     """
     if rebase and revision != "head":
         raise click.UsageError("--rebase and --to cannot be combined")

@@ -27,9 +27,9 @@ _WORDS: Final = {
 @data_dir_option
 @json_option
 def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
-    """Send an event, which tells TENANT's runner that there are new records, and print the answer.
+    """Send an event ("TENANT has new records") and print the answer.
 
-    If the broker is unavailable, workers publish the run later, and the exit status is 1.
+    If the broker is unavailable, the exit status is 1, and workers publish the run later.
     """
     from taskbridge.common.server_errors import translated_errors
     from taskbridge.producer import notify as notifying

@@ -71,7 +71,7 @@ pipeline_option = click.option(
     "--pipeline",
     callback=_default,
     metavar="NAME",
-    help="The pipeline.  [default: the only declared one, or invoices]",
+    help="The pipeline.  [default: invoices, or the only declared one]",
 )
 file_type: Final = click.Path(path_type=Path)
 

@@ -25,7 +25,7 @@ POLLS_SHARE: Final = 0.1
 SHOWN_TENANTS: Final = 20
 
 _reason_option = click.option(
-    "--reason", type=stored_text, metavar="TEXT", help="The reason; `taskbridge status` shows it."
+    "--reason", type=stored_text, metavar="TEXT", help="The reason. `taskbridge status` shows it."
 )
 
 
@@ -82,9 +82,9 @@ class _Scope:
 @data_dir_option
 @json_option
 def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path, as_json: bool) -> None:
-    """Pause TENANT, or the whole pipeline if TENANT is omitted; a current run finishes its batch.
+    """Pause TENANT, or the whole pipeline if TENANT is omitted.
 
-    Nothing is lost: events are accepted, and records stay pending until `taskbridge resume`.
+    Current runs finish their batch. Events are still accepted, and records stay pending until `taskbridge resume`.
     """
     scope = _Scope.of(data_dir, pipeline, tenant)
     scope.warn_if_unknown()
@@ -98,9 +98,9 @@ def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path,
 @data_dir_option
 @json_option
 def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> None:
-    """Resume TENANT, or the whole pipeline if TENANT is omitted, and start tenants with pending records.
+    """Resume TENANT, or the whole pipeline if TENANT is omitted.
 
-    Tenants that were paused individually must be resumed individually.
+    Tenants with pending records start at once. A tenant that was paused by name must be resumed by name.
     """
     scope = _Scope.of(data_dir, pipeline, tenant)
     pauses, gate = scope.runtime.pauses, scope.runtime.gate
@@ -139,9 +139,10 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
 @data_dir_option
 @json_option
 def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None, data_dir: Path, as_json: bool) -> None:
-    """Wait until all current records of TENANT, or of the pipeline, are handled or in quarantine, then pause it.
+    """Wait until no record of TENANT or of the pipeline is pending, then pause it.
 
-    If records are left after --timeout, nothing is paused, and the exit status is 1.
+    Only records that are committed now count. If some are still pending after --timeout, nothing is paused, and the
+    exit status is 1.
     """
     started = time.monotonic()
     scope = _Scope.of(data_dir, pipeline, tenant)

@@ -24,13 +24,13 @@ def pipeline() -> None:
 
 @pipeline.command(epilog=examples("taskbridge pipeline remove old-export --yes"))
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Confirm that no worker declares it any longer.")
+@click.option("--yes", is_flag=True, help="Confirm that no worker declares the pipeline.")
 @data_dir_option
 @json_option
 def remove(name: str, yes: bool, data_dir: Path, as_json: bool) -> None:
-    """Delete the cursors, quarantine and pauses of the pipeline NAME, which is no longer declared.
+    """Delete the cursors, quarantine and pauses of the pipeline NAME. You cannot undo this.
 
-    This cannot be undone. Its records are kept until `taskbridge prune`.
+    The pipeline must no longer be declared. Its records are kept until you run `taskbridge prune`.
     """
     from taskbridge.store import forget_pipeline, read_ages
 

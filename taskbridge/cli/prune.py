@@ -28,19 +28,19 @@ __all__ = ["prune"]
     type=duration,
     required=True,
     metavar="DURATION",
-    help="Only records written longer ago: a number with s, m, h, d or w.",
+    help="Delete records that were written longer ago: a number with s, m, h, d or w.",
 )
 @click.option("--pipeline", metavar="NAME", help="Only records that this pipeline reads.  [default: all]")
 @click.option("--deliveries", is_flag=True, help="Also delete old rows of the journal.")
-@click.option("--dry-run", is_flag=True, help="Only count, without deleting.")
+@click.option("--dry-run", is_flag=True, help="Count the records, but do not delete them.")
 @data_dir_option
 @json_option
 def prune(
     older_than: timedelta, pipeline: str | None, deliveries: bool, dry_run: bool, data_dir: Path, as_json: bool
 ) -> None:
-    """Delete old records that every pipeline reading them has handled or discarded, and show what is kept.
+    """Delete old records that every pipeline of their source has handled or discarded. Show what is kept.
 
-    If a pruned record is sent again, it is delivered again: choose an age after which that does not happen.
+    If a deleted record is sent again, it is delivered again. Choose an age after which nobody sends it again.
     """
     from taskbridge import store
 

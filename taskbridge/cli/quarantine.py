@@ -99,7 +99,7 @@ class _Choice:
 
 def _choosing(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--unmatched", is_flag=True, help="Apply to records that no criterion matched."),
+        click.option("--unmatched", is_flag=True, help="Instead, choose messages that no criterion matches."),
         click.option("--all", "every", is_flag=True, help="Choose all records of the pipeline."),
         click.option(
             "--reason", type=stored_text, metavar="TEXT", help="Choose records with this text in their reason."
@@ -114,7 +114,7 @@ def _choosing(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(epilog=examples("taskbridge quarantine list", "taskbridge quarantine retry --tenant France"))
 def quarantine() -> None:
-    """List, retry or discard records that cannot be handled, or (with --unmatched) that no criterion matched."""
+    """List, retry or discard records in quarantine. With --unmatched: messages that no criterion matches."""
 
 
 @quarantine.command(
@@ -128,10 +128,10 @@ def quarantine() -> None:
     "--since",
     type=moment_or_duration,
     metavar="DURATION|TIME",
-    help="Only records quarantined since then: a duration such as 2h, or a time such as 2026-01-31T08:00Z.",
+    help="Only records quarantined since then: a time such as 2026-01-31T08:00Z, or a duration such as 2h.",
 )
 @click.option("--all", "discarded", is_flag=True, help="Include discarded records.")
-@click.option("--unmatched", is_flag=True, help="Instead, list records that no criterion matched.")
+@click.option("--unmatched", is_flag=True, help="Instead, list messages that no criterion matches.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of records.")
 @data_dir_option
 @json_option
@@ -225,9 +225,9 @@ def _list_unmatched(context: Context, pipeline: str | None, limit: int, *, as_js
 @data_dir_option
 @json_option
 def retry(data_dir: Path, as_json: bool, **chosen: Any) -> None:
-    """Retry records: the next run of their tenant handles them first.
+    """Retry records. The next run of their tenant delivers them first.
 
-    With --unmatched --all, match all unmatched records against the current criteria.
+    With --unmatched --all, match all unmatched messages against the current criteria.
     """
     choice = _Choice(**chosen)
     if choice.unmatched and not choice.every:
@@ -273,9 +273,9 @@ def _match_again(pipeline: str, *, as_json: bool) -> None:
 @data_dir_option
 @json_option
 def discard(yes: bool, data_dir: Path, as_json: bool, **chosen: Any) -> None:
-    """Discard records: they will not be handled, and `taskbridge prune` may delete them.
+    """Discard records. They are not delivered again, and `taskbridge prune` can delete them.
 
-    `taskbridge quarantine list --all` still lists them, and `retry ID` brings one back.
+    `taskbridge quarantine list --all` still shows them. `taskbridge quarantine retry ID` brings one back.
     """
     choice = _Choice(**chosen)
     if not yes and not sys.stdin.isatty():

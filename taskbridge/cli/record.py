@@ -115,14 +115,14 @@ class _Recording:
 @click.option(
     "--id-field",
     metavar="NAME",
-    help="The field with the message id, a string: a repeated id is ignored. By default every line is a new message.",
+    help="The field with the message id, a string. A repeated id is ignored.  [default: every line is a new message]",
 )
 @data_dir_option
 @json_option
 def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_json: bool) -> None:
-    """Record the messages of FILE, one JSON value per line, and notify the tenants they belong to.
+    """Record the messages of FILE, one JSON value per line, and notify their tenants.
 
-    Use `-` for standard input. Lines that cannot be recorded are skipped, and listed by number.
+    Use `-` for standard input. Lines that cannot be recorded are skipped, and their numbers are listed.
     """
     from taskbridge.producer.recording import criteria_of
 

@@ -28,12 +28,12 @@ __all__ = ["app_named", "serve"]
     show_default=True,
     help="The port to listen on; 0 for any.",
 )
-@click.option("--access-log", is_flag=True, help="Log each request; this makes requests about 10% slower.")
+@click.option("--access-log", is_flag=True, help="Log each request. This makes requests about 10% slower.")
 @data_dir_option
 def serve(target: str | None, host: str, port: int, access_log: bool, data_dir: Path) -> None:
     """Serve the webhook receiver MODULE:ATTRIBUTE, and POST /events if TASKBRIDGE_EVENTS_TOKENS is set.
 
-    Both answer 503 while Postgres is unavailable, so that senders try again.
+    While Postgres is unavailable, the response is 503, so that senders try again.
     """
     import uvicorn
 

@@ -48,13 +48,12 @@ RECORDS_SORTED: Final = 1_000
     type=click.Choice([*NOW, *LATELY]),
     default="name",
     show_default=True,
-    help="Order of the tenants: by their current state, or by their load in the last --hours "
-    f"({', '.join(LATELY)}; from the run history).",
+    help=f"Order of the tenants: by their current state, or by their load in the last --hours ({', '.join(LATELY)}).",
 )
 @click.option("--failing", is_flag=True, help="Only tenants whose last run failed.")
-@click.option("--recent-failures", is_flag=True, help="Show failures of the last --hours, including recovered ones.")
+@click.option("--recent-failures", is_flag=True, help="Show failures of the last --hours, including recovered tenants.")
 @click.option("--hours", type=Number(0.01, 24 * 31), default=24.0, show_default=True, help="How far to look back.")
-@click.option("--after", metavar="TENANT", default="", help="Start after this tenant, in order of name.")
+@click.option("--after", metavar="TENANT", default="", help="Start after this tenant. Requires --sort name.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Maximum number of rows.")
 @data_dir_option
 @json_option
@@ -69,9 +68,9 @@ def status(
     data_dir: Path,
     as_json: bool,
 ) -> None:
-    """Show the health of the deployment, the savings of each pipeline, and the state of its tenants.
+    """Show the health of the deployment, the runs that each pipeline saved, and the state of its tenants.
 
-    Use --sort runs to find noisy tenants, --failing for current failures, and --recent-failures for past ones.
+    To find noisy tenants, use --sort runs. For current failures use --failing, for past ones --recent-failures.
     """
     if after and sort != "name":
         raise click.UsageError("--after requires the order by name: omit --after or --sort")

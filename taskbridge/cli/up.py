@@ -64,8 +64,8 @@ class _Request:
 def up(file: Path | None, tenant_column: str, key_column: str, data_dir: Path, as_json: bool, **options: Any) -> None:
     """Run everything on this machine: workers, and Postgres and Redis unless they are configured.
 
-    Ctrl-C stops everything. A worker that dies is restarted. Workers log to worker-1.log and so on in the data
-    directory.
+    Ctrl-C stops everything. A worker that dies is restarted. Workers log to worker-1.log, worker-2.log and so on in the
+    data directory.
     """
     if not options["exit_when_idle"] and (as_json or options["timeout"]):
         raise click.UsageError("--json and --timeout require --exit-when-idle")
