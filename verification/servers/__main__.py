@@ -21,7 +21,7 @@ from verification.torture.servers import PostgresHere
 
 PART = Printed(REFERENCE / "versions.md", "servers")
 HEAD = (
-    "| server | version | in the middle | records handled once | latest, s | `taskbridge doctor` | on |",
+    "| server | version | what failed | records handled once | longest wait, s | `taskbridge doctor` afterwards | on |",
     "| --- | --- | --- | --- | ---: | --- | --- |",
 )
 
@@ -36,9 +36,9 @@ def run(row: Row, directory: Path, postgres: PostgresHere, template: str) -> tup
             version = stage.version
             result = refusal(stage, row.refused, directory) if row.refused else trial(stage, ground.url, directory)
         except Missing as missing:
-            result = Result(True, f"skipped: {missing}", "", "")
+            result = Result(True, f"skipped: {missing}", "", [])
         except Exception:
-            result = Result(False, traceback.format_exc(), "", "")
+            result = Result(False, traceback.format_exc(), "", [])
     if not result.is_as_expected:
         for log in sorted(directory.glob("*.log")):
             sys.stdout.write(f"--- {log.name}\n{log.read_text()[-4000:]}\n")
@@ -76,12 +76,15 @@ def main(arguments: Sequence[str]) -> int:
         template = stack.enter_context(migrated_template(Servers(postgres.url, "")))
         for row in [row for row in ROWS if chosen is None or row.name in chosen]:
             version, result = run(row, directory / row.name, postgres, template)
-            sys.stdout.write(f"{row.name}: {'' if result.is_as_expected else 'WRONG: '}{'; '.join(result[1:])}\n")
+            doctor = [f"{check}: {text}" for check, text in result.doctor]
+            wrong = "" if result.is_as_expected else "WRONG: "
+            sys.stdout.write(f"{row.name}: {wrong}{'; '.join((result.once, result.latest, *(doctor or ['ok'])))}\n")
             sys.stdout.flush()
             if not result.is_as_expected:
                 failed.append(row.name)
             elif version:
-                cells = (row.server, version, row.middle, *result[1:], time.strftime("%Y-%m-%d"))
+                checks = "; ".join(dict(result.doctor)) or "ok"
+                cells = (row.server, version, row.middle, result.once, result.latest, checks, time.strftime("%Y-%m-%d"))
                 lines[_begin_of(row)] = f"| {' | '.join(cells)} |"
     write(lines)
     return bool(failed)

@@ -133,7 +133,7 @@ def small_pgbouncer(ground: Ground) -> Stage:
     pooler = ground.bouncer("session", size=5)
 
     def enlarge() -> None:
-        assert "has no free session" in ask_doctor(stage.variables())
+        assert any("has no free session" in text for _, text in ask_doctor(stage.variables()))
         pooler.resize(40)
         restart(pooler)
 

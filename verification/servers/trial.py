@@ -77,7 +77,7 @@ class Result(NamedTuple):
     is_as_expected: bool
     once: str
     latest: str
-    doctor: str
+    doctor: list[tuple[str, str]]
 
 
 def trial(stage: Stage, database_url: str, directory: Path) -> Result:
@@ -121,7 +121,8 @@ def refusal(stage: Stage, text: str, directory: Path) -> Result:
         worker.stop()
     sentences = [line for line in worker.text().splitlines() if line.startswith("taskbridge: ")]
     doctor = ask_doctor(variables)
-    fits = len(sentences) == 1 and text in sentences[0] and text in doctor and "Traceback" not in worker.text()
+    fits = len(sentences) == 1 and text in sentences[0] and "Traceback" not in worker.text()
+    fits = fits and any(text in found for _, found in doctor)
     return Result(fits, "refused" if fits else worker.text(), "", doctor)
 
 
@@ -168,8 +169,11 @@ def _insert(stage: Stage, tenant: str) -> None:
     wait_until(is_inserted, "a record is inserted", WRITTEN_WITHIN)
 
 
-def ask_doctor(variables: Mapping[str, str], *, until_ok: float = 0.0) -> str:
-    """Return the warnings and problems of `taskbridge doctor`; while it has problems, ask for so many seconds."""
+def ask_doctor(variables: Mapping[str, str], *, until_ok: float = 0.0) -> list[tuple[str, str]]:
+    """Return the warnings and problems of `taskbridge doctor`, each with its text, such as ("warning: work", ...).
+
+    While it has problems, it is asked again for up to `until_ok` seconds.
+    """
     program, ends = Path(sys.executable).with_name("taskbridge"), time.monotonic() + until_ok
     while True:
         done = subprocess.run([program, "doctor", "--json"], env=variables, capture_output=True, text=True, check=False)
@@ -177,5 +181,4 @@ def ask_doctor(variables: Mapping[str, str], *, until_ok: float = 0.0) -> str:
         answer = json.loads(done.stdout)
         if answer["level"] != "problem" or time.monotonic() > ends:
             break
-    wrong = [f"{one['level']}: {one['check']}: {one['text']}" for one in answer["findings"] if one["level"] != "ok"]
-    return "; ".join(wrong) or "ok"
+    return [(f"{one['level']}: {one['check']}", one["text"]) for one in answer["findings"] if one["level"] != "ok"]
