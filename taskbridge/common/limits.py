@@ -33,23 +33,23 @@ class Range(NamedTuple):
         return self.least <= value <= self.most
 
 
-_SHORT: Final = Name(63, "a-z, 0-9, '_' and '-', beginning with a letter", "[a-z][a-z0-9_-]*")
+_SHORT: Final = Name(63, "a-z, 0-9, '_' and '-', starting with a letter", "[a-z][a-z0-9_-]*")
 
 NAMES: Final = {
-    "tenant": Name(200, "any but control characters and line separators, and no space at either end"),
-    "key": Name(200, "any but control characters and line separators"),
-    "message id": Name(200, "printable ones"),
+    "tenant": Name(200, "any except control characters and line separators; no space at the start or the end"),
+    "key": Name(200, "any except control characters and line separators"),
+    "message id": Name(200, "any printable characters"),
     "pipeline": _SHORT,
     "source": _SHORT,
     "key prefix": Name(
         63,
-        "A-Z, a-z, 0-9, '_', '.' and '-', beginning with a letter or a digit; in braces for a Redis Cluster",
+        "A-Z, a-z, 0-9, '_', '.' and '-', starting with a letter or a digit; in braces for a Redis Cluster",
         r"[A-Za-z0-9][A-Za-z0-9_.-]*|\{[A-Za-z0-9][A-Za-z0-9_.-]*\}",
     ),
-    "Redis name": Name(63, "a-z, 0-9 and '_', beginning with a letter", "[a-z][a-z0-9_]*"),
+    "Redis name": Name(63, "a-z, 0-9 and '_', starting with a letter", "[a-z][a-z0-9_]*"),
     "schema": Name(
         63,
-        "a-z, 0-9 and '_', beginning with a letter or '_', not with 'pg_'; not `public`",
+        "a-z, 0-9 and '_', starting with a letter or '_', but not with 'pg_'; not `public`",
         "(?!pg_|public$|information_schema$)[a-z_][a-z0-9_]*",
     ),
 }

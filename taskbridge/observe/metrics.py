@@ -87,16 +87,16 @@ class Metric(NamedTuple):
 
 
 METRICS: Final = (
-    Metric("taskbridge_events_total", "counter", _COUNTERS, "Events counted by a run.", "events"),
+    Metric("taskbridge_events_total", "counter", _COUNTERS, "Events, counted when a run begins.", "events"),
     Metric(
         "taskbridge_absorbed_events_total",
         "counter",
         _COUNTERS,
-        "Counted events that did not start a burst, because their tenant had a runner.",
+        "Events that did not start a burst, because their tenant already had a runner.",
         "absorbed",
     ),
     Metric("taskbridge_bursts_total", "counter", _COUNTERS, "Bursts, counted when their first run begins.", "bursts"),
-    Metric("taskbridge_runs_total", "counter", _COUNTERS, "Runs that claimed their tenant's cursor.", "runs"),
+    Metric("taskbridge_runs_total", "counter", _COUNTERS, "Runs that began.", "runs"),
     Metric(
         "taskbridge_sweeps_total",
         "counter",
@@ -108,57 +108,57 @@ METRICS: Final = (
         "taskbridge_records_total",
         "counter",
         _COUNTERS,
-        "Records in batches that advanced a cursor, handled or quarantined.",
+        "Records that were handled or quarantined.",
         "records",
     ),
     Metric(
         "taskbridge_failed_runs_total",
         "counter",
         _COUNTERS,
-        "Failed runs, after which the tenant backs off.",
+        "Runs that failed. Their tenants wait for a back-off.",
         "failed_runs",
     ),
     Metric(
         "taskbridge_failing_tenants",
         "gauge",
         _BACKLOGS,
-        "Tenants whose last run failed; 100000 means that many or more.",
+        "Tenants whose last run failed; 100000 means at least 100000.",
         "failing",
     ),
     Metric(
         "taskbridge_first_event_seconds",
         "histogram",
         _COUNTERS,
-        "Time from the first event of a burst until the handler is called with its first batch.",
+        "Time from the first event of a burst to the first call of the handler.",
         "first_events",
     ),
     Metric(
         "taskbridge_pending_records",
         "gauge",
         _BACKLOGS,
-        "Pending records of the 1000 tenants whose runners are due first; 100000 means that many or more. "
-        "Absent instead of 0 if no worker polls for records.",
+        "Pending records of the 1000 tenants that are due first; 100000 means at least 100000. "
+        "Absent if no worker polls for records.",
         "pending",
     ),
     Metric(
         "taskbridge_oldest_pending_seconds",
         "gauge",
         _BACKLOGS,
-        "Age of the oldest record in taskbridge_pending_records; 0 if there are none, absent if that metric is.",
+        "Age of the oldest record in taskbridge_pending_records; 0 if there are none.",
         "oldest_seconds",
     ),
     Metric(
         "taskbridge_quarantined_records",
         "gauge",
         _BACKLOGS,
-        "Records in quarantine, except discarded ones and those being retried; 100000 means that many or more.",
+        "Records in quarantine, without discarded ones and those being retried; 100000 means at least 100000.",
         "quarantined",
     ),
     Metric(
         "taskbridge_tail_age_seconds",
         "gauge",
         _AGES,
-        "Time since a worker last polled for new records; infinite before the first time.",
+        "Time since the change poller last stored its position; infinite before the first time.",
         "poller",
     ),
     Metric(
@@ -175,22 +175,22 @@ METRICS: Final = (
         "taskbridge_overdue_seconds",
         "gauge",
         _SURVEYS,
-        "Time since the earliest deadline that no ticker has acted on; 0 if there is none.",
+        "Time since the earliest deadline that has passed without a ticker acting on it; 0 if there is none.",
         "overdue_seconds",
     ),
     Metric(
         "taskbridge_oldest_message_seconds",
         "gauge",
         _MESSAGES,
-        "Age of the oldest queued run message; 0 if there is none. Only the heads of the queues and up to 100 tenants "
-        "whose runners are due first are looked at.",
+        "Age of the oldest queued run message; 0 if there is none. Looks only at the heads of the queues and at the "
+        "100 tenants that are due first.",
         "seconds",
     ),
     Metric(
         "taskbridge_runs_replaced_total",
         "counter",
         _SURVEYS,
-        "Runs replaced because they sent no heartbeat for the runner TTL: their worker died or froze.",
+        "Runs replaced because their worker died or froze: they sent no heartbeat for the runner TTL.",
         "replaced",
     ),
     Metric(
@@ -206,28 +206,29 @@ METRICS: Final = (
         "taskbridge_tenants_in_line",
         "gauge",
         _SURVEYS,
-        "Tenants waiting for the circuit or for a run slot.",
+        "Tenants that wait because the circuit is open or because max_runs is reached.",
         "circuit.waiting",
     ),
     Metric(
         "taskbridge_waiting_runs",
         "gauge",
         _WAITING,
-        "Runs that wait for a slot: messages in the queues `first` and `next`, and tenants in the fair queue, `fair`.",
+        "Runs that wait for a worker slot: messages in the queues `first` and `next`, and tenants in the fair queue "
+        "(`fair`).",
         label="queue",
     ),
-    Metric("taskbridge_slots", "gauge", _SLOTS, "Worker slots that are `busy` or `idle` at the moment.", label="state"),
+    Metric("taskbridge_slots", "gauge", _SLOTS, "Worker slots that are `busy` or `idle`.", label="state"),
     Metric(
         "taskbridge_tick_lateness_seconds",
         "histogram",
         _LATENESS,
-        "How late the ticker acted on the earliest deadline, each time that one had passed.",
+        "How late the ticker was when it acted on the earliest deadline.",
     ),
     Metric(
         "taskbridge_orphaned_tenants_total",
         "counter",
         _ORPHANED,
-        "Tenants that the reconciler found with pending records and without a run, and started.",
+        "Tenants that the reconciler started because they had pending records but no run.",
     ),
     Metric("taskbridge_up", "gauge", _SERVERS, "1 if the server answered, else 0.", label="server"),
 )

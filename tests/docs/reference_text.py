@@ -20,7 +20,7 @@ def limits() -> str:
 
 def metrics() -> str:
     """Return the table of metrics as Markdown."""
-    lines = ["| metric | type | label | over | from | meaning |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = ["| metric | type | label | covers | read from | meaning |", "| --- | --- | --- | --- | --- | --- |"]
     lines += [
         f"| `{one.name}` | {one.kind} | {one.label} | {one.group.scope} | {one.group.source} | {one.help} |"
         for one in METRICS
