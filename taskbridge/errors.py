@@ -1,4 +1,4 @@
-"""The errors that callers may catch.
+"""The errors that you can catch.
 
 TaskBridgeError
 ├── UsageError
@@ -18,8 +18,8 @@ TaskBridgeError
 └── SchemaMismatch
 
 Every message says what is wrong and what to do next. It names the tenant or the record if there is one, and never
-contains a password. Commands and producers get errors of the client libraries as `Unavailable`. A run does not
-translate them: it fails and is retried.
+contains a password. If a client library raises an error in a command or a producer, you get `Unavailable`. In a run,
+the library's own error makes the run fail, and the run is retried.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = [
 
 
 class TaskBridgeError(Exception):
-    """Base class of all errors here. It says what is wrong and what the remedy is.
+    """The base class of all errors. Its attribute `what` says what is wrong, and `remedy` says what to do.
 
-    `doctor` and other checks show the two separately. If an error is created with a single text, the remedy is what
-    follows the first colon. `exit_status` is the exit status of the command line.
+    If an error is created with a single text, the part after the first colon is the remedy. `exit_status` is the exit
+    status of a command that ends with this error.
     """
 
     exit_status = 1
@@ -61,17 +61,17 @@ class TaskBridgeError(Exception):
 
 
 class UsageError(TaskBridgeError):
-    """The caller passed something that can never work."""
+    """The caller passed a value that can never work."""
 
     exit_status = 2
 
 
 class InvalidName(UsageError):
-    """A tenant, pipeline, source, schema or key prefix that breaks the rules of `taskbridge.common.names`."""
+    """The name of a tenant, pipeline, source, schema or key prefix is not allowed."""
 
 
 class InvalidPolicy(UsageError):
-    """A policy or pipeline whose values are out of range or contradict each other."""
+    """The values of a policy or pipeline are out of range or contradict each other."""
 
 
 class UnknownPipeline(UsageError):
@@ -79,11 +79,11 @@ class UnknownPipeline(UsageError):
 
 
 class InvalidInput(UsageError):
-    """A file, a document or another value, such as a key or a message id, that is not accepted."""
+    """A file, a document, a key, a message id or another value is not accepted."""
 
 
 class InvalidConnection(UsageError):
-    """The object passed as a connection cannot write records, or cannot report its commit."""
+    """The object passed as `connection` cannot write records, or cannot report its commit."""
 
 
 class ConfigurationError(TaskBridgeError):
@@ -91,7 +91,7 @@ class ConfigurationError(TaskBridgeError):
 
 
 class ForeignGate(ConfigurationError):
-    """The gate (a Redis database with a key prefix) belongs to a deployment with another Postgres database."""
+    """The Redis database and key prefix belong to a deployment with another Postgres database."""
 
     def __init__(self, owner: str, key: str) -> None:
         super().__init__(
@@ -103,7 +103,7 @@ class ForeignGate(ConfigurationError):
 
 
 class MissingExtra(ConfigurationError, ImportError):
-    """A library that one of the package's extras provides is not installed."""
+    """A library is not installed. One of the package's extras provides it."""
 
     def __init__(self, library: str, extra: str) -> None:
         super().__init__(
@@ -113,29 +113,28 @@ class MissingExtra(ConfigurationError, ImportError):
 
 
 class HandlerMistake(TaskBridgeError):
-    """A handler did something that handlers must not do, such as exit the process. Its batch counts as failed."""
+    """A handler did something that is not allowed, such as exit the process. Its batch counts as failed."""
 
 
 class RunFailed(TaskBridgeError):
-    """Raised by the task `taskbridge.run` when a run fails, whatever its handler raised: pipeline, tenant and text.
+    """A run failed. The task `taskbridge.run` raises this error, with the pipeline, the tenant and the handler's error.
 
-    Celery treats some exceptions in a special way, for example MemoryError, WorkerShutdown and Ignore. A handler's
-    exception must not have such an effect on Celery, so it is only attached as the cause of this one. If its traceback
-    would be too long for a log, it is logged separately and is not attached.
+    The handler's own exception is attached as the cause. It is not raised itself, because Celery treats some exceptions
+    specially, such as MemoryError and Ignore. If its traceback is very long, it is logged separately instead.
     """
 
 
 class Unavailable(TaskBridgeError):
-    """Postgres, Redis or the broker cannot be used now: it is down, refuses the connection, or is too old."""
+    """Postgres, Redis or the broker cannot be used: it is down, refuses the connection, or is too old."""
 
 
 class AlreadyRunning(Unavailable):
-    """Another process serves this data directory."""
+    """Another process already uses this data directory."""
 
 
 class ForeignCluster(Unavailable):
-    """The database was restored into another cluster, in which its transaction ids are invalid: it needs a rebase."""
+    """The database was restored into another cluster and needs a rebase: its transaction ids are invalid."""
 
 
 class SchemaMismatch(TaskBridgeError):
-    """This version of TaskBridge does not know the schema that the database has."""
+    """The database has a schema that this version of TaskBridge does not know."""

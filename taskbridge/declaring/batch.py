@@ -39,24 +39,23 @@ _NAMESPACE: Final = uuid.UUID("6b5f3a52-9d0c-5d9e-8a53-0c4a1f0d7c11")
 
 
 class RetryAfter(Exception):
-    """Raised by a handler whose downstream asks it to wait, as with HTTP 429: the batch is delivered again later.
+    """Raise this in a handler to have the batch delivered again later, for example after an HTTP 429.
 
-    It does not count as a failure. Events in the meantime are absorbed.
+    It does not count as a failure. Events that arrive in the meantime are absorbed.
 
-    A handler that returns it keeps what it has done so far: what it wrote through the batch commits together with the
-    leading records, those before the first one not marked with `batch.handled`. The others are delivered again after
+    You can also return it, to keep a part of the batch. What the handler wrote through the batch is committed. The
+    records before the first one that is not marked with `batch.handled` are done. The others are delivered again after
     `seconds`. If no record is marked, returning it is the same as raising it.
 
     Args:
-        seconds: how long to wait; a number, or the text of a `Retry-After` header: a number of seconds or an HTTP date.
-            None (no header), or text that is neither a number nor a date, means 30 s. The maximum is a day; a date in
-            the past means 0.
-        scope: who waits. "tenant": this tenant only. "pipeline": all tenants of the pipeline, in all workers, because
-            the downstream has one limit for all of them. After the wait a single run begins; each run that handles
-            something doubles how many may be in progress, up to `max_runs`.
+        seconds: how long to wait: a number, or the text of a `Retry-After` header (a number of seconds or an HTTP
+            date). None or an unreadable text means 30 s. The maximum is a day. A date in the past means 0.
+        scope: who waits. "tenant": only this tenant. "pipeline": all tenants of the pipeline, in all workers. After the
+            wait for a pipeline, a single run begins. Each run that handles something then doubles the number of runs
+            that may be in progress, up to `max_runs`.
 
     Raises:
-                        ValueError: `seconds` is of another type, or NaN; or `scope` is unknown.
+        ValueError: `seconds` is of another type, or NaN; or `scope` is unknown.
     """
 
     def __init__(self, seconds: float | str | None, scope: Literal["tenant", "pipeline"] = "tenant") -> None:
@@ -98,15 +97,15 @@ def _seconds_of_header(text: str) -> float:
 class Record:
     """One row of work.
 
-    `external_id` is the record's key (such as an invoice number), unique within source and tenant. Each change of the
-    row gives it a new, higher `revision`, which is never reused. A record that changes after it was handled is
-    delivered again with its new revision.
+    `external_id` is the record's key, such as an invoice number. It is unique within source and tenant. Each change of
+    the record gives it a higher `revision`. If a record changes after it was handled, it is delivered again with its
+    new revision.
 
-    For an adopted table the document is the row, with numerics as text; `deleted` means that the row is gone, and the
-    document is then empty.
+    For an adopted table, the document is the row, with numerics as text. If `deleted` is True, the row is gone and the
+    document is empty.
 
-    Numbers with a fraction are floats in the document. `document_text` is the document as JSON with all digits:
-    `json.loads(record.document_text, parse_float=Decimal)` keeps them.
+    Numbers with a fraction are floats in the document. To keep all digits, use
+    `json.loads(record.document_text, parse_float=Decimal)`.
     """
 
     pipeline: str
@@ -119,7 +118,7 @@ class Record:
 
     @property
     def idempotency_key(self) -> str:
-        """A UUID that is the same each time this revision of the record is delivered, and unique to it."""
+        """A UUID for this revision of the record. It is the same at each delivery."""
         parts = (self.pipeline, self.tenant, self.external_id, self.revision)
         return str(uuid.uuid5(_NAMESPACE, json.dumps(parts)))
 
@@ -127,9 +126,9 @@ class Record:
 class Batch(Sequence[Record]):
     """Records of one tenant, oldest first.
 
-    A handler that returns has handled all of them except those it rejected. One that raises has handled none, unless it
-    marks each record when it is done (`handled`); it is called again, if need be with ever smaller batches, down to a
-    single record. It can raise `RetryAfter` to be called again later.
+    If the handler returns, all records are handled, except those that it rejected (`reject`). If it raises an error, no
+    record is handled, except those that it marked (`handled`). It is then called again, if necessary with smaller and
+    smaller batches, down to a single record. To be called again later, it can raise `RetryAfter`.
     """
 
     def __init__(
@@ -160,8 +159,8 @@ class Batch(Sequence[Record]):
     def connection(self) -> Connection:
         """The connection of the transaction that advances the cursor, opened on first use.
 
-        What you write through it takes effect exactly once: it commits together with the cursor or not at all. Do not
-        commit or roll back; the worker does.
+        What you write through it takes effect exactly once, because it commits together with the cursor. Do not commit
+        or roll back yourself.
         """
         return self._connect()
 
@@ -169,19 +168,18 @@ class Batch(Sequence[Record]):
     def session(self) -> Session:
         """A SQLAlchemy ORM session on `connection`, opened on first use.
 
-        It is flushed when the handler returns. `commit` and `rollback` end a savepoint in the batch's transaction,
-        `close` does nothing. After the call the session's objects are detached. Do not use it from several threads or
-        coroutines at once; there is no AsyncSession.
+        It is flushed when the handler returns. `commit` and `rollback` only end a savepoint in the batch's transaction,
+        and `close` does nothing. After the call, the session's objects are detached. Do not use the session from
+        several threads or coroutines at once. There is no AsyncSession.
         """
         return self._open_session()
 
     @property
     def owned(self) -> bool:
-        """Whether the run still owns its tenant, as far as this process knows without asking.
+        """Whether the run still owns its tenant, as far as this process knows without asking a server.
 
-        False once a heartbeat was refused, or if none was confirmed in time. A long handler that sees False should
-        stop: another run is taking over, and the cursor will not move past this batch. A `for` loop over the batch is
-        stopped before the next record.
+        It is False once a heartbeat was refused or was not confirmed in time. A long handler should then stop: another
+        run takes over, and this batch will not be committed. A `for` loop over the batch stops before the next record.
         """
         return self._owned()
 
@@ -191,11 +189,11 @@ class Batch(Sequence[Record]):
         return self._until - time.monotonic()
 
     def reject(self, record: Record, reason: str) -> None:
-        """Put one record of this batch into quarantine with `reason`; the others still count as handled.
+        """Put one record of this batch into quarantine. The other records still count as handled.
 
-        The rejection takes effect when the handler returns or, if it raises, together with the leading records that it
-        marked as `handled`; in both cases only if the cursor advances. What the handler wrote for the record through
-        `connection` is not undone. A reason is cut to 2,000 characters; an empty one becomes "no reason given".
+        The rejection takes effect when the handler returns. If the handler raises an error instead, it takes effect
+        only if all records before this one are handled or rejected too. What the handler wrote for the record through
+        `connection` is not undone. The reason is cut to 2,000 characters. An empty one becomes "no reason given".
 
         Raises:
             ValueError: the record is not in this batch.
@@ -207,12 +205,14 @@ class Batch(Sequence[Record]):
         self._rejected[record.external_id] = text if text.strip() else NO_REASON
 
     def handled(self, record: Record) -> None:
-        """Mark one record of this batch as done, for example after the request that was made for it.
+        """Mark one record of this batch as done, for example after an HTTP request for it.
 
-        If the handler raises later, whatever it raises, the leading records of the batch are not delivered again: those
-        before the first one that was neither handled nor rejected. If its process is killed they may be, because marks
-        are in memory. Marks have no effect if the handler raises after it used `connection`: what was written through
-        it is rolled back with the whole batch. To keep what was written, return `RetryAfter` instead.
+        If the handler raises an error later (including `RetryAfter`), records at the start of the batch are not
+        delivered again: all those before the first record that is neither handled nor rejected. If the process is
+        killed, they may be delivered again, because marks are in memory.
+
+        Marks have no effect if the handler used `connection` and then raises an error, because the whole batch is
+        rolled back. To keep the writes, return `RetryAfter` instead.
 
         Raises:
             ValueError: the record is not in this batch.
@@ -223,7 +223,7 @@ class Batch(Sequence[Record]):
 
     @property
     def done(self) -> Set[str]:
-        """External ids of the records that have been handled or rejected so far."""
+        """The external ids of the records that were marked as handled or rejected so far."""
         return self._handled | self._rejected.keys()
 
     def _check(self, record: Record) -> None:

@@ -28,12 +28,13 @@ _MOST_PATHS = 5
 
 @dataclass(frozen=True)
 class Criterion:
-    """Which messages match, which tenant they belong to, and how long they wait after the tenant's last run.
+    """A rule for messages: which ones match, which tenant they belong to, and how long they wait.
 
     Args:
-        match_path: JSONPath that must select exactly one value.
-        match_value: what that value must be, compared as JSON: 1 and 1.0 are equal, 1 and true or "1" are not.
-        parameter_path: JSONPath that must select exactly one value, the tenant.
+        match_path: a JSONPath that selects exactly one value.
+        match_value: the value that a matching message has there. Values are compared as JSON: 1 equals 1.0, but not
+            true or "1".
+        parameter_path: a JSONPath that selects exactly one value, the tenant.
         delay: seconds from the start of the tenant's last run until the message is due; 0.001 to 30 days.
 
     Raises:

@@ -184,35 +184,34 @@ def pipeline(
     """Declare the decorated function as the handler of a pipeline. It may be a coroutine function (`async def`).
 
     Args:
-        name: 1 to 63 characters of a-z, 0-9, `_` and `-`. It is part of messages, keys and tables, so it must not
-            change.
-        source: the source of its records, as in `record(..., source=...)`; by default the name of the pipeline.
-            Several pipelines may read one source, each at its own pace. A pipeline's source must not change either.
-        start: which records a new pipeline begins with: `everything`, only what is written from `now` on, or what is
-            written from a given time on. It applies only when the pipeline is seen for the first time.
+        name: 1 to 63 characters of a-z, 0-9, `_` and `-`. Messages, keys and tables contain it, so do not change it.
+        source: the source of its records, as in `record(..., source=...)`. The default is the pipeline's name. Several
+            pipelines can read the same source. Do not change the source of a pipeline.
+        start: where a new pipeline begins: `everything` (all existing records), `now` (only records written from now
+            on), or a time (only records written from then on). It has no effect once the pipeline exists.
         policy: when runs may start.
-        batch_size: maximum number of records per call of the handler; 1 to 100,000. A batch is smaller if the documents
-            reach 64 MiB, if that many records would exceed `latency_budget`, and during bisection.
-        max_attempts: how often a record may fail in a batch of its own before it goes to quarantine; 1 to 1,000.
-        max_runs: how many runs of this pipeline may be in progress at once, over all workers; 0: no limit.
-        rate_limit: how many records of this pipeline may be delivered per unit of time, or how often its handler may be
-            called, over all workers and tenants: a `RateLimit`, or just its rate ("600/m", "10 calls/s"), or a tuple
-            with one of each.
-        tenant_rate_limit: the same for each tenant.
-        latency_budget: how many seconds the records of a batch should add, at most, to one call of the handler. The
-            first event of another tenant may have to wait for that call. A call also costs something by itself, such as
-            an HTTP request. If that is more than a quarter of this budget, the records may add four times that instead.
-            Both costs are measured. A larger value means fewer, larger batches. Not used with `DelaySinceLastRun`,
-            whose records stay together.
-        soft_time_limit: how many seconds one call of the handler may take. `Batch.seconds_left` counts down, and if the
-            pool runs tasks in the main thread of a process (prefork, solo), Celery's `SoftTimeLimitExceeded` is raised
-            in the handler; in other pools the handler has to check. A coroutine is cancelled in all pools.
-        downstream_errors: exceptions that mean "the service I call is down", in addition to Python's `ConnectionError`
-            and `TimeoutError` and lost connections to Postgres, Redis and the broker. If a record fails with one of
-            them, it goes to quarantine only on stronger evidence (docs/explanation/failures.md), and five such
-            failures, from at least two tenants and with nothing handled in between, open the pipeline's circuit.
-        redis: the name of the Redis server of this pipeline, with its own workers: a-z, 0-9 and `_`. Its URL is in
-            TASKBRIDGE_REDIS_URL_ and the name in capitals. By default it is that of TASKBRIDGE_REDIS_URL.
+        batch_size: the maximum number of records per call of the handler; 1 to 100,000. A batch is smaller if its
+            documents reach 64 MiB, if more records would exceed `latency_budget`, or during bisection.
+        max_attempts: how often a record may fail alone in a batch before it goes to quarantine; 1 to 1,000.
+        max_runs: the maximum number of runs of this pipeline at the same time, in all workers; 0: no limit.
+        rate_limit: the maximum number of records, or of calls of the handler, per unit of time, in all workers and for
+            all tenants together. Pass a `RateLimit`, its rate ("600/m", "10 calls/s"), or a tuple with one limit of
+            records and one of calls.
+        tenant_rate_limit: the same, for each tenant.
+        latency_budget: the maximum number of seconds that the records of a batch may add to one call of the handler. A
+            larger value means fewer, larger batches, but another tenant's first event may have to wait for the call.
+            TaskBridge measures how long a call takes by itself (for example an HTTP request) and how long each record
+            takes. If the call itself takes more than a quarter of this budget, the records may take four times as long
+            as the call. Not used with `DelaySinceLastRun`, whose records stay together.
+        soft_time_limit: the maximum number of seconds for one call of the handler. With the pools prefork and solo,
+            Celery's `SoftTimeLimitExceeded` is raised in the handler. A coroutine is cancelled in all pools. Other
+            handlers must check `Batch.seconds_left`.
+        downstream_errors: exceptions that mean "the service I call is down". These always count as such:
+            `ConnectionError`, `TimeoutError`, and lost connections to Postgres, Redis and the broker. If a record fails
+            with such an error, it goes to quarantine only on stronger evidence (docs/explanation/failures.md). The
+            pipeline's circuit opens after five such failures in a row, from at least two tenants.
+        redis: the name of this pipeline's Redis server, which has its own workers: a-z, 0-9 and `_`. The URL is in the
+            variable TASKBRIDGE_REDIS_URL_NAME, with the name in capitals. The default is TASKBRIDGE_REDIS_URL.
 
     Raises:
         InvalidName: the name is not allowed.

@@ -44,11 +44,11 @@ class LatencyNeutral:
     """Start at once, then absorb the burst.
 
     Args:
-        lease: for how many seconds an event keeps its tenant's runner alive; 0 to 3600. With 0 the runner ends as soon
-            as nothing is new, and batches form only while it runs.
-        tick: minimum seconds from the start of one run to the start of the tenant's next; above 0, and at most `lease`
-            unless that is 0.
-        sweep_empty_ticks: sweep at every tick of the lease, whether or not an event arrived.
+        lease: how many seconds an event keeps its tenant's runner alive; 0 to 3600. With 0, the runner ends as soon as
+            there are no new records.
+        tick: the minimum number of seconds from the start of one run to the start of the tenant's next run. It must
+            be above 0, and not longer than `lease` unless `lease` is 0.
+        sweep_empty_ticks: look for new records at every tick of the lease, even if no event arrived.
 
     Raises:
         InvalidPolicy: a value is out of range, or the tick is longer than the lease.
@@ -83,10 +83,10 @@ class LatencyNeutral:
 
 @dataclass(frozen=True)
 class DelaySinceLastRun:
-    """Start at once on a tenant's first event, then not before a delay since the start of the tenant's last run.
+    """Start at once on a tenant's first event. Start the next run after a delay since the start of the last one.
 
-    The delay is that of the criterion that the record's message matched. A record that was not written by
-    `record_event` has the smallest delay. A run takes all records of its tenant, including those not yet due.
+    The delay depends on the criterion that a message matches. Records that were not written by `record_event` have the
+    smallest delay of all criteria. A run takes all records of its tenant, including those that are not due yet.
 
     Args:
         criteria: at least one; kept as a tuple.
@@ -125,9 +125,9 @@ class RateLimit:
     Args:
         rate: a number, `records` or `calls`, a slash, and `s`, `m`, `h` or `d`, as in "600 records/m" or "10 calls/s".
             "600/m" means records.
-        burst: how many are allowed at once after an idle time, at least 1. The default is what the rate allows in one
-            second; for calls, in a tenth of a second, so that a downstream that counts by the second hardly sees more
-            than its limit.
+        burst: how many are allowed at once after an idle time, at least 1. The default is the number that the rate
+            allows in one second. For calls it is the number for a tenth of a second, so that a downstream which counts
+            per second sees hardly more than its limit.
 
     Raises:
         InvalidPolicy: the rate cannot be read, or a number is out of range.

@@ -46,23 +46,25 @@ class _AtTheEnd:
 
 
 class AdoptTable(Operation):
-    """Use one of the project's tables as a source, like `taskbridge adopt`: each change of a row is recorded.
+    """Use one of the project's tables as a source, like `taskbridge adopt`. Each change of a row is then recorded.
 
-    Like the command, it waits up to a minute for open transactions that write to the table, without blocking others.
-    When reversed, it unadopts the table, or adopts it as the previous operation for the same source does. It does
-    nothing on databases other than `TASKBRIDGE_DATABASE`.
+    The operation waits up to a minute for open transactions that write to the table. It does not block other
+    transactions meanwhile. It does nothing on databases other than `TASKBRIDGE_DATABASE`.
+
+    When it is reversed, it unadopts the table. If an earlier operation adopted the same source, it restores that
+    adoption instead.
 
     Args:
         source: the name of the source.
-        model: a model of the same app; tenant, key and columns are names of its fields.
-        table: instead of `model`, the table's name as in SQL; tenant, key and columns are names of its columns.
+        model: a model of the same app. Then tenant, key and columns are names of its fields.
+        table: instead of `model`, the name of the table in SQL. Then tenant, key and columns are names of its columns.
         tenant: the field or column with the tenant.
-        key: the field or column, or several, with the record's key.
-        columns: only record changes of these fields or columns, the tenant and the key; if empty, record all changes.
+        key: the field or column with the record's key, or several of them.
+        columns: record only changes of these fields or columns, the tenant and the key. If empty, record all changes.
         from_now_on: skip existing rows, without a reminder to backfill.
 
     Raises:
-        TypeError: not exactly one of `model` and `table` is given.
+        TypeError: both or neither of `model` and `table` are given.
     """
 
     reversible = True

@@ -1,7 +1,8 @@
 """Helpers for Django's test classes.
 
-In a `TestCase` nothing is ever committed, so no worker could see it. `deliver` calls the handler with what the test has
-saved, in the test's own transaction. In a `TransactionTestCase`, `deployed` uses the real gate, cursor and runner.
+In a `TestCase`, nothing is committed, so no worker could see the records. Use `deliver`: it calls the handler with the
+saved records, in the test's own transaction. In a `TransactionTestCase`, use `deployed`, with the real gate, cursor and
+runner.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _OWNER: Final = "0"
 
 
 class Delivered(Batch):
-    """A batch that the handler was called with. `retry_after`: the `RetryAfter` that it returned, if any."""
+    """A batch that was delivered to the handler. `retry_after` is the `RetryAfter` that the handler returned."""
 
     retry_after: RetryAfter | None = None
 
@@ -53,19 +54,19 @@ class Delivered(Batch):
 def deliver(name: str) -> list[Delivered]:
     """Call a pipeline's handler with the records that this test's transaction has written since the last call.
 
-    Batches are the same as in a worker: each has the records of one tenant, oldest first. They are returned in order;
+    Batches are the same as in a worker: each has the records of one tenant, oldest first. Returns the batches in order.
     `batch.rejected` has the records that the handler rejected. The handler is called immediately, without runs, delays,
     rate limits or retries.
 
-    If the handler returns `RetryAfter`, it is in `batch.retry_after`. As in a worker, the handler's writes are kept if
-    it marked records with `batch.handled`; otherwise they are rolled back. This call then delivers nothing more for
-    that tenant (for any tenant if the scope is "pipeline"); the next call delivers what is left.
+    If the handler returns `RetryAfter`, it is in `batch.retry_after`. The handler's writes are then kept only if it
+    marked records with `batch.handled`, as in a worker. This call delivers nothing more for the tenant, or for any
+    tenant if the scope is "pipeline". The next call delivers the other records.
 
     Raises:
-        Exception: what the handler raised, including `RetryAfter`; all writes of this call are rolled back, and the
-            next call delivers the same records.
-        HandlerMistake: as in a run, for example if the handler returned an iterator.
-        ConfigurationError: there is no transaction, as in a TransactionTestCase; or there are no records because a
+        Exception: the error that the handler raised, including `RetryAfter`. All writes of this call are rolled back,
+            and the next call delivers the same records.
+        HandlerMistake: the handler did something that is not allowed, for example returned an iterator.
+        ConfigurationError: there is no transaction, as in a TransactionTestCase. Or there are no records, because a
             migration that adopts the source's table has not run in the test database.
         UnknownPipeline: no loaded module declares the pipeline.
     """
@@ -244,11 +245,14 @@ class Deployed:
         self.has_ended = False
 
     def run_all(self, *, through_failures: bool = False) -> int:
-        """Find all saved records, with or without an event, perform all runs in this process, and return their number.
+        """Find all saved records, with or without an event, and perform all runs in this process. Return their number.
 
-        Arguments and errors are those of `taskbridge.testing.drain`. ConfigurationError is also raised in three cases:
-        inside a transaction, such as a TestCase's; after the `deployed` block has ended; and if nothing was found
-        because a migration that adopts a table was not run in the test database.
+        Arguments and errors are the same as for `taskbridge.testing.drain`. ConfigurationError is also raised in these
+        cases:
+
+        - inside a transaction, such as a TestCase's;
+        - after the `deployed` block has ended;
+        - if nothing was found, because a migration that adopts a table was not run in the test database.
         """
         self._check_lasts()
         alias = alias_of_handlers()
@@ -271,7 +275,7 @@ class Deployed:
         return runs
 
     def notified(self, pipeline: str) -> dict[str, int]:
-        """Return the tenants that have been notified since their last run, each with the number of its events.
+        """Return the tenants that were notified since their last run, each with the number of its events.
 
         Raises:
             ConfigurationError: the block of `deployed` has ended.
@@ -290,7 +294,7 @@ class Deployed:
 def deployed(app: Celery) -> Iterator[Deployed]:
     """Make an app use the test database, without existing records, and its own key prefix.
 
-    The gate's clock is frozen; only runs advance it.
+    The gate's clock is frozen. Only runs advance it.
 
     Raises:
         ConfigurationError: TASKBRIDGE_DATABASE is None, or the database is not a test database.

@@ -53,15 +53,15 @@ _INSTALLED: WeakKeyDictionary[Celery, Bridge] = WeakKeyDictionary()
 
 
 def install(app: Celery, settings: Settings | None = None) -> Bridge:
-    """Add TaskBridge to a Celery app and return what its producers call. Calling it again returns the same object.
+    """Add TaskBridge to a Celery app and return its producer API. If you call it again, you get the same object.
 
     The app gets the tasks `taskbridge.*` and their queues. Workers that serve these queues run a ticker, and serve
-    metrics if a port is set. The app's other tasks and queues, its broker, serializer, results and default queue stay
-    as they are. This does not configure the app, so it can be called before or after `app.config_from_object`.
+    metrics if a port is set. Everything else in the app stays as it is: its own tasks and queues, broker, serializer,
+    results and default queue. You can call this before or after `app.config_from_object`.
 
     Args:
         app: the app, with any broker.
-        settings: which Postgres and Redis to use. None: as the environment says when they are first needed.
+        settings: which Postgres and Redis to use. None: read them from the environment on first use.
 
     Raises:
         ConfigurationError: TaskBridge is already installed on this app with other settings.

@@ -43,20 +43,23 @@ def _wants_event(notify: object) -> bool:
 class Bridge:
     """The producer API of one Celery app; made by `taskbridge.install`.
 
-    A `connection` leads to TaskBridge's database and has the caller's transaction: a SQLAlchemy Connection, Session or
-    scoped_session with any driver, a psycopg connection, or Django's (`django.db.connection`). The coroutine functions
-    take a SQLAlchemy AsyncConnection, AsyncSession or async_scoped_session, a psycopg AsyncConnection, or an asyncpg
-    connection. The transaction is neither committed nor rolled back here. Anything else raises `InvalidConnection`.
+    With `connection`, the functions write in your own transaction, which they neither commit nor roll back. The
+    connection must lead to TaskBridge's database:
 
-    With `notify="after commit"`, events are sent once the transaction has committed: one for each tenant that changed
-    and each loaded pipeline that reads the source, and none for anything that was rolled back, with the transaction or
-    with a savepoint. If Redis is unavailable at that moment, a warning is logged and nothing is raised: workers find
-    the records anyway. psycopg and asyncpg do not report commits, so `notify` is refused with their connections.
+    - for functions: a SQLAlchemy Connection, Session or scoped_session with any driver, a psycopg connection, or
+      Django's `django.db.connection`;
+    - for coroutines: a SQLAlchemy AsyncConnection, AsyncSession or async_scoped_session, a psycopg AsyncConnection, or
+      an asyncpg connection.
+
+    With `notify="after commit"`, events are sent once the transaction has committed: one event for each changed tenant
+    and each loaded pipeline that reads the source. Nothing is sent for changes that were rolled back. If Redis is
+    unavailable, only a warning is logged, because workers find the records anyway. `notify` is not possible with
+    connections of psycopg and asyncpg, which do not report commits.
     """
 
     app: Celery
     notify_event: NotifyTask
-    """The task: `notify_event.delay(tenant, pipeline="invoices")` tells the tenant's runner about new records."""
+    """The task that notifies a tenant: `notify_event.delay(tenant, pipeline="invoices")`."""
 
     def record(
         self,
@@ -70,27 +73,27 @@ class Bridge:
     ) -> bool:
         """Write or update one record of a source, in the transaction of `connection` or in one of its own.
 
-        Without `notify`, you have to notify the pipelines that read the source: call
-        `notify_event.delay(tenant, pipeline)` after the commit if this returned True.
+        If you do not pass `notify`, and this returns True, call `notify_event.delay(tenant, pipeline)` after the
+        commit, for each pipeline that reads the source.
 
         Args:
             tenant: the tenant of the record; 1 to 200 characters.
             key: the record's key, unique within source and tenant; 1 to 200 characters without control characters.
             document: the record as JSON. Write decimals and dates as strings.
-            source: the source of the record. A pipeline reads the source of its own name unless it declares another.
+            source: the source of the record. By default a pipeline reads the source with its own name.
             connection: the connection with your transaction; see `Bridge`.
             notify: "after commit": send an event after the commit; see `Bridge`.
 
         Returns:
-            Whether anything changed. An existing record with an equal document is not touched.
+            Whether anything changed. A record with an equal document does not change.
 
         Raises:
             InvalidName: the source or the tenant is not allowed.
             InvalidInput: the key is not allowed, or the document is not a JSON object.
             InvalidConnection: the connection cannot write records, or does not report its commit.
             UnknownPipeline: with `notify`, no loaded pipeline reads the source.
-            Unavailable: Postgres cannot be used. The subclass `ForeignCluster`: the database was restored into another
-                cluster and has not been rebased yet.
+            Unavailable: Postgres cannot be used. Its subclass `ForeignCluster` means that the database was restored
+                into another cluster and still needs a rebase.
         """
         return bool(self.record_many([(tenant, key, document)], source=source, connection=connection, notify=notify))
 
@@ -116,16 +119,16 @@ class Bridge:
         connection: object = None,
         notify: AfterCommit | None = None,
     ) -> dict[str, int]:
-        """Write or update many records of a source, 5,000 per statement; each is (tenant, key, document).
+        """Write or update many records of a source, 5,000 per statement. Each row is (tenant, key, document).
 
-        If a key occurs several times for a tenant, the last one counts. Without `notify`, you have to notify the
-        tenants after the commit: `notify_many(changed, pipeline)`.
+        If a key occurs several times for a tenant, the last one counts. If you do not pass `notify`, call
+        `notify_many(changed, pipeline)` after the commit.
 
         Returns:
-            How many records changed, by tenant; tenants without a change are left out.
+            The number of changed records by tenant, without tenants that have no change.
 
-        The errors are those of `record`. Without a connection each statement is its own transaction, so statements
-        before an error stay committed.
+        Errors are the same as those of `record`. Without `connection`, each statement is a transaction of its own, so
+        the statements before an error stay committed.
         """
         return recording.record_rows(self.app, rows, source, connection, notify=_wants_event(notify))
 
@@ -148,10 +151,9 @@ class Bridge:
         connection: object = None,
         notify: AfterCommit | None = None,
     ) -> bool:
-        """Write or update one record of the source `invoices`: as `record`, for the pipeline of that name.
+        """Write or update one record of the source `invoices`, like `record`.
 
-        Without `notify`, you have to notify the tenant: call `notify_event.delay(tenant)` after the commit if this
-        returned True.
+        If you do not pass `notify`, and this returns True, call `notify_event.delay(tenant)` after the commit.
 
         Args:
             tenant: the tenant of the invoice; 1 to 200 characters.
@@ -161,9 +163,9 @@ class Bridge:
             notify: "after commit": send an event after the commit; see `Bridge`.
 
         Returns:
-            Whether anything changed. An existing invoice with an equal document is not touched.
+            Whether anything changed. An invoice with an equal document does not change.
 
-        The errors are those of `record`.
+        Errors are the same as those of `record`.
         """
         return self.record(tenant, number, document, source=INVOICES, connection=connection, notify=notify)
 
@@ -187,26 +189,26 @@ class Bridge:
         connection: object = None,
         notify: AfterCommit | None = None,
     ) -> Recorded:
-        """Record one message of a pipeline with criteria, once per message id, and notify the tenant it belongs to.
+        """Record one message of a pipeline with criteria, once per message id, and notify its tenant.
 
-        A message that matches no criterion is stored too, with the reason: see
-        `taskbridge quarantine list --unmatched`.
+        A message that matches no criterion is stored with the reason. `taskbridge quarantine list --unmatched` shows
+        these messages.
 
         Args:
             pipeline: a pipeline declared with `DelaySinceLastRun`.
             payload: any JSON value.
-            message_id: the sender's id of the message, 1 to 200 printable characters; a second message with the same id
-                changes nothing. None: a new id.
-            connection: the connection with your transaction; see `Bridge`. Without `notify`, notify after the commit:
-                `notify_event.delay(recorded.tenant, pipeline)`.
+            message_id: the sender's id of the message, 1 to 200 printable characters. A second message with the same id
+                is ignored. None: a new id.
+            connection: the connection with your transaction; see `Bridge`. If you do not pass `notify`, call
+                `notify_event.delay(recorded.tenant, pipeline)` after the commit.
             notify: "after commit": send an event after the commit; see `Bridge`.
 
         Raises:
             UnknownPipeline, InvalidInput: the pipeline is not declared or has no criteria, the message id is not
                 allowed, or the payload is not JSON.
-            InvalidConnection: as `record`.
-            Unavailable: Postgres (see `record`) or, without `notify`, Redis cannot be used. Workers find a written
-                record even without an event.
+            InvalidConnection: see `record`.
+            Unavailable: Postgres cannot be used (see `record`), or Redis cannot be used and `notify` was not passed. If
+                the record was written, workers find it even without an event.
         """
         notifies = _wants_event(notify)
         return recording.record_event(self.app, pipeline, payload, message_id, connection, notify=notifies)
@@ -225,11 +227,11 @@ class Bridge:
         return await recording.arecord_event(self.app, pipeline, payload, message_id, connection, notify=notifies)
 
     def notify(self, tenant: str, pipeline: str = INVOICES, *, connection: object = None) -> Answer | None:
-        """Notify the tenant: after the transaction of `connection` has committed, or now if there is none.
+        """Notify the tenant, now or after the transaction of `connection` has committed.
 
-        Like `notify_event.delay`, but if Redis cannot be used, or does not answer within TASKBRIDGE_NOTIFY_TIMEOUT, a
-        warning is logged and nothing is raised: workers find the records anyway. After a timeout no event is sent for a
-        second, so that a request that notifies several times waits only once.
+        This is like `notify_event.delay`, but raises no error if Redis is unavailable or does not answer within
+        TASKBRIDGE_NOTIFY_TIMEOUT. It only logs a warning, because workers find the records anyway. After a timeout, no
+        event is sent for a second, so that a web request that notifies several times waits only once.
 
         Args:
             tenant: the tenant with new records.
@@ -267,16 +269,16 @@ class Bridge:
         return answers[0] if answers else None
 
     def notify_many(self, tenants: Iterable[str], pipeline: str = INVOICES) -> list[Answer]:
-        """Notify many tenants, with one round trip to Redis per 500; a tenant may be in the list several times.
+        """Notify many tenants, with one round trip to Redis per 500. A tenant may occur several times.
 
         Returns:
-            The gate's answer for each: STARTED, DELAYED or ABSORBED.
+            The gate's answer for each event: STARTED, DELAYED or ABSORBED.
 
         Raises:
             InvalidName: a tenant is not allowed; nothing was sent.
             UnknownPipeline: no loaded module declares the pipeline.
-            Unavailable: Redis cannot be used, or did not answer in time, now or a moment ago. The records are safe:
-                workers find them without an event.
+            Unavailable: Redis cannot be used, or a request timed out now or within the last second. Workers find the
+                records anyway.
         """
         return notify_many(self.app, tenants, pipeline)
 

@@ -36,11 +36,11 @@ def drain(
     most_runs: int = MOST_RUNS,
     app: Celery = package_app,
 ) -> int:
-    """Perform the tenant's runs in this process until its runner has ended; return the number of runs.
+    """Perform the tenant's runs in this process until its runner has ended. Return the number of runs.
 
-    The gate, the cursor, the runs and the handler are real. The gate's clock skips to each deadline, so nothing waits
-    for a lease, a delay, a back-off or a rate limit. The messages of the runs stay in the broker. A tenant that has not
-    been notified has no runner, so nothing is run even if records are pending.
+    The gate, the cursor, the runs and the handler are real. Only the clock of the gate is not: it skips to each
+    deadline, so the test does not wait for a lease, a delay, a back-off or a rate limit. A tenant that was not notified
+    has no runner. Then there is no run, even if records are pending.
 
     Args:
         tenant: the tenant.
@@ -50,12 +50,11 @@ def drain(
         app: the Celery app, if it is not `taskbridge.app`.
 
     Raises:
-        Exception: what the handler raised, unless `through_failures` is set. The tenant then backs off, and the next
-            `drain` retries.
+        Exception: the error that the handler raised, unless `through_failures` is set. The next `drain` retries.
         AssertionError: the runner has not ended after `most_runs` runs, for example because the handler always raises
             `RetryAfter`.
         ConfigurationError: the test has no deployment of its own.
-        InvalidName, UnknownPipeline, Unavailable: as `taskbridge.notify_event`.
+        InvalidName, UnknownPipeline, Unavailable: the same as for `taskbridge.notify_event`.
     """
     runtime = _of_a_test(app)
     runtime.pipelines[pipeline]
@@ -85,9 +84,9 @@ def drain(
 
 
 def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app: Celery = package_app) -> int:
-    """Drain all notified tenants of all pipelines, including those that runs notify; return the number of runs.
+    """Drain all notified tenants of all pipelines, including tenants that a run notifies. Return the number of runs.
 
-    Arguments and errors are those of `drain`; `most_runs` applies to each tenant.
+    Arguments and errors are the same as for `drain`. `most_runs` applies to each tenant.
     """
     runtime, runs = _of_a_test(app), 0
     while waiting := [(name, tenant) for name in runtime.pipelines.names() for tenant in runtime.gate.active(name)]:
@@ -97,7 +96,7 @@ def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app
 
 
 def notified(pipeline: str = INVOICES, *, app: Celery = package_app) -> dict[str, int]:
-    """Return the tenants that have been notified but not drained since, each with the number of its events.
+    """Return the tenants that were notified since their last drain, each with the number of its events.
 
     Raises:
         ConfigurationError: the test has no deployment of its own.
@@ -110,11 +109,11 @@ def notified(pipeline: str = INVOICES, *, app: Celery = package_app) -> dict[str
 
 
 def assert_notified(tenant: str, pipeline: str = INVOICES, *, app: Celery = package_app) -> None:
-    """Fail unless the tenant has been notified and not drained since.
+    """Fail unless the tenant was notified since its last drain.
 
     Raises:
-        AssertionError: it has not; the message lists those that have.
-        ConfigurationError, UnknownPipeline: as `notified`.
+        AssertionError: it was not notified. The message lists the notified tenants.
+        ConfigurationError, UnknownPipeline: the same as for `notified`.
     """
     found = notified(pipeline, app=app)
     if tenant not in found:

@@ -1,8 +1,7 @@
 """Fixtures for pytest: servers for the session, and a separate deployment for each test.
 
-Load it with `pytest_plugins = ["taskbridge.testing.plugin"]` or `pytest -p taskbridge.testing.plugin`. A fixture
-imports Celery, SQLAlchemy and the servers when a test first uses it. The plugin is not an entry point, because pytest
-would then rewrite the asserts of every module of this package, in every project that has it installed.
+Load it with `pytest_plugins = ["taskbridge.testing.plugin"]` or `pytest -p taskbridge.testing.plugin`. It is not an
+entry point, because pytest would then rewrite the asserts of this package in every project that has it installed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def taskbridge_servers() -> Iterator[Servers]:
-    """Postgres and Redis, from TASKBRIDGE_TEST_POSTGRES_URL and TASKBRIDGE_TEST_REDIS_URL, or else embedded."""
+    """Postgres and Redis: from TASKBRIDGE_TEST_POSTGRES_URL and TASKBRIDGE_TEST_REDIS_URL, or else embedded ones."""
     from taskbridge.testing.servers import servers_for_tests
 
     with servers_for_tests() as servers:
@@ -49,10 +48,10 @@ def taskbridge_postgres_url(taskbridge_servers: Servers, taskbridge_template: st
 def taskbridge_settings(
     taskbridge_servers: Servers, taskbridge_postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Settings]:
-    """Make `taskbridge.app` use a database and a key prefix of the test's own.
+    """Give the test its own database and key prefix, and make `taskbridge.app` use them.
 
-    This sets TASKBRIDGE_POSTGRES_URL, TASKBRIDGE_REDIS_URL and TASKBRIDGE_KEY_PREFIX, but not TASKBRIDGE_PIPELINES. The
-    gate's clock is frozen, and only `taskbridge.testing.drain` advances it.
+    The fixture sets TASKBRIDGE_POSTGRES_URL, TASKBRIDGE_REDIS_URL and TASKBRIDGE_KEY_PREFIX, but not
+    TASKBRIDGE_PIPELINES. The gate's clock is frozen. Only `taskbridge.testing.drain` advances it.
     """
     from taskbridge.integration.app import app
     from taskbridge.testing.deploying import own_deployment

@@ -58,7 +58,7 @@ class Undelivered(ConnectionError):
 
 
 class Refused(Exception):
-    """The endpoint refused records and has accepted none from this call, so it may refuse everything."""
+    """The endpoint refused some records of this call and accepted none. It may refuse everything."""
 
 
 class UnexpectedAnswer(Exception):
@@ -78,24 +78,24 @@ def deliver(
 ) -> Callable[[Batch], None]:
     """Return a handler that posts records to an endpoint, with one request per batch or per record.
 
-    The body is `{"type": pipeline, "tenant": tenant, "data": [{"id", "revision", "deleted", "document"}, ...]}`, signed
-    as Standard Webhooks. `webhook-id` is the same whenever the same records are sent in the same revisions. If the
-    program records traces, `traceparent` identifies the current span.
+    The body is `{"type": pipeline, "tenant": tenant, "data": [{"id", "revision", "deleted", "document"}, ...]}`. It is
+    signed as Standard Webhooks. `webhook-id` is the same if the same revisions of the same records are sent again. If
+    the program records traces, `traceparent` identifies the current span.
 
-    docs/how-to/deliver-over-http.md describes what each response does.
+    docs/how-to/deliver-over-http.md describes the effect of each response.
 
     Args:
-        url: an http or https URL, in which `{tenant}` is replaced by the percent-encoded tenant; or a function of the
-            tenant.
-        secret: `whsec_...` with 24 to 64 bytes, or several during a rotation, which all sign. If the URL depends on the
-            tenant, this must be a function of the tenant, because otherwise the owner of one endpoint could forge
-            requests to another.
-        per: what a request contains.
+        url: an http or https URL, or a function that returns the URL for a tenant. In a URL, `{tenant}` is replaced by
+            the percent-encoded tenant.
+        secret: `whsec_...` with 24 to 64 bytes. During a rotation, pass several, which all sign. If the URL depends on
+            the tenant, pass a function of the tenant. Otherwise the owner of one endpoint could forge requests to
+            another.
+        per: what one request contains: a batch or a record.
         headers: additional headers of each request.
         timeout: seconds for a whole request; less if the pipeline's soft time limit ends earlier.
         connect_timeout: how many of those seconds may be spent on connecting (name resolution included).
-        allow_private: whether to allow addresses that are not public. A name is resolved once for each connection,
-            which uses the address that was checked.
+        allow_private: whether to allow addresses that are not public. A name is resolved once per connection, and the
+            connection uses the address that was checked.
         app: the Celery app on which TaskBridge is installed; None: the worker's.
 
     Raises:

@@ -46,13 +46,13 @@ UNKNOWN: Final = "the token is missing or invalid: send `Authorization: Bearer T
 def events(
     tokens: str | Sequence[str] | None = None, *, app: Celery | None = None, longest_body: int = LONGEST_BODY
 ) -> Starlette:
-    """Return an ASGI app for `POST /events`, which can be mounted under any path.
+    """Return an ASGI app for `POST /events`. You can mount it under any path.
 
     docs/how-to/events-over-http.md describes requests and responses.
 
     Args:
-        tokens: the accepted bearer tokens, several during a rotation; None: those of TASKBRIDGE_EVENTS_TOKENS. If there
-            are none, the path does not exist.
+        tokens: the accepted bearer tokens, several during a rotation. None: those of TASKBRIDGE_EVENTS_TOKENS. Without
+            any token, the path does not exist.
         app: the Celery app on which TaskBridge is installed; None: the package's own.
         longest_body: the maximum size of a body in bytes.
 

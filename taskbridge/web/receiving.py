@@ -26,9 +26,9 @@ NOT_NEW: Final = JSONResponse({"new": False})
 
 
 def receiver(*webhooks: Webhook, app: Celery | None = None, longest_body: int = LONGEST_BODY) -> Starlette:
-    """Return an ASGI app that receives these webhooks, which can be mounted under any path.
+    """Return an ASGI app that receives these webhooks. You can mount it under any path.
 
-    docs/reference/webhooks.md lists the responses. Events are sent to Redis after the response; if Redis is
+    docs/reference/webhooks.md lists the responses. Events are sent to Redis after the response. If Redis is
     unavailable, workers still find the record.
 
     Args:

@@ -55,9 +55,9 @@ class Scheme(Protocol):
 
     @property
     def delivery(self) -> str | None:
-        """Where the provider's webhook id is: a JSONPath that begins with `$`, or a header; None if there is no id.
+        """Where the provider's webhook id is: a JSONPath that begins with `$`, or a header. None: there is no id.
 
-        If several headers are given, separated by commas, the first one in the request counts.
+        You can give several headers, separated by commas. The first one that the request has counts.
         """
 
     @property
@@ -65,14 +65,14 @@ class Scheme(Protocol):
         """Whether the header with the webhook id is signed."""
 
     def verify(self, headers: Headers, body: bytes, now: float) -> None:
-        """Verify that the request is signed; `now` is the Unix time in seconds.
+        """Verify the signature of the request. `now` is the Unix time in seconds.
 
         Raises:
-            InvalidSignature: it is not signed, or too old.
+            InvalidSignature: the signature is wrong, missing or too old.
         """
 
     def challenge(self, payload: Any) -> str | None:
-        """Return the response to a request that only checks the URL; None: it is another request."""
+        """Return the response to a request that only checks the URL. None: it is an ordinary request."""
 
 
 def _no_challenge(_: Any) -> None:
@@ -81,23 +81,23 @@ def _no_challenge(_: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hmac:
-    """A scheme with shared secrets: HMAC-SHA256 of the body and a preamble.
+    """A scheme with shared secrets: HMAC-SHA256 of an optional preamble and the body.
 
     Args:
         secrets: a secret, or several during a rotation.
         header: the header with the signature.
         encoding: the encoding of the signature.
         prefix: the prefix of a signature, such as `sha256=`.
-        separator: the separator of the parts of the header, if it can have several.
-        preamble: what is signed before the body. `{time}` stands for the signed time, which needs `time`; `{id}` for
-            the webhook id, which needs a single header as `delivery`.
-        time: where the signed time is, in Unix seconds: a header, or a part of the signature header, such as `t=`.
+        separator: the separator between the parts of the header, if it can have several.
+        preamble: the text that is signed before the body. In it, `{time}` stands for the signed time (set `time`), and
+            `{id}` for the webhook id (set `delivery` to a single header).
+        time: where the signed time in Unix seconds is: a header, or a part of the signature header, such as `t=`.
         tolerance: how many seconds the signed time may differ from this machine's clock.
         delivery: where the webhook id is; see `Scheme`.
-        challenge: responds to a request that only checks the URL; see `Scheme`.
+        challenge: a function that answers requests which only check the URL; see `Scheme`.
 
     Raises:
-        ConfigurationError: there is no secret, or it is empty; or `preamble` contains `{time}` without `time`, or
+        ConfigurationError: there is no secret or an empty one; or `preamble` contains `{time}` without `time`, or
             `{id}` without a single header as `delivery`.
     """
 
@@ -196,7 +196,7 @@ GitHub: Final = partial(
     delivery="x-github-delivery",
     challenge=_answer_ping,
 )
-"""GitHub signs neither a time nor the webhook id. Its `ping` is answered."""
+"""GitHub's signatures. They cover neither a time nor the webhook id. The receiver answers GitHub's `ping`."""
 
 Shopify: Final = partial(
     Hmac,
@@ -204,7 +204,7 @@ Shopify: Final = partial(
     encoding="base64",
     delivery="x-shopify-event-id,x-shopify-webhook-id",
 )
-"""Shopify signs neither a time nor the webhook id."""
+"""Shopify's signatures. They cover neither a time nor the webhook id."""
 
 Stripe: Final = partial(
     Hmac,
@@ -215,7 +215,7 @@ Stripe: Final = partial(
     preamble="{time}.",
     delivery="$.id",
 )
-"""Stripe's webhook id is the id of the event."""
+"""Stripe's signatures. The webhook id is the id of the event."""
 
 Slack: Final = partial(
     Hmac,
@@ -226,7 +226,7 @@ Slack: Final = partial(
     delivery="$.event_id",
     challenge=_answer_url_verification,
 )
-"""Slack's `url_verification` is answered."""
+"""Slack's signatures. The receiver answers Slack's `url_verification`."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -288,10 +288,10 @@ class StandardWebhooks(Hmac):
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A scheme that calls a function with the headers and the body, which returns True for a genuine request.
+    """A scheme that calls your function with the headers and the body. It returns True for a genuine request.
 
-    If the function raises an error that wrong or missing values cause (such as `KeyError` or `ValueError`), the request
-    is rejected. After any other error the sender is asked to try again.
+    If the function raises `KeyError`, `ValueError` or a similar error, the request is rejected. If it raises another
+    error, the sender is asked to try again.
     """
 
     function: Callable[[Headers, bytes], bool]

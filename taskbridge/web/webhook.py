@@ -37,9 +37,9 @@ LONGEST_SHOWN: Final = 40
 
 
 class Request(NamedTuple):
-    """A verified request: its headers (with names in lower case), its body, and the JSON in the body.
+    """A verified request: its headers (with names in lower case), its body, and the JSON value of the body (`payload`).
 
-    Numbers with a fraction or an exponent are `Decimal`, so that they keep all digits.
+    In `payload`, numbers with a fraction or an exponent are `Decimal`, so that they keep all digits.
     """
 
     headers: Headers
@@ -64,20 +64,19 @@ class Webhook:
     """A source whose records arrive by webhook.
 
     Args:
-        source: the source of the records; a pipeline reads the source of the same name unless it declares another one.
+        source: the source of the records. By default a pipeline reads the source with its own name.
         signature: the provider's scheme, with its secrets.
         tenant: where the tenant is. A number is converted to text.
         key: where the record's key is.
-        version: where the record's version is: a number or an ISO 8601 time. An older version never overwrites a newer
+        version: where the record's version is, a number or an ISO 8601 time. An older version never overwrites a newer
             one. None: the last request wins.
-        document: where the record is; by default the whole payload.
+        document: where the document is. The default is the whole payload.
         deleted: where to find whether the record was deleted, as True or False. A deleted record has no document, and
-            handlers see it with `deleted` set. The version is used as usual.
-        when: a function that returns False for requests without a record, which are answered with 200. None: all
-            requests have one.
-        delivery: where the provider's webhook id is: a JSONPath, a header name, or a function; None: as the scheme
-            defines. A webhook is accepted only once within 30 days.
-        path: the path of the requests, relative to the receiver; None: `/` and the source.
+            its `deleted` is True in the handler.
+        when: a function that returns False for requests to ignore. They are answered with 200. None: ignore none.
+        delivery: where the provider's webhook id is: a JSONPath, a header name, or a function. None: where the scheme
+            defines it. A webhook is accepted only once within 30 days.
+        path: the path of the requests, relative to the receiver. None: `/` and the source.
 
     Raises:
         InvalidName: the source is not allowed.

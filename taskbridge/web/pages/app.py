@@ -67,19 +67,19 @@ def dashboard(
     show_documents: bool = False,
     hosts: Sequence[str] = (),
 ) -> Starlette:
-    """Return the dashboard, an ASGI app that can be mounted under any path.
+    """Return the dashboard, an ASGI app. You can mount it under any path.
 
     Without a password and without `allow`, only programs on this machine have access.
 
     Args:
         app: the Celery app on which TaskBridge is installed; None: the package's own.
         password: the password for HTTP Basic, with any user name; None: TASKBRIDGE_DASHBOARD_PASSWORD.
-        allow: your own check instead: it receives each request and returns the user's name, or None to refuse the
-            request. It may be a coroutine function; a plain function is called in a thread.
+        allow: your own check instead of a password. It receives each request and returns the user's name, or None to
+            refuse the request. It may be a coroutine function. A plain function is called in a thread.
         actions: whether users can pause, resume, notify, retry and discard.
         show_documents: whether the page of a record shows its document.
-        hosts: the accepted host names. If empty: with a password or `allow`, any host name is accepted; with neither,
-            only this machine's.
+        hosts: the accepted host names. If empty, any host name is accepted with a password or `allow`. Without both,
+            only this machine's names are accepted.
 
     Raises:
         ConfigurationError: the password is too short.
