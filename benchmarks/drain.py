@@ -30,9 +30,9 @@ PUBLISHED: Final = "plain Celery tasks that read, published at that moment"
 
 WARM: Final = 100
 NOTE: Final = (
-    "Plain Celery's messages are in the queue when the clock starts, unless the row says otherwise. TaskBridge's "
-    "ticker publishes its messages within the measured time. Only TaskBridge and the tasks that mark records as done "
-    "know afterwards what was handled."
+    "Plain Celery's messages are in the queue before the measurement starts, except in the last row. TaskBridge's "
+    "ticker publishes its messages during the measurement. Only TaskBridge and the tasks that mark records as done "
+    "know afterwards which records were handled."
 )
 
 
@@ -83,10 +83,10 @@ def _measure(tenants: int, workers: int, concurrency: int, rounds: int) -> Repor
 DRAIN: Final = Benchmark(
     "drain",
     "Tenants that are due at the same moment are handled at the full speed of the workers.",
-    "Tenants are handled this many times as fast as plain Celery tasks that only read the record.",
-    "Measures how many tenants per second are swept when very many are due at once, and what CPU time that takes. The "
-    "baselines are plain Celery tasks that read the tenant's record, and that read it and mark it as done, with as "
-    "many workers of the same kind.",
+    "Tenants per second, divided by the speed of Celery tasks that only read the record.",
+    "Measures how many tenants are handled per second if very many are due at once, and how much CPU time that takes. "
+    "The baselines are plain Celery tasks with as many workers of the same kind. Some read the tenant's record, and "
+    "some also mark it as done.",
     _measure,
     (
         Option("tenants", 5_000, 1, 1_000_000, "Tenants that are due, with a record each."),

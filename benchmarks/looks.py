@@ -123,31 +123,31 @@ class _Scene:
         key = f"key-0-{tenants // 2}"
         failing = f"tenant-{tenants // 200 * 100 + 1}"
         questions: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = {
-            "health": (health.health, (), {}),
+            "health checks": (health.health, (), {}),
             "find a tenant": (record.find, (half,), {}),
-            "find by a key": (record.find, (key,), {}),
-            "find by a key and tenant": (record.records_everywhere, (key, PIPELINE, half), {}),
+            "find a key": (record.find, (key,), {}),
+            "find a key of a tenant": (record.records_everywhere, (key, PIPELINE, half), {}),
             "find nothing": (record.find, ("nothing is called so",), {}),
-            "story of a record": (record.story, (PIPELINE, half, key, PIPELINE), {}),
-            "why a tenant": (inspect.tenant, (PIPELINE, half), {}),
-            "why a tenant that fails": (inspect.tenant, (PIPELINE, failing), {}),
-            "tenants by name": (status.tenants, (PIPELINE,), {"after": half}),
-            "tenants that fail": (status.tenants, (PIPELINE,), {"failing": True, "after": half}),
-            "tenants by failures": (status.tenants, (PIPELINE,), {"sort": "failures"}),
+            "history of a record": (record.story, (PIPELINE, half, key, PIPELINE), {}),
+            "state of a tenant": (inspect.tenant, (PIPELINE, half), {}),
+            "state of a failing tenant": (inspect.tenant, (PIPELINE, failing), {}),
+            "tenants, by name": (status.tenants, (PIPELINE,), {"after": half}),
+            "failing tenants, by name": (status.tenants, (PIPELINE,), {"failing": True, "after": half}),
+            "tenants, by failures": (status.tenants, (PIPELINE,), {"sort": "failures"}),
             "in quarantine": (status.quarantined, (PIPELINE,), {}),
-            "noisy by events": (history.noisy, (), {}),
-            "noisy by run time": (history.noisy, (PIPELINE,), {"by": "run time"}),
-            "noisy by failures": (history.noisy, (PIPELINE,), {"by": "failures"}),
+            "busiest tenants, by events": (history.noisy, (), {}),
+            "busiest tenants, by run time": (history.noisy, (PIPELINE,), {"by": "run time"}),
+            "busiest tenants, by failures": (history.noisy, (PIPELINE,), {"by": "failures"}),
             "last runs": (history.runs, (), {}),
             "last runs that failed": (history.runs, (PIPELINE,), {"failed": True}),
             "runs of 12 hours ago": (history.runs, (PIPELINE,), {"before": Before(now - timedelta(hours=12))}),
             "runs of a tenant": (history.runs, (PIPELINE, half), {}),
-            "bursts": (history.bursts, (PIPELINE,), {}),
-            "saved": (history.saved, (), {}),
-            "failing": (status.failing, (), {}),
+            "last bursts": (history.bursts, (PIPELINE,), {}),
+            "events and runs over a week": (history.saved, (), {}),
+            "current failures": (status.failing, (), {}),
             "what failed in a day": (history.failed, (), {}),
-            "over a day": (history.over_time, (), {}),
-            "over a week": (history.over_time, (), {"hours": 24 * 7}),
+            "chart of a day": (history.over_time, (), {}),
+            "chart of a week": (history.over_time, (), {"hours": 24 * 7}),
         }
         return {
             name: partial(question, context, *arguments, **options)
@@ -176,10 +176,10 @@ def _measure(tenants: int, records: int) -> Report:
         [
             Table(
                 "ms per answer",
-                ("answer", *(f"{size:,} tenants" for size in sizes), "longest of the last"),
+                ("answer", *(f"{size:,} tenants" for size in sizes), "longest"),
                 rows,
-                f"Medians of {ROUNDS} requests; the last column is the longest request with the most tenants. Each "
-                f"tenant has {records:,} records and a run in the history.",
+                f"Each figure is the median of {ROUNDS} requests. The last column is the longest request with the most "
+                f"tenants. Each tenant has {records:,} records and one run in the history.",
             )
         ],
         [Target(f'the slowest answer ("{slowest}"), ms with the most tenants', found[slowest][-1], LIMIT_MS)],
@@ -195,9 +195,8 @@ def _milliseconds(ask: Callable[[], Any]) -> float:
 LOOKS: Final = Benchmark(
     "looks",
     "Every question that an operator asks is answered at once, however many tenants there are.",
-    "The slowest answer of the command line and the dashboard takes this many milliseconds with a million tenants.",
-    "Requests each answer of the command line and the dashboard with more and more tenants, records and runs. The "
-    "target is at most 100 ms for each.",
+    "Milliseconds for the slowest answer, with a million tenants.",
+    "Requests each answer of the command line and the dashboard while the number of tenants, records and runs grows.",
     _measure,
     (
         Option("tenants", 1_000_000, 100, 10_000_000, "Tenants, at last."),

@@ -72,11 +72,11 @@ def _measure(events: int, scale: float, plain_records: int) -> Report:
             Target(f"{case.name}: p99, ms", busy.p99, case.most_p99),
             Target(f"{case.name}: median, ms", busy.median, case.most_median),
         ]
-    columns = ("", "median ms", "p99 ms", "records/s, nobody else", "records/s, beside first events")
+    columns = ("", "median ms", "p99 ms", "records/s, no first events", "records/s, with first events")
     note = (
-        "First events arrive beside tenants with a backlog, every 50 ms, or every second if a call takes 300 ms. Plain "
-        f"Celery has one worker for both queues, and its backlog is tasks of {PART} records each, "
-        f"{plain_records:,} records at most."
+        "First events arrive every 50 ms, or every second if a call takes 300 ms. Plain Celery has one worker for both "
+        f"queues. Its backlog has at most {plain_records:,} records, in tasks of {PART} records each. The last two "
+        "columns show how fast the backlog is handled."
     )
     options = {"events": events, "scale": scale, "plain_records": plain_records}
     return Report(options, [Table("Delay of first events", columns, rows, note)], targets)
@@ -197,10 +197,10 @@ def _handled(runtime: Runtime) -> int:
 NEIGHBOURS: Final = Benchmark(
     "neighbours",
     "A first event does not wait behind someone else's backlog.",
-    "A first event waits at most this long, in 99 of 100 cases, while tenants with a backlog use every slot.",
-    "Measures how long first events wait while other tenants have many pending records and a slow handler, and how "
-    "many of those records are handled per second. The baseline is plain Celery with a separate queue for small "
-    "tenants.",
+    "Milliseconds that a first event waits in 99 of 100 cases, while a backlog keeps the only slot busy.",
+    "Measures how long first events wait while other tenants have many pending records and a slow handler. Also "
+    "measures how many of those records are handled per second. The baseline is plain Celery with a separate queue "
+    "for small tenants.",
     _measure,
     (
         Option("events", 100, 2, 10_000, "First events of each case."),
@@ -208,7 +208,7 @@ NEIGHBOURS: Final = Benchmark(
         Option("plain_records", 10_000, 2, 1_000_000, "Records of plain Celery's backlog."),
     ),
     {"events": 5, "scale": 0.01, "plain_records": 600},
-    unmet="A first event waits until the call in progress has ended and its batch is committed; the records of that "
-    "call take about the latency budget (50 ms). With a single slot, no other slot can take the event. Beside 1,000 "
-    "short backlogs, the begin, claim and settle of each of their runs come on top.",
+    unmet="A first event waits until the handler call in progress has ended and its batch is committed. The records "
+    "of one call take about the latency budget (50 ms). With 1,000 short backlogs, begin, claim and settle of "
+    "each run add to that.",
 )

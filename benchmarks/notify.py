@@ -124,9 +124,10 @@ def _at_once(found: dict[str, list[float]]) -> Table:
 NOTIFY: Final = Benchmark(
     "notify",
     "An event that is absorbed by a burst costs one short Redis command.",
-    "`notify_event.delay` takes this fraction of the time of `delay` of a plain Celery task.",
-    "Measures what an event costs the process that sends it: an absorbed event, a first event, and many in one call. "
-    "The baselines are `.delay()` of a plain Celery task and a SET with an expiry, one by one and pipelined.",
+    "The time of `notify_event.delay` in a burst, divided by that of a plain Celery task's `delay`.",
+    "Measures how long a producer takes to send an event: one that a burst absorbs, one that starts a run, and many "
+    "in one call. The baselines are `delay` of a plain Celery task, and a SET with an expiry. For many events, the "
+    "SETs are pipelined.",
     _measure,
     (
         Option("calls", 1_000, 1, 100_000, "Calls of each kind in a round, one by one."),

@@ -25,15 +25,16 @@ _NOT_YET: Final = "Not measured yet.\n"
 
 _INTRODUCTION: Final = """# Benchmarks
 
-`make bench` runs the benchmarks and writes this page; do not edit it. Each benchmark measures its baselines in the same
-run, on the same servers, alternating with TaskBridge, so a ratio says more than a time. Where
-they alternate in rounds, a ratio is the median of the rounds' ratios, so it can differ from the ratio of the figures
-beside it. Run one yourself with `python -m benchmarks NAME`; `python -m benchmarks.compare COMMIT NAME` compares two
-commits.
+`make bench` runs all benchmarks and writes this page. Do not edit the page by hand. `python -m benchmarks NAME` runs
+one benchmark. `python -m benchmarks.compare COMMIT NAME` compares another commit with your working tree.
+
+Each benchmark measures TaskBridge and a baseline in turns, on the same machine and the same servers. Machines differ in
+speed, so a ratio says more than a time. If a benchmark has rounds, each round gives a ratio, and the page shows the
+median of these ratios. This median can differ from the ratio of the two values in a table.
 
 ## Promises
 
-Each benchmark guards one promise. This table shows its main figure.
+Each benchmark checks one promise. This table shows its most important result.
 """
 _UNMET: Final = """## Targets that are not met
 
@@ -82,7 +83,7 @@ _FRONT: Final = (
         "plain Celery tasks that do nothing",
         "runs/s",
     ),
-    _Line("Records of one tenant, records/s", "sweep", "taskbridge", "bare select", "records/s"),
+    _Line("Records of one tenant, records/s", "sweep", "TaskBridge", "bare select", "records/s"),
     _Line(
         "An interrupted record after SIGKILL of its worker, median s",
         "recovery",
@@ -101,8 +102,7 @@ def rendered(benchmarks: Sequence[Benchmark], stored: Mapping[str, Figures]) -> 
     if unmet := "".join(_unmet(one, figures.report) for one, figures in measured):
         parts.append(_UNMET + unmet)
     parts += [_section(one, figures, places.index(_place(figures)) + 1) for one, figures in measured]
-    parts += [f"## Machine {number}\n\n{_listed(place)}" for number, place in enumerate(places, 1)]
-    return "\n".join(parts)
+    return "\n".join([*parts, *_machines(places)])
 
 
 def front(stored: Mapping[str, Figures]) -> str:
@@ -161,16 +161,14 @@ def _promises(measured: Sequence[tuple[Benchmark, Figures]]) -> str:
     rows = []
     for benchmark, figures in measured:
         target = figures.report.targets[0]
-        when = f"{figures.date}, `{figures.commit}`"
         promise = f"{benchmark.promise} ([{benchmark.name}](#{benchmark.name}))"
-        figure = f"{shown(target.value)} ({target.what})"
-        rows.append((promise, figure, target.bound, when, benchmark.meaning))
-    return _rows(("promise", "figure", "target", "measured", "what the figure means"), rows)
+        rows.append((promise, target.value, target.bound, benchmark.meaning))
+    return _rows(("promise", "result", "target", "what the result is"), rows)
 
 
 def _unmet(benchmark: Benchmark, report: Report) -> str:
     missed = [f"{target.what}: {target.text}" for target in report.targets if not target.met]
-    return f"- `{benchmark.name}`, {'; '.join(missed)}. {benchmark.unmet}".rstrip() + "\n" if missed else ""
+    return f"- **{benchmark.name}**: {'; '.join(missed)}. {benchmark.unmet}".rstrip() + "\n" if missed else ""
 
 
 def _section(benchmark: Benchmark, figures: Figures, machine: int) -> str:
@@ -205,8 +203,16 @@ def _targets(report: Report) -> str:
     return "".join(f"- {target.what}: {target.text}\n" for target in report.targets)
 
 
+def _machines(places: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
+    """Return what all machines have in common, and then what each has of its own."""
+    shared = [fact for fact in (places[0] if places else ()) if all(fact in place for place in places)]
+    own = [[fact for fact in place if fact not in shared] for place in places]
+    parts = [f"### Machine {number}\n\n{_listed(facts)}" for number, facts in enumerate(own, 1)]
+    return [f"## Machines\n\nAll machines have:\n\n{_listed(shared)}", *parts]
+
+
 def _options(report: Report) -> str:
-    return ", ".join(f"{name} {shown(value)}" for name, value in report.parameters.items())
+    return ", ".join(f"`{name}={value:.15g}`" for name, value in report.parameters.items())
 
 
 def _table(table: Table) -> str:

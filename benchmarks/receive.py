@@ -230,10 +230,10 @@ def _steady_table(found: Mapping[str, Sequence[_Round]], rate: float) -> Table:
         (name, *(median(one[at] for one in rounds) for at in range(5))) for name, rounds in found.items()
     ]
     return Table(
-        f"{rate:,} requests/s, from the last byte of the request to the last of the answer",
-        ("", "median ms", "p99 ms", "longest ms", "answers/s", "CPU ms of the server for each"),
+        f"{rate:,} requests/s: from a request's last byte to the end of the answer",
+        ("", "median ms", "p99 ms", "longest ms", "answers/s", "server CPU, ms per request"),
         [*rows, ("ratio", *(_ratio(found, at) for at in range(5)))],
-        "The bare endpoint has 10 connections to Postgres and commits each request by itself; it checks no signature.",
+        "The bare endpoint has 10 connections to Postgres and commits each request by itself. It checks no signature.",
     )
 
 
@@ -242,8 +242,8 @@ def _rising_table(borne: Mapping[str, _Borne], seconds: float) -> Table:
         f"Rising rates, until p99 passes {LONGEST_MS:g} ms",
         ("", "requests/s", "p99 ms", f"ratio of {OURS} to it"),
         [(name, one.rate, one.p99, borne[OURS].rate / one.rate if one.rate else 0) for name, one in borne.items()],
-        f"Each rate lasts {seconds:g} s and is {FASTER:g} times the one before; it is tried {TRIES} times before it "
-        "counts as too much. One process serves.",
+        f"Each rate lasts {seconds:g} s and is {FASTER:g} times the one before. A rate that fails {TRIES} times ends "
+        "the series. One process serves the requests.",
     )
 
 
@@ -251,7 +251,7 @@ def _overload_table(overloaded: _Overloaded, burst: int) -> Table:
     posted = overloaded.posted
     counts = [posted.answers.get(status, 0) for status in ("200", "503")]
     return Table(
-        f"Overload: {burst:,} requests at once, each transaction 1 s longer",
+        f"Overload: {burst:,} requests at once, with 1 s added to each transaction",
         ("", "200", "503", "503 without Retry-After", "200 and not stored", "p99 ms of 200"),
         [(OURS, *counts, posted.without_retry_after, overloaded.not_stored, summary(posted.milliseconds).p99)],
     )
@@ -260,11 +260,11 @@ def _overload_table(overloaded: _Overloaded, burst: int) -> Table:
 RECEIVE: Final = Benchmark(
     "receive",
     "Webhooks are stored before they are answered, even under load.",
-    "99 of 100 requests are answered within this many times the time of a bare endpoint that inserts one row.",
-    "Measures how long a receiver of webhooks takes to answer after a request's last byte, and how many requests per "
-    "second it can answer. The baseline is a bare Starlette endpoint that inserts one row and commits, under the same "
-    "server, alternating with ours. Then sends more requests at once than may wait: those answered with 200 must be "
-    "stored, and the rest are told when to retry.",
+    "The p99 of the response time, divided by that of a bare endpoint that inserts one row.",
+    "Measures how soon a webhook receiver answers after a request's last byte, and how many requests per second it "
+    "can answer. The baseline is a bare Starlette endpoint on the same server, which inserts one row and commits. "
+    "Then sends more requests at once than the receiver can hold. Those answered with 200 must be stored, and the "
+    "others must be told when to retry.",
     _measure,
     (
         Option("rate", 1_000, 1, 100_000, "Requests per second in each round."),
@@ -274,6 +274,6 @@ RECEIVE: Final = Benchmark(
     ),
     {"rate": 200, "seconds": 0.25, "rounds": 1, "burst": 50},
     page={"seconds": 3.0, "rounds": 3},
-    unmet="The bare endpoint checks no signature. When this was measured, the receiver also wrote requests in groups, "
-    "and each request waited for its group.",
+    unmet="The bare endpoint checks no signature. At the time of this measurement, the receiver also wrote requests "
+    "in groups, and each request waited for its group.",
 )

@@ -181,18 +181,19 @@ def _report(found: Mapping[str, Sequence[Recovered]], keys: int, cap: float, bou
 
 
 NOTE: Final = (
-    "Counted until the handler is called. One second after the crash, and every second from then on, each key has an "
-    "event. A job of celery-once or celery-singleton would take all records of its key. With acks_late a job handles "
-    "only its own record: the next event's job runs as soon as that event arrives, while the interrupted job comes "
-    "back only after the visibility timeout, one hour by default."
+    "Each time ends when the handler is called. From one second after the crash, each key has an event every second. A "
+    "job of celery-once or celery-singleton would take all records of its key. With `acks_late`, a job handles only "
+    "its own record. So the next event's job runs at once, but the interrupted job returns only after the visibility "
+    "timeout, which is one hour by default."
 )
 
 RECOVERY: Final = Benchmark(
     "recovery",
     "The work of a worker that was killed resumes within seconds.",
-    "A tenant's next run starts within this many seconds after SIGKILL.",
-    "Measures how soon the work of a key resumes after SIGKILL of the worker that did it, while another worker lives. "
-    "The baselines are celery-once, celery-singleton and Celery with acks_late, at their defaults.",
+    "Seconds from SIGKILL until the tenant's next run begins, in the worst case.",
+    "Kills a worker while it handles a batch, and measures how soon another worker resumes the work. The baselines "
+    "are celery-once, celery-singleton and Celery with `acks_late`, all with their default settings. Each job "
+    "belongs to a key. For TaskBridge, the key is the tenant.",
     _measure,
     (
         Option("keys", 3, 1, 16, "Keys of each subject whose worker is killed."),

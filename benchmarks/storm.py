@@ -31,8 +31,8 @@ READ: Final = "plain Celery tasks that read"
 FINISH: Final = "plain Celery tasks that read and mark as done"
 WARM: Final = 100
 NOTE: Final = (
-    "All messages are in the queue when the clock starts. Only TaskBridge and the tasks that mark records as done know "
-    "afterwards what was handled."
+    "All messages are in the queue before the measurement starts. Only TaskBridge and the tasks that mark records as "
+    "done know afterwards which records were handled."
 )
 PARKING: Final = "parked."
 
@@ -128,10 +128,10 @@ def _write(runtime: Runtime, names: Sequence[str]) -> None:
 STORM: Final = Benchmark(
     "storm",
     "Batching costs no throughput, even if nothing can be batched.",
-    "Runs that read records and move cursors start this many times as fast as Celery tasks that do nothing.",
-    "Measures how many runs per second begin when very many tenants have one first event each, all at once. The "
-    "baselines are plain Celery tasks that do nothing, that read the tenant's record, and that read it and mark it as "
-    "done, with as many workers of the same kind.",
+    "Runs per second, divided by the speed of Celery tasks that do nothing.",
+    "Measures how many runs begin per second if very many tenants have one first event each, all at once. The "
+    "baselines are plain Celery tasks with as many workers of the same kind. Some do nothing, some read the tenant's "
+    "record, and some also mark it as done.",
     _measure,
     (
         Option("tenants", 5_000, 1, 1_000_000, "Tenants, with a record and an event each."),
@@ -141,6 +141,6 @@ STORM: Final = Benchmark(
         Option("rounds", 3, 1, 100, "Rounds."),
     ),
     {"tenants": 50, "workers": 1, "concurrency": 1, "threads": 0, "rounds": 1},
-    unmet="Our runs keep all cores busy, while plain Celery's tasks wait for their worker's main process. Slow or "
-    "shared cores make the ratio smaller. The second table shows what a run costs.",
+    unmet="TaskBridge keeps all cores busy, while plain Celery's tasks wait for their worker's main process. So slow "
+    "or shared cores make the ratio smaller. The table of CPU time shows what a run costs.",
 )

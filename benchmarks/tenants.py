@@ -61,8 +61,8 @@ def _measure(tenants: int, due: int, seconds: float) -> Report:
                     "longest ms",
                 ),
                 rows,
-                "CPU time of Redis and of the worker's main process, before the others come due. It grows as a power "
-                f"of the number of tenants, with the exponent {growth:.2g}.",
+                "The CPU time is that of Redis and of the worker's main process before the others come due. Its slope "
+                f"is {growth:.2g}. A slope of 0 means that the cost does not grow with the number of tenants.",
             )
         ],
         [
@@ -118,9 +118,9 @@ def _memory(runtime: Runtime) -> int:
 TENANTS: Final = Benchmark(
     "tenants",
     "A tenant that waits is a deadline in Redis and holds no worker slot.",
-    "A run starts at most this many milliseconds after it is due, in 99 of 100 cases, while many others wait.",
-    "Measures what waiting tenants cost (CPU of Redis and of the worker's main process, memory of Redis), and how late "
-    "the runs of others start meanwhile. The baseline is the same worker while nobody waits.",
+    "Milliseconds that a due run starts late, in 99 of 100 cases, while many tenants wait.",
+    "Measures what waiting tenants cost: CPU time of Redis and of the worker's main process, and memory of Redis. "
+    "Also measures how late other tenants' runs start meanwhile. The baseline is the same worker while nobody waits.",
     _measure,
     (
         Option("tenants", 100_000, 200, 1_000_000, "Most tenants; from 1,000 on, ten times as many each time."),
