@@ -140,11 +140,11 @@ def _summary(run: Run) -> str:
     return f"""\
 This run took {last["minute"]:.0f} minutes, from {run["began"]}, at commit `{run["commit"]}` ({run["machine"]}).
 
-- {last["sent"]:,} changes, {last["delivered"]:,} revisions delivered; lost: {lost}, delivered twice: {last["doubled"]}.
-- {last["repeated"]} deliveries came again in the two pipelines with failing records, which is expected (see below).
+- {last["sent"]:,} changes, {last["delivered"]:,} revisions delivered. Lost: {lost}. Delivered twice: {last["doubled"]}.
+- {last["repeated"]} deliveries were repeated in the two pipelines with failing records. This is expected (see below).
 - The downstream answered {answers}.
 - Restarts of workers: {run["restarts"]}.
-- All processes together took {sum(cpu) / len(cpu):.0%} of one core.
+- All processes together used {sum(cpu) / len(cpu):.0%} of one core.
 - {f"**Wrong:** {wrong}" if wrong else fine}."""
 
 
