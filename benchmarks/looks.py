@@ -14,6 +14,8 @@ from functools import partial
 from statistics import median
 from typing import Any, Final
 
+import psycopg
+
 from benchmarks.report import Benchmark, Cell, Option, Report, Table, Target
 from benchmarks.rounds import decades
 from benchmarks.stage import stage
@@ -108,10 +110,9 @@ class _Scene:
         spacing = self._runtime.pipelines[PIPELINE].policy.spacing
         for at in range(0, len(active), CHUNK):
             self._runtime.gate.notify_many([(PIPELINE, name, spacing) for name in active[at : at + CHUNK]])
-        engine = self._runtime.engine.execution_options(isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection, within(connection, None):
-            connection.exec_driver_sql("VACUUM ANALYZE")
-            connection.exec_driver_sql("CHECKPOINT")
+        with psycopg.connect(self._runtime.settings.postgres_url, autocommit=True) as connection:
+            connection.execute("VACUUM ANALYZE")
+            connection.execute("CHECKPOINT")
 
     def _do(self, statement: str, **values: int) -> None:
         with self._runtime.engine.begin() as connection, within(connection, None):
