@@ -35,8 +35,7 @@ def notify(tenant: str, pipeline: str, data_dir: Path, as_json: bool) -> None:
     from taskbridge.producer import notify as notifying
 
     check_tenant(tenant)
-    environment.existing(data_dir)
-    runtime = environment.runtime().on(pipeline)
+    runtime = environment.checked_runtime(data_dir, pipeline)
     answer = notifying.notify(runtime.app, tenant, pipeline).name.lower()
     if runtime.publisher.error is not None:
         try:

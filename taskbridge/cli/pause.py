@@ -41,8 +41,7 @@ class _Scope:
     def of(cls, data_dir: Path, pipeline: str, tenant: str | None) -> _Scope:
         if tenant is not None:
             check_tenant(tenant)
-        runtime = environment.checked_runtime(data_dir).on(pipeline)
-        return cls(runtime, pipeline, tenant)
+        return cls(environment.checked_runtime(data_dir, pipeline), pipeline, tenant)
 
     @property
     def name(self) -> str:

@@ -232,7 +232,8 @@ def retry(data_dir: Path, as_json: bool, **chosen: Any) -> None:
     choice = _Choice(**chosen)
     if choice.unmatched and not choice.every:
         raise click.UsageError("unmatched records can only be retried together: use --all")
-    runtime, pipeline = environment.checked_runtime(data_dir), choice.pipeline
+    pipeline = choice.pipeline
+    runtime = environment.checked_runtime(data_dir, pipeline)
     if choice.unmatched:
         _match_again(pipeline, as_json=as_json)
         return

@@ -71,6 +71,8 @@ def status(
     """Show the health of the deployment, the runs that each pipeline saved, and the state of its tenants.
 
     To find noisy tenants, use --sort runs. For current failures use --failing, for past ones --recent-failures.
+
+    If one of several Redis servers is unavailable, its pipelines are left out, and the exit status is 1.
     """
     if after and sort != "name":
         raise click.UsageError("--after requires the order by name: omit --after or --sort")
@@ -82,25 +84,27 @@ def status(
         _show_failures(context, pipeline, hours, limit, as_json=as_json)
     elif sort in LATELY:
         _show_noisy(context, pipeline, LATELY[sort], hours, limit, as_json=as_json)
-    else:
-        _show_tenants(context, pipeline, sort, limit, failing=failing, after=after, as_json=as_json)
+    elif _show_tenants(context, pipeline, sort, limit, failing=failing, after=after, as_json=as_json):
+        raise click.exceptions.Exit(1)
 
 
 def _show_tenants(
     context: Context, pipeline: str | None, sort: str, limit: int, *, failing: bool, after: str, as_json: bool
-) -> None:
+) -> Sequence[str]:
+    """Show health and tenants; return the names of the Redis servers that are unavailable."""
     from taskbridge.observe import status as answers
     from taskbridge.observe.health import health
     from taskbridge.observe.history import saved
     from taskbridge.store import Pauses, backfills_due
 
-    names, is_by_name = context.names(pipeline), sort == "name"
+    is_by_name, chosen = sort == "name", context.names(pipeline)
     records = RECORDS_BY_NAME if is_by_name else RECORDS_SORTED
+    found = health(context)
+    lines = {one.pipeline: one for one in found.pipelines if one.pipeline in chosen}
+    names = [*lines]
+    findings = [one for one in found.findings if one.pipeline is None or one.pipeline in names]
     choice: dict[str, Any] = {"failing": failing, "sort": NOW[sort], "after": after, "records": records}
     pages = {name: answers.tenants(context, name, **choice, limit=limit + 1) for name in names}
-    found = health(context)
-    findings = [one for one in found.findings if one.pipeline is None or one.pipeline in names]
-    lines = {one.pipeline: one for one in found.pipelines}
     pauses = {name: Pauses(context.database).of(name) for name in names}
     savings = {one.pipeline: one for one in saved(context, days=SAVED_DAYS)}
     backfills = [*backfills_due(context.database)]
@@ -112,7 +116,7 @@ def _show_tenants(
             for name in names
         }
         console.emit_json({"health": head, "pipelines": pipelines, **more})
-        return
+        return found.unavailable
     colour = {"red": "bold red"}.get(found.colour, found.colour)
     console.stdout().print(console.cell(found.sentence, colour), soft_wrap=True)
     for one in findings:
@@ -128,6 +132,7 @@ def _show_tenants(
             console.show(f"more tenants: use {'--after' if is_by_name else '--limit'}")
         console.show(*_pauses(name, pauses[name]))
     console.show(*_errors(context, names))
+    return found.unavailable
 
 
 def _finding_as_json(one: Finding) -> dict[str, Any]:

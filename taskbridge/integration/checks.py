@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
@@ -35,6 +35,7 @@ from taskbridge.observe.context import Context
 from taskbridge.observe.health import health, nobody_looks
 from taskbridge.process.connections import broker_connection
 from taskbridge.process.runtime import ALSO_CHECKED, Runtime
+from taskbridge.settings import for_redis
 from taskbridge.store import (
     check_adoptions,
     check_cluster,
@@ -90,8 +91,12 @@ def _problem(text: str, remedy: str) -> Finding:
 class _Examined:
     """The deployment under examination. What several checks need is fetched once."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, sound: Iterable[str] = ()) -> None:
         self.runtime = runtime
+        self.sound = {*sound}
+        """The checks that have found no problem."""
+        self.others: list[_Examined] = []
+        """The same deployment with each of the other Redis servers."""
 
     def ask(self, command: str) -> dict[str, Any]:
         """Return the replies of the workers that serve our queues to a remote control command."""
@@ -163,23 +168,25 @@ class Check(NamedTuple):
 
 def examine(runtime: Runtime) -> list[Finding]:
     """Run all checks, except those that need a check which has found a problem."""
-    sound = set[str]()
-    found = _examine(runtime, CHECKS, sound)
-    if "pipelines" in sound:
-        for other in runtime.by_redis():
-            if other is not runtime:
-                of_redis = [check for check in CHECKS if check.name in OF_EACH_REDIS]
-                name = other.settings.redis or "default"
-                findings = _examine(other, of_redis, sound - OF_EACH_REDIS)
-                found += [replace(one, check=f"{one.check} ({name})") for one in findings]
-    return found
+    examined = _Examined(runtime)
+    found = _examine(examined, CHECKS)
+    if "pipelines" in examined.sound:
+        others = [other for other in runtime.by_redis() if other is not runtime]
+        examined.others = [_Examined(other, examined.sound - OF_EACH_REDIS) for other in others]
+    for other in examined.others:
+        name = other.runtime.settings.redis
+        found += [
+            replace(one, check=f"{one.check} ({name or 'default'})", remedy=for_redis(name, one.remedy))
+            for one in _examine(other, [check for check in CHECKS if check.name in OF_EACH_REDIS])
+        ]
+    return found + _examine(examined, OF_ALL_REDIS)
 
 
-def _examine(runtime: Runtime, checks: Sequence[Check], sound: set[str]) -> list[Finding]:
-    """Run checks; `sound`: those that have found no problem, to which this adds others."""
-    examined, found = _Examined(runtime), list[Finding]()
+def _examine(examined: _Examined, checks: Sequence[Check]) -> list[Finding]:
+    """Run checks, and add those that find no problem to `examined.sound`."""
+    found = list[Finding]()
     for check in checks:
-        if not sound.issuperset(check.needs):
+        if not examined.sound.issuperset(check.needs):
             continue
         findings = list[Finding]()
         try:
@@ -192,7 +199,7 @@ def _examine(runtime: Runtime, checks: Sequence[Check], sound: set[str]) -> list
             remedy = "please report this as a bug"
             findings.append(_problem(f"this check failed: {error_line(error)}", remedy))
         if not any(one.level is Level.PROBLEM for one in findings):
-            sound.add(check.name)
+            examined.sound.add(check.name)
         if not findings and check.sound:
             findings.append(Finding(Level.OK, check.sound))
         found += [replace(one, check=check.name) for one in findings]
@@ -512,7 +519,8 @@ def _work(examined: _Examined) -> Findings:
 
 def _sessions(examined: _Examined) -> Findings:
     """Compare the number of sessions that the workers may need with what this process's role may open."""
-    slots = [pool.get("max-concurrency", 0) for pool in examined.pools.values()]
+    reached = [one for one in (examined, *examined.others) if "broker" in one.sound]
+    slots = [pool.get("max-concurrency", 0) for one in reached for pool in one.pools.values()]
     if not slots:
         return
     need = sum(slots) + OTHER_SESSIONS * len(slots)
@@ -555,8 +563,9 @@ CHECKS: Final = (
         "workers poll for records; no run is overdue, no circuit is open, no tenant is failing, and no record is in "
         "quarantine or unmatched",
     ),
-    Check("sessions", _sessions, ("cluster", "broker")),
 )
 """In the order in which they run."""
 OF_EACH_REDIS: Final = frozenset({"Redis", "eviction", "gate", "clocks", "broker", "workers", "transport", "probe"})
 """The checks of every Redis server that pipelines are on."""
+OF_ALL_REDIS: Final = (Check("sessions", _sessions, ("cluster",)),)
+"""The checks that need what those have found."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
+from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import shown
-from taskbridge.errors import UnknownPipeline
+from taskbridge.errors import Unavailable, UnknownPipeline
 from taskbridge.gate.inspector import Inspector
 from taskbridge.settings import Settings
 from taskbridge.store import LOOK_SECONDS, Tenants
@@ -97,12 +98,20 @@ class Context:
             found.setdefault(self.inspector_of(name), []).append(name)
         return found
 
-    def survey(self, pipelines: Sequence[str], most: int) -> dict[str, Survey]:
-        """Do what `Inspector.survey` does."""
+    def survey(self, pipelines: Sequence[str], most: int) -> tuple[dict[str, Survey], dict[str, Unavailable]]:
+        """Do what `Inspector.survey` does, and return the error of each pipeline whose Redis is unavailable.
+
+        Pipelines on the same server have the same error.
+        """
         surveys: dict[str, Survey] = {}
+        errors: dict[str, Unavailable] = {}
         for inspector, names in self._by_inspector(pipelines).items():
-            surveys |= inspector.survey(names, most)
-        return {name: surveys[name] for name in pipelines}
+            try:
+                with translated_errors():
+                    surveys |= inspector.survey(names, most)
+            except Unavailable as error:
+                errors |= dict.fromkeys(names, error)
+        return {name: surveys[name] for name in pipelines if name in surveys}, errors
 
     def longest_queued(self, tenants: Mapping[str, Sequence[str]], ttl_ms: int) -> dict[str, Queued]:
         """Do what `Inspector.longest_queued` does."""
@@ -111,9 +120,12 @@ class Context:
             found |= inspector.longest_queued({name: tenants[name] for name in names}, ttl_ms)
         return found
 
-    def queued(self) -> int | None:
-        """Return how many messages are in all queues of runs; None: a broker is another server, or unknown."""
-        counts = [inspector.queued() for inspector in {self.inspector, *self.others.values()}]
+    def queued(self, pipelines: Iterable[str]) -> int | None:
+        """Return how many messages are in the queues of runs of the servers that these pipelines are on.
+
+        None: a broker is another server, or unknown.
+        """
+        counts = [inspector.queued() for inspector in self._by_inspector(pipelines)]
         return None if None in counts else sum(filter(None, counts))
 
     def tenants_of(self, source: str) -> Tenants:
@@ -127,11 +139,8 @@ class Context:
 
     def active(self, pipelines: Sequence[str], most: int) -> Mapping[str, Sequence[str]]:
         """Return, for each pipeline, the tenants whose runners are due first; none if Redis does not answer."""
-        try:
-            surveys = self.survey(pipelines, most)
-        except redis.RedisError:
-            return dict.fromkeys(pipelines, ())
-        return {name: survey.tenants for name, survey in surveys.items()}
+        surveys, errors = self.survey(pipelines, most)
+        return {name: survey.tenants for name, survey in surveys.items()} | dict.fromkeys(errors, ())
 
     def runner(self, pipeline: str, tenant: str) -> RunnerStatus | None:
         """Return a tenant's runner; None if Redis does not answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.texts import counted
@@ -13,10 +13,12 @@ from taskbridge.gate import RunnerStatus, State, Survey
 from taskbridge.observe.context import Context
 from taskbridge.observe.status import state_of
 from taskbridge.observe.types import ActiveTenant, Finding, Health, PipelineLine
+from taskbridge.settings import for_redis
 from taskbridge.store import Backlog, read_ages, read_backlogs, unmatched_sources
 
 if TYPE_CHECKING:
     from taskbridge.declaring.pipeline import Pipeline
+    from taskbridge.errors import Unavailable
     from taskbridge.gate.inspector import Queued, Running
 
 __all__ = ["MOST_COUNTED", "MOST_RUNNERS", "health", "left_out", "nobody_looks"]
@@ -78,9 +80,8 @@ class _Seen(NamedTuple):
         return Finding(f"{self.name}: {sentence}", remedy, pipeline=self.name, **more)
 
 
-def _look(context: Context) -> list[_Seen]:
-    names, database = context.names(), context.database
-    surveys = context.survey(names, MOST_RUNNERS)
+def _look(context: Context, surveys: Mapping[str, Survey]) -> list[_Seen]:
+    names, database = [*surveys], context.database
     sources = {name: context.pipelines[name].source for name in names}
     first = {name: survey.tenants for name, survey in surveys.items()}
     paused = {
@@ -96,8 +97,15 @@ def _look(context: Context) -> list[_Seen]:
 
 
 def health(context: Context) -> Health:
-    """Return the health of the deployment."""
-    seen = _look(context)
+    """Return the health of the deployment, without the pipelines whose Redis is unavailable.
+
+    Raises:
+        Unavailable: no Redis is available.
+    """
+    surveys, errors = context.survey(context.names(), MOST_RUNNERS)
+    if not surveys:
+        raise next(iter(errors.values()))
+    unavailable, seen = _unavailable(context, errors), _look(context, surveys)
     nobody, others = _nobody_works(seen), left_out(context)
     slow = _slow_work(context, seen)
     findings = [
@@ -112,6 +120,7 @@ def health(context: Context) -> Health:
     ]
     # The most recent problem comes first.
     findings.sort(key=lambda one: (one is not nobody, one.pipeline is None, not one.grave, one.seconds))
+    findings = [*unavailable.values(), *findings]
     lines = [_line(context, one) for one in seen]
     return Health(
         colour="red" if any(one.grave for one in findings) else "yellow" if findings else "green",
@@ -126,12 +135,13 @@ def health(context: Context) -> Health:
         open_circuits=[one.pipeline for one in lines if one.survey.circuit.open],
         runners=sum(one.runners for one in lines),
         workers=sorted({active.worker for one in lines for active in one.active if active.worker}),
-        queued=context.queued(),
+        queued=context.queued(surveys),
         pending=sum(one.pending for one in lines),
         unseen=any(one.unseen for one in lines),
         quarantined=sum(one.quarantined for one in lines),
         paused=sum(one.paused.tenants + one.paused.whole for one in seen),
         failing=sum(one.failing for one in lines),
+        unavailable=[*unavailable],
     )
 
 
@@ -155,6 +165,20 @@ def left_out(context: Context) -> Finding | None:
 def nobody_looks(seconds_since_poll: float, tail_interval: float) -> bool:
     """Whether no worker polls for a pipeline's records; `seconds_since_poll`: seconds since the last poll."""
     return seconds_since_poll > NO_WORKER_SECONDS + tail_interval
+
+
+def _unavailable(context: Context, errors: Mapping[str, Unavailable]) -> dict[str, Finding]:
+    """Return a finding for each Redis that is unavailable, by its name."""
+    found = {}
+    for error in dict.fromkeys(errors.values()):
+        names = [name for name, one in errors.items() if one is error]
+        redis = context.pipelines[names[0]].redis
+        found[redis or "default"] = Finding(
+            f"Redis ({redis or 'default'}): {error.what}; its pipelines ({', '.join(names)}) are not shown",
+            for_redis(redis, error.remedy),
+            grave=True,
+        )
+    return found
 
 
 def _nobody_works(seen: Sequence[_Seen]) -> Finding | None:

@@ -30,6 +30,7 @@ from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import TaskBridgeError
 from taskbridge.observe.health import MOST_RUNNERS, nobody_looks
 from taskbridge.process.runtime import Runtime
+from taskbridge.settings import for_redis
 from taskbridge.store import Counters, read_ages, read_backlogs, read_counters
 
 __all__ = ["METRICS", "Metric", "Metrics", "registry"]
@@ -269,7 +270,7 @@ class Metrics(Collector):
         for runtime, here in self._runtime.by_redis().items():
             part, name = Values(), runtime.settings.redis
             suffix = f"_{name}" if name else ""
-            with self._noted():
+            with self._noted(name):
                 self._read_redis(runtime, suffix, here, part)
             servers[f"redis{suffix}"] = _SURVEYS in part
             for group, values in part.items():
@@ -299,13 +300,15 @@ class Metrics(Collector):
             return found
 
     @contextmanager
-    def _noted(self) -> Iterator[None]:
-        """Note an error of a server, and continue without it."""
+    def _noted(self, name: str = "") -> Iterator[None]:
+        """Note an error of a server, and continue without it; `name`: that of a named Redis."""
         try:
             with translated_errors():
                 yield
         except Exception as error:
             sentence = str(error) if isinstance(error, TaskBridgeError) else f"{type(error).__name__}: {error}"
+            if name:
+                sentence = f"Redis ({name}): {for_redis(name, sentence)}"
             if sentence in self.problems:
                 return
             self.problems.append(sentence)

@@ -150,7 +150,8 @@ class Health:
     `seconds_since_poll`: seconds since a worker last polled for records; infinite if never. `workers`: workers with a
     run, among the runners that are due first. `queued`: run messages in the two queues; None if the broker is another
     server. `overdue_seconds`: seconds since the earliest deadline on which no worker has acted. Pending records are
-    counted for the tenants whose runners are due first; `unseen`: there may be more, and older ones.
+    counted for the tenants whose runners are due first; `unseen`: there may be more, and older ones. `unavailable`: the
+    names of the Redis servers that cannot be used, whose pipelines are left out.
     """
 
     colour: Colour
@@ -171,6 +172,7 @@ class Health:
     quarantined: int
     paused: int
     failing: int
+    unavailable: list[str]
 
 
 @dataclass(frozen=True, slots=True)

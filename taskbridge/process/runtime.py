@@ -431,7 +431,7 @@ class Runtime:
     def check(self, *, redis: bool = True) -> None:
         """Use every server and every pipeline once, so that a process that could not work fails at its start.
 
-        With `redis=False` Redis is not checked, for commands that do not need it.
+        Of several Redis servers, only this one is checked; with `redis=False` none, for commands that do not need it.
 
         Raises:
             TaskBridgeError: a pipeline module cannot be imported, a server cannot be used or is too old, the schema is
@@ -440,15 +440,13 @@ class Runtime:
         """
         with translated_errors():
             self.names()
-            if redis:
-                self.inspector.check_server()
             for check in ALSO_CHECKED:
                 check(self.settings)
             check_version(self.engine)
             taskbridge.store.check_schema(self.engine)
             taskbridge.store.check_cluster(self.engine)
             if redis:
-                self.check_owner()
+                self.check_gate()
             for name in self.pipelines.names():
                 self.register(self.pipelines[name])
 
@@ -458,6 +456,16 @@ class Runtime:
         database, name = taskbridge.store.deployment(self.engine)
         parameters = parameters_of(self.settings.postgres_url)
         return database, f"{name}, at {parameters.get('host') or 'localhost'}:{parameters.get('port') or 5432}"
+
+    def check_gate(self) -> None:
+        """Check that this Redis can hold a gate, and that workers of no other database use it.
+
+        Raises:
+            redis.RedisError: it does not answer.
+            TaskBridgeError: it is too old, or the gate belongs to another deployment.
+        """
+        self.inspector.check_server()
+        self.check_owner()
 
     def check_owner(self) -> None:
         """Raise ForeignGate if workers of another database use the gate."""

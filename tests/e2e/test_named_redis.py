@@ -31,12 +31,15 @@ from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.producer.notify import send, start
 from taskbridge.testing import drain, notified
 from taskbridge.testing.clock import inject_clock
+from taskbridge.web import dashboard
 from taskbridge.web.pages.acting import Target, act
 from taskbridge.worker import slot
 from tests.cli.program import Program
 from tests.deployment import Deployment, _unused
 from tests.scraping import samples
 from tests.waiting import wait_until
+from tests.web.serving import served
+from tests.web.visiting import Visitor
 
 pytestmark = pytest.mark.e2e
 AT_ONCE = LatencyNeutral(lease=0, tick=0.001)
@@ -117,11 +120,68 @@ def test_a_redis_that_is_away_costs_the_pipelines_of_the_others_nothing(deployme
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
         send(runtime, [(("orders", "a"), None), (("invoices", "b"), None)])
     assert runtime.gate.active("invoices") == ["b"]
-    families = Metrics(runtime).text()
+    metrics = Metrics(runtime)
+    families = metrics.text()
     assert 'taskbridge_up{server="redis"} 1.0' in families
     assert 'taskbridge_up{server="redis_orders"} 0.0' in families
     assert samples(families)["taskbridge_runners"] == 1
+    (problem,) = metrics.problems
+    assert problem.startswith("Redis (orders): ")
+    assert "TASKBRIDGE_REDIS_URL_ORDERS" in problem
     runtime.close()
+
+
+AWAY = "redis://:s3cr3t@127.0.0.1:1/0"
+
+
+@pytest.mark.parametrize(
+    ("variable", "name", "shown", "missing"),
+    [
+        ("TASKBRIDGE_REDIS_URL_ORDERS", "orders", ["invoices", "log-alerts"], ["orders"]),
+        ("TASKBRIDGE_REDIS_URL", "default", ["orders"], ["invoices", "log-alerts"]),
+    ],
+)
+def test_status_is_about_the_servers_that_answer_and_names_the_others(
+    deployment: Deployment, tmp_path: Path, variable: str, name: str, shown: list[str], missing: list[str]
+) -> None:
+    bridge = install(deployment.app)
+    bridge.record("a", "1", {}, source="orders")
+    bridge.record_invoice("a", "1", {})
+    taskbridge = Program(tmp_path, deployment.environment(TASKBRIDGE_PIPELINES=MODULE))
+    assert taskbridge("status", "--json").status == 0
+    ended = taskbridge("status", "--json", **{variable: AWAY})
+    assert (ended.status, ended.json["health"]["colour"]) == (1, "red")
+    first = ended.json["health"]["findings"][0]
+    assert first["sentence"] == ended.json["health"]["sentence"].partition(", and ")[0]
+    assert first["sentence"].startswith(f"Redis ({name}): ")
+    assert f"({', '.join(missing)}) are not shown" in first["sentence"]
+    assert f"{variable} " in first["remedy"]
+    assert [*ended.json["pipelines"]] == shown
+    assert ended.json["pipelines"][shown[0]]["tenants"]["a"]["pending"] == 1
+    printed = taskbridge("status", **{variable: AWAY})
+    assert printed.status == 1
+    assert f"Redis ({name}): " in printed.stdout
+    assert f"\n{shown[0]}: 0 runners, " in printed.stdout
+    assert "s3cr3t" not in f"{ended} {printed}"
+    for command in ("inspect", "pause", "resume", "notify"):
+        assert taskbridge(command, "a", "--pipeline", shown[0], **{variable: AWAY}).status == 0, command
+    neither = taskbridge("status", TASKBRIDGE_REDIS_URL=AWAY, TASKBRIDGE_REDIS_URL_ORDERS=AWAY)
+    assert (neither.status, neither.stdout, "Redis cannot be reached" in neither.stderr) == (1, "", True)
+
+
+def test_the_dashboard_is_about_the_servers_that_answer_and_names_the_others(deployment: Deployment) -> None:
+    install(deployment.app).record_invoice("a", "1", {})
+    away = replace(deployment.settings, redis_urls={"orders": AWAY})
+    app = make_app(away).app
+    declare(runtime_of(app), orders="orders")
+    with served(dashboard(app)) as url, Visitor(url) as visitor:
+        first, live = visitor.get("/"), visitor.get("/live").json()
+        assert (first.status_code, visitor.get("/tenants", pipeline="invoices").status_code) == (200, 200)
+        for text in (first.text, live["status"]):
+            assert "Redis (orders): Redis cannot be reached (127.0.0.1:1)" in text
+        assert "invoices" in live["part"]
+        assert "s3cr3t" not in first.text
+        assert visitor.get("/tenant", pipeline="orders", tenant="a").status_code == 503
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
@@ -215,7 +275,7 @@ def test_all_of_them_are_shown(deployment: Deployment) -> None:
     assert deployment.deliveries() == [("b", "1"), ("a", "1")]
 
 
-def test_each_redis_has_its_owner(deployment: Deployment) -> None:
+def test_each_redis_has_its_owner(deployment: Deployment, tmp_path: Path) -> None:
     runtime = runtime_of(deployment.app)
     orders = runtime.on("orders")
     orders.gate.own("another", "another database")
@@ -225,6 +285,16 @@ def test_each_redis_has_its_owner(deployment: Deployment) -> None:
     assert {one.check for one in examine(runtime) if "another database" in one.text} == {"gate (orders)"}
     with pytest.raises(ForeignGate):
         install(deployment.app).record("a", "1", {}, source="orders")
+    for action in ("resume", "notify", "retry"):
+        with pytest.raises(ForeignGate):
+            act(runtime, action, Target("orders", "a", None, None, None), "ada")
+    assert deployment.rows("SELECT FROM taskbridge.audit") == []
+    taskbridge = Program(tmp_path, deployment.environment(TASKBRIDGE_PIPELINES=MODULE))
+    for command in (("resume",), ("notify",), ("quarantine", "retry", "--tenant")):
+        ended = taskbridge(*command, "a", "--pipeline", "orders")
+        assert (ended.status, "belong to another deployment" in ended.stderr) == (1, True), command
+    assert taskbridge("notify", "a", "--pipeline", "invoices").status == 0
+    assert "belong to another deployment" in taskbridge("status").stderr
     # As after `migrate --rebase`.
     runtime.release_gate()
     orders.own_gate()
@@ -355,8 +425,11 @@ def test_real_workers_serve_their_own_redis(deployment: Deployment) -> None:
         # And one that nobody notifies: their poller finds it.
         bridge.record("quiet", "3", {}, source="orders")
         wait_until(lambda: len(deployment.deliveries()) == 3, "all are delivered")
-        levels = {(one.check, one.level) for one in examine(runtime) if one.check.startswith(("probe", "workers"))}
+        checks = examine(runtime)
+        levels = {(one.check, one.level) for one in checks if one.check.startswith(("probe", "workers"))}
         assert levels == {(name, "ok") for name in ("workers", "probe", "workers (orders)", "probe (orders)")}
+        (sessions,) = (one.text for one in checks if one.check == "sessions")
+        assert sessions.startswith("2 workers may need 12 Postgres sessions at once"), "2 slots each, and 4 more"
     by_pid = dict(deployment.rows("SELECT numbers[1], pid FROM ledger"))
     assert by_pid["2"] != by_pid["1"]
     for worker in (ours, theirs):

@@ -10,6 +10,7 @@ from taskbridge.common.names import check_key, check_tenant
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import LONGEST_TEXT, counted, printable
 from taskbridge.errors import InvalidInput
+from taskbridge.gate import Gate
 from taskbridge.process.runtime import Runtime
 from taskbridge.producer import notify as notifying
 from taskbridge.store import LOOK_SECONDS, Quarantine, QuarantinedRecord, audit
@@ -90,6 +91,13 @@ def _audit(runtime: Runtime, target: Target, user: str, action: str, detail: str
     audit(runtime.engine, user, action, **which, detail=detail)
 
 
+def _checked(runtime: Runtime, target: Target) -> Gate:
+    """Return the gate of the pipeline; raise ForeignGate if workers of another database use it."""
+    on = runtime.on(target.pipeline)
+    on.check_owner()
+    return on.interactive_gate
+
+
 def _pause(runtime: Runtime, target: Target, user: str) -> Done:
     _audit(runtime, target, user, "pause", target.reason)
     _, new = runtime.pauses.pause(target.pipeline, target.tenant, target.reason, user)
@@ -97,8 +105,8 @@ def _pause(runtime: Runtime, target: Target, user: str) -> Done:
 
 
 def _resume(runtime: Runtime, target: Target, user: str) -> Done:
+    pipeline, gate = target.pipeline, _checked(runtime, target)
     _audit(runtime, target, user, "resume")
-    pipeline, gate = target.pipeline, runtime.on(target.pipeline).interactive_gate
     released = runtime.pauses.release(pipeline, target.tenant)
     paused = runtime.pauses.of(pipeline)
     if target.tenant is None:
@@ -114,15 +122,16 @@ def _resume(runtime: Runtime, target: Target, user: str) -> Done:
 def _notify(runtime: Runtime, target: Target, user: str) -> Done:
     if target.tenant is None:
         raise InvalidInput("the tenant is missing: use the tenant's page")
+    _checked(runtime, target)
     _audit(runtime, target, user, "notify")
     return Done(notifying.notify(runtime.app, target.tenant, target.pipeline).name.lower())
 
 
 def _retry(runtime: Runtime, target: Target, user: str) -> Done:
-    records = _chosen(runtime, target, user, "retry")
+    gate, records = _checked(runtime, target), _chosen(runtime, target, user, "retry")
     retried = runtime.quarantine_of(target.pipeline).retry(target.pipeline, records)
     if tenants := list(dict(retried)):
-        notifying.start(runtime.app, tenants, target.pipeline, runtime.on(target.pipeline).interactive_gate)
+        notifying.start(runtime.app, tenants, target.pipeline, gate)
     return Done("retried", len(retried), len(tenants)) if records else Done("none")
 
 
