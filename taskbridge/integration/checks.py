@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from kombu.exceptions import ChannelError, ContentDisallowed
 from redis.exceptions import NoPermissionError
 
+from taskbridge.common.sentinel import SentinelAddress
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import counted, error_line
 from taskbridge.errors import ConfigurationError, TaskBridgeError
@@ -232,19 +233,32 @@ def _encoding(examined: _Examined) -> Findings:
 
 
 def _pooler(examined: _Examined) -> Findings:
-    settings = examined.runtime.settings
-    found = pooler_of(examined.runtime.engine, settings.postgres_url)
+    found = pooler_of(examined.runtime.engine, examined.runtime.settings.postgres_url)
     if found is None:
         return
     prepares = "statements are prepared" if found.prepares else "statements are not prepared"
     yield Finding(
         Level.OK, f"{found.name} in {found.mode} mode: {prepares}, and each transaction sets its own time limits"
     )
-    if settings.tail_listens and not settings.listen_url:
-        yield _warning(
-            "TASKBRIDGE_TAIL_LISTENS has no effect: LISTEN does not work through a pooler, so workers poll",
-            "unset it, or set TASKBRIDGE_LISTEN_URL to Postgres itself",
-        )
+
+
+def _listening(examined: _Examined) -> Findings:
+    """Announce a commit, and wait for it where workers listen."""
+    runtime = examined.runtime
+    if not runtime.settings.tail_listens:
+        return
+    try:
+        listener = runtime.changes.listen()
+        fetch(runtime.engine, "notify")
+        if list(listener.notifies(timeout=PROBE_SECONDS, stop_after=1)):
+            yield Finding(Level.OK, "workers are notified of announced commits")
+        else:
+            yield _problem(
+                f"a worker would not be notified of announced commits: none arrived within {PROBE_SECONDS:g} s",
+                "set TASKBRIDGE_LISTEN_URL to the same database as TASKBRIDGE_POSTGRES_URL, without a pooler",
+            )
+    finally:
+        runtime.changes.close()
 
 
 def _tables(examined: _Examined) -> Findings:
@@ -296,6 +310,19 @@ def _eviction(examined: _Examined) -> Findings:
         yield _warning(
             f"{policy} with {limit:,} bytes: keys of the gate and queues may be evicted when memory is full",
             "set maxmemory-policy noeviction",
+        )
+
+
+def _replication(examined: _Examined) -> Findings:
+    """Warn if a primary would go on accepting writes after its Sentinels have replaced it."""
+    info = examined.redis_info or {}
+    is_watched = SentinelAddress.of(examined.runtime.settings.gate_url) is not None
+    # Redis counts the good replicas only if min-replicas-to-write is set.
+    if is_watched and info.get("connected_slaves", 0) > 1 and "min_slaves_good_slaves" not in info:
+        yield _warning(
+            "min-replicas-to-write is not set: a primary that is cut off from its Sentinels accepts writes, which are "
+            "lost when it rejoins",
+            "set min-replicas-to-write 1 and min-replicas-max-lag 10 on each server",
         )
 
 
@@ -538,6 +565,7 @@ CHECKS: Final = (
     Check("Postgres", _postgres),
     Check("encoding", _encoding, ("Postgres",), "UTF8, which can store every name and document"),
     Check("pooler", _pooler, ("Postgres",)),
+    Check("listening", _listening, ("Postgres",)),
     Check("schema", lambda examined: check_schema(examined.runtime.engine), ("Postgres",), "up to date"),
     Check(
         "cluster",
@@ -548,6 +576,7 @@ CHECKS: Final = (
     Check("tables", _tables, ("schema",)),
     Check("Redis", _redis),
     Check("eviction", _eviction, ("Redis",), "keys are never evicted"),
+    Check("replication", _replication, ("Redis",)),
     Check("gate", lambda examined: examined.runtime.check_owner(), ("Postgres", "Redis")),
     Check("clocks", _clocks, ("Postgres", "Redis"), f"they agree within {SKEW_SECONDS:g} s"),
     Check("pipelines", _pipelines),
@@ -565,7 +594,9 @@ CHECKS: Final = (
     ),
 )
 """In the order in which they run."""
-OF_EACH_REDIS: Final = frozenset({"Redis", "eviction", "gate", "clocks", "broker", "workers", "transport", "probe"})
+OF_EACH_REDIS: Final = frozenset(
+    {"Redis", "eviction", "replication", "gate", "clocks", "broker", "workers", "transport", "probe"}
+)
 """The checks of every Redis server that pipelines are on."""
 OF_ALL_REDIS: Final = (Check("sessions", _sessions, ("cluster",)),)
 """The checks that need what those have found."""

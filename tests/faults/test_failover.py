@@ -42,8 +42,8 @@ class Watched:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory, self._stack = directory, stack
         first, second, self.port = free_port(), free_port(), free_port()
-        self.primary, self.replica = self._serve(first, ""), self._serve(second, f"replicaof 127.0.0.1 {first}\n")
         self.ports = first, second
+        self.primary, self.replica = self._serve(first, ""), self.serve_replica(second)
         watched = (
             f"sentinel monitor shop 127.0.0.1 {first} 1\nsentinel auth-user shop watcher\n"
             "sentinel auth-pass shop {password}\n"
@@ -68,6 +68,10 @@ class Watched:
         )
         primary.acl_deluser("watcher")
         return primary
+
+    def serve_replica(self, port: int | None = None) -> Guarded:
+        """Run a replica of the first primary."""
+        return self._serve(port or free_port(), f"replicaof 127.0.0.1 {self.ports[0]}\n")
 
     def _knows_the_replica(self) -> bool:
         with suppress(redis.RedisError):
@@ -144,6 +148,21 @@ def test_a_failover_under_load_loses_nothing(
     with deployed(engine, servers, tmp_path, redis_url=watched.url) as shop:
         assert runtime_of(shop.app).publishes_in_gate
         work_while(shop, watched.primary.stop, lambda: watched.address() == watched.ports[1])
+
+
+def test_doctor_asks_for_replicas_to_write_to(deployment: Deployment, watched: Watched) -> None:
+    def found(url: str) -> list[str]:
+        runtime = runtime_of(make_app(replace(deployment.settings, redis_url=url)).app)
+        return [one.level for one in examine(runtime) if one.check == "replication"]
+
+    assert found(watched.url) == [], "a restart of the only replica would stop all writes"
+    watched.serve_replica()
+    with redis.Redis(port=watched.ports[0], password=PASSWORD) as primary:
+        wait_until(lambda: primary.info("replication")["connected_slaves"] == 2, "both replicas are connected")
+        assert found(watched.url) == [Level.WARNING]
+        assert found(f"redis://:{QUOTED}@127.0.0.1:{watched.ports[0]}/3") == [], "nobody would replace it"
+        primary.config_set("min-replicas-to-write", 1)
+        assert found(watched.url) == []
 
 
 def is_ours(connection: dict[str, str]) -> bool:

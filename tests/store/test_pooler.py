@@ -16,6 +16,7 @@ from sqlalchemy import Engine
 
 from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError
+from taskbridge.integration import checks
 from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import Level, examine
 from taskbridge.process.runtime import runtime_of
@@ -168,13 +169,13 @@ def test_doctor_names_the_pooler_and_its_mode(
 ) -> None:
     with PgBouncer(postgres_url, tmp_path, mode=mode, shows_console=shows_console) as pooler:
         runtime = runtime_of(make_app(Settings(pooler.url, servers.redis_url, tail_listens=True)).app)
-        first, second = (one for one in examine(runtime) if one.check == "pooler")
+        first, second = (one for one in examine(runtime) if one.check in ("pooler", "listening"))
         runtime.close()
     assert first.level == Level.OK
     assert first.text.startswith(found)
     assert f"in {mode} mode: statements are not prepared" in first.text
-    assert second.level == Level.WARNING
-    assert "TAIL_LISTENS has no effect" in second.text
+    assert second.level == Level.PROBLEM
+    assert "does not LISTEN through a pooler" in second.text
 
 
 @NEEDS_PGBOUNCER
@@ -188,8 +189,35 @@ def test_a_worker_listens_beside_the_pooler(
     listener = runtime.changes.listen()
     record_invoice(pooled, "acme", "1", {})
     assert [notice.channel for notice in listener.notifies(timeout=10, stop_after=1)] == ["taskbridge"]
-    assert [one.level for one in examine(runtime) if one.check == "pooler"] == [Level.OK]
+    runtime.changes.close()
+    assert [one.level for one in examine(runtime) if one.check in ("pooler", "listening")] == [Level.OK] * 2
     runtime.close()
+
+
+def listening(postgres_url: str, servers: Servers, listen_url: str) -> tuple[Level, str]:
+    """What doctor says of the URL at which workers listen."""
+    settings = Settings(postgres_url, servers.redis_url, tail_listens=True, listen_url=listen_url)
+    runtime = runtime_of(make_app(settings).app)
+    (found,) = (one for one in examine(runtime) if one.check == "listening")
+    runtime.close()
+    return found.level, found.remedy
+
+
+@NEEDS_PGBOUNCER
+def test_doctor_finds_that_workers_listen_at_a_pooler(postgres_url: str, servers: Servers, pooler: PgBouncer) -> None:
+    level, remedy = listening(postgres_url, servers, pooler.url)
+    assert level == Level.PROBLEM
+    assert "set TASKBRIDGE_LISTEN_URL to Postgres itself" in remedy
+
+
+def test_doctor_announces_something_to_find_whether_workers_hear_it(
+    postgres_url: str, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert listening(postgres_url, servers, "") == (Level.OK, "")
+    monkeypatch.setattr(checks, "PROBE_SECONDS", 0.2)
+    level, remedy = listening(postgres_url, servers, servers.postgres_url)
+    assert level == Level.PROBLEM, "that is another database"
+    assert "to the same database" in remedy
 
 
 @NEEDS_PGBOUNCER

@@ -186,3 +186,7 @@ BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY
 -- name: listen
 -- The worker that polls is notified of commits that a source announces.
 LISTEN taskbridge
+
+-- name: notify
+-- Announces a commit without records, to find out whether `listen` receives it.
+SELECT pg_notify('taskbridge', '')
