@@ -52,7 +52,8 @@ class Settings:
 
     A cluster: `redis://:password@host:port;redis://host:port`, with a `key_prefix` in braces.
 
-    Behind Sentinel: `sentinel://:password@host:26379;sentinel://host:26379/0?master_name=NAME`.
+    Behind Sentinel: `sentinel://:password@host:26379;sentinel://host:26379/0?master_name=NAME`, with TLS if there are
+    parameters such as `ssl_ca_certs`.
     """
     redis: str = ""
     """The named Redis that a worker serves, as in `@pipeline(redis=...)`. Empty: that of `redis_url`."""

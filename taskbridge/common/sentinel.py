@@ -4,14 +4,15 @@
 
 `sentinel://:password@s1:26379;sentinel://s2:26379/0?master_name=orders`: every server is a Sentinel, as in kombu's
 URLs, and `master_name` is what they call the primary. User, password and database are those of the primary; a
-password of the Sentinels themselves is the parameter `sentinel_password`.
+password of the Sentinels themselves is the parameter `sentinel_password`. With any of the parameters of `rediss://`
+that begin with `ssl_`, which kombu also reads, all connections use TLS, those to the Sentinels too.
 """
 
 from __future__ import annotations
 
 import re
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 __all__ = ["SENTINEL_PORT", "SentinelAddress", "node_urls"]
 
@@ -20,6 +21,10 @@ SENTINEL_PORT: Final = 26379
 SENTINEL_SECONDS: Final = 1.0
 """How long the broker's clients wait for an answer of each Sentinel."""
 _PARAMETERS: Final = frozenset({"master_name", "sentinel_password"})
+_TLS: Final = frozenset({"ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"})
+
+_VERIFIED: Final = ("required", "optional", "none")
+"""Whether certificates are verified, as the values of `ssl_cert_reqs`."""
 
 _NEXT_NODE: Final = re.compile(r";(?=rediss?://)")
 
@@ -38,6 +43,8 @@ class SentinelAddress(NamedTuple):
     username: str | None = None
     password: str | None = None
     sentinel_password: str | None = None
+    tls: tuple[tuple[str, str], ...] = ()
+    """The parameters for TLS; empty: it is not used."""
 
     @classmethod
     def of(cls, url: str) -> SentinelAddress | None:
@@ -50,8 +57,11 @@ class SentinelAddress(NamedTuple):
             return None
         parts = [urlsplit(text) for text in url.split(";")]
         given = dict(pair for part in parts for pair in parse_qsl(part.query, strict_parsing=bool(part.query)))
-        if {part.scheme for part in parts} != {_SCHEME} or not given.get("master_name") or given.keys() - _PARAMETERS:
+        tls = {name: text for name, text in given.items() if name in _TLS}
+        if {part.scheme for part in parts} != {_SCHEME} or not given.get("master_name"):
             raise ValueError("not the URL of a Sentinel")
+        if given.keys() - _PARAMETERS - _TLS or tls.get("ssl_cert_reqs", "required") not in _VERIFIED:
+            raise ValueError("an unknown parameter, or value of one")
         return cls(
             tuple((part.hostname or "localhost", part.port or SENTINEL_PORT) for part in parts),
             given["master_name"],
@@ -59,7 +69,16 @@ class SentinelAddress(NamedTuple):
             next((unquote(part.username) for part in parts if part.username), None),
             next((unquote(part.password) for part in parts if part.password), None),
             given.get("sentinel_password"),
+            tuple(tls.items()),
         )
+
+    @property
+    def tls_options(self) -> dict[str, Any]:
+        """The options of redis-py for TLS, for connections to the primary and to Sentinels."""
+        options: dict[str, Any] = {"ssl": True, **dict(self.tls)} if self.tls else {}
+        if "ssl_check_hostname" in options:
+            options["ssl_check_hostname"] = options["ssl_check_hostname"].lower() != "false"
+        return options
 
     @property
     def broker_url(self) -> str:
@@ -67,7 +86,8 @@ class SentinelAddress(NamedTuple):
         user, password = (quote(text or "", safe="") for text in (self.username, self.password))
         whose = f"{user}:{password}@" if user or password else ""
         first, *others = (f"{_bracketed(host)}:{port}" for host, port in self.sentinels)
-        return ";".join([f"{_SCHEME}://{whose}{first}/{self.db}", *(f"{_SCHEME}://{other}" for other in others)])
+        query = f"?{urlencode(self.tls)}" if self.tls else ""
+        return ";".join([f"{_SCHEME}://{whose}{first}/{self.db}{query}", *(f"{_SCHEME}://{other}" for other in others)])
 
     @property
     def broker_options(self) -> dict[str, Any]:
@@ -77,7 +97,7 @@ class SentinelAddress(NamedTuple):
         """
         timeouts = {"socket_timeout": SENTINEL_SECONDS, "socket_connect_timeout": SENTINEL_SECONDS}
         secret = {} if self.sentinel_password is None else {"password": self.sentinel_password}
-        return {"master_name": self.master_name, "sentinel_kwargs": timeouts | secret}
+        return {"master_name": self.master_name, "sentinel_kwargs": timeouts | secret | self.tls_options}
 
 
 def _bracketed(host: str) -> str:

@@ -117,9 +117,10 @@ def _primary(address: SentinelAddress, options: dict[str, Any], seconds: float |
         "socket_connect_timeout": each,
         "retry": Retry(NoBackoff(), 0),
         "password": address.sentinel_password,
+        **address.tls_options,
     }
     sentinels: Any = _Sentinels
-    names = {"db": address.db, "username": address.username, "password": address.password}
+    names = {"db": address.db, "username": address.username, "password": address.password, **address.tls_options}
     if seconds is not None:
         options = {**options, "retry": Retry(NoBackoff(), 0)}
     primary = sentinels(address.sentinels, sentinel_kwargs=asking).master_for(

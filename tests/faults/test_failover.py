@@ -6,7 +6,7 @@ import itertools
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import Level, examine
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record_invoice
+from tests.certificates import Encrypted, certificate
 from tests.deployment import Deployment
 from tests.redis_cluster import answers, redis_cluster, redis_server
 from tests.waiting import taking_at_most, wait_until
@@ -37,15 +38,18 @@ TENANTS = [f"tenant-{number}" for number in range(20)]
 
 
 class Watched:
-    """A primary, a replica and a Sentinel. Sentinel and replica log in as a user of their own."""
+    """A primary, a replica and a Sentinel. Sentinel and replica log in as a user of their own.
 
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
+    `seen_at`: returns the port at which the Sentinel and its clients reach the primary.
+    """
+
+    def __init__(self, directory: Path, stack: ExitStack, seen_at: Callable[[int], int] = lambda port: port) -> None:
         self._directory, self._stack = directory, stack
         first, second, self.port = free_port(), free_port(), free_port()
         self.ports = first, second
         self.primary, self.replica = self._serve(first, ""), self.serve_replica(second)
         watched = (
-            f"sentinel monitor shop 127.0.0.1 {first} 1\nsentinel auth-user shop watcher\n"
+            f"sentinel monitor shop 127.0.0.1 {seen_at(first)} 1\nsentinel auth-user shop watcher\n"
             "sentinel auth-pass shop {password}\n"
             "sentinel down-after-milliseconds shop 500\nsentinel failover-timeout shop 2000\n"
         )
@@ -101,7 +105,8 @@ def deployed(
     made = Deployment(engine, servers.redis_url, tmp_path)
     made.app.close()
     broker_url = made.settings.redis_url if has_own_broker else ""
-    made.settings = replace(made.settings, notify_timeout=0.25, broker_url=broker_url, **settings)
+    given: dict[str, Any] = {"notify_timeout": 0.25, "broker_url": broker_url} | settings
+    made.settings = replace(made.settings, **given)
     bridge = make_app(made.settings)
     made.app, made.notify_event = bridge.app, bridge.notify_event
     yield made
@@ -168,6 +173,35 @@ def test_doctor_asks_for_replicas_to_write_to(deployment: Deployment, watched: W
 def is_ours(connection: dict[str, str]) -> bool:
     """Whether a producer or a worker has just used the connection."""
     return connection["cmd"] in ("evalsha", "brpop") and int(connection["idle"]) < 3
+
+
+def test_sentinel_and_primary_are_used_through_tls(engine: Engine, servers: Servers, tmp_path: Path) -> None:
+    file, other = tmp_path / "certificate.pem", tmp_path / "other.pem"
+    certificate("other.example", other)
+    context, encrypted = certificate("localhost", file), dict[int, Encrypted]()
+
+    def seen_at(port: int, *, takes_plain: bool = True) -> int:
+        made = Encrypted(f"redis://127.0.0.1:{port}", context, takes_plain=takes_plain)
+        encrypted[port] = stack.enter_context(closing(made))
+        return int(made.url.rpartition(":")[2])
+
+    with ExitStack() as stack:
+        # The Sentinel itself uses no TLS.
+        watched = Watched(tmp_path, stack, seen_at)
+        port = seen_at(watched.port, takes_plain=False)
+        url = f"sentinel://:{QUOTED}@127.0.0.1:{port}/3?master_name=shop&ssl_ca_certs={{}}"
+        shop = stack.enter_context(deployed(engine, servers, tmp_path, redis_url=url.format(file), notify_timeout=10))
+        stack.enter_context(shop.worker())
+        assert runtime_of(shop.app).publishes_in_gate
+        shop.save("warm", "1")
+        wait_until(lambda: shop.deliveries() == [("warm", "1")], "it is delivered")
+        with redis.Redis(port=watched.ports[0], password=PASSWORD, decode_responses=True) as client:
+            ours = {one["addr"] for one in client.client_list() if is_ours(one)}
+        assert len(ours) > 1
+        assert ours <= encrypted[watched.ports[0]].addresses
+        refused = runtime_of(make_app(replace(shop.settings, redis_url=url.format(other))).app)
+        levels = {(one.check, one.level) for one in examine(refused) if one.check in ("Redis", "broker")}
+        assert levels == {("Redis", Level.PROBLEM), ("broker", Level.PROBLEM)}, "nobody knows who signed it"
 
 
 def test_a_primary_that_is_cut_off_from_its_sentinels_is_left(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from ssl import CERT_NONE
+
 import pytest
+from kombu import Connection
 
 from taskbridge.common.sentinel import SentinelAddress
 from taskbridge.errors import ConfigurationError
@@ -27,9 +30,19 @@ def test_a_url_is_read_in_its_parts() -> None:
     )
 
 
+def test_parameters_for_tls_are_those_of_both() -> None:
+    url = "sentinel://s1/3?master_name=orders&ssl_ca_certs=%2Fca.pem&ssl_cert_reqs=none"
+    settings = Settings.read({"TASKBRIDGE_REDIS_URL": url})
+    options = {"ssl": True, "ssl_ca_certs": "/ca.pem", "ssl_cert_reqs": "none"}
+    assert settings.broker_options["sentinel_kwargs"].items() >= options.items()
+    assert Connection(settings.broker).ssl == {"ssl_ca_certs": "/ca.pem", "ssl_cert_reqs": CERT_NONE}
+
+
 @pytest.mark.parametrize(
     "url",
     [
+        "sentinel://s1:26379/0?master_name=orders&ssl_cert_reqs=perhaps",
+        "sentinel://s1:26379/0?master_name=orders&ssl_unknown=1",
         "sentinel://s1:26379/0?master_name=",
         "sentinel://s1:26379/0?master_name=orders&timeout=5",
         "sentinel://s1:26379;redis://s2:6379/0?master_name=orders",

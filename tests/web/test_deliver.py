@@ -6,7 +6,6 @@ import base64
 import gzip
 import json
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,14 +21,12 @@ from urllib.parse import urlsplit
 import httpcore2
 import pytest
 import standardwebhooks
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from taskbridge.declaring.batch import Batch, Record, RetryAfter
 from taskbridge.errors import ConfigurationError
 from taskbridge.web import Refused, Undelivered, UnexpectedAnswer, addresses, deliver
 from taskbridge.web.addresses import Network, deadline, is_public
+from tests.certificates import certificate
 from tests.failures.drill import Drill
 from tests.traces.conftest import Spans, context_of
 from tests.transactions.black_hole import nobody_accepts
@@ -432,31 +429,6 @@ def test_a_resolver_that_is_silent_has_the_time_of_the_request_and_no_more(monke
     with taking_at_most(20), pytest.raises(Undelivered, match=r"the name took too long|the request took too long"):
         deliver("http://customer.example", SECRET, timeout=0.5, connect_timeout=0.5)(a_batch())
     released.set()
-
-
-def certificate(name: str, path: Path) -> ssl.SSLContext:
-    """Write a certificate for a name, with its key; the context of a server that has it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    # digital_signature and key_cert_sign
-    usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)
-    made = (
-        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(usage, critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    written = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    path.write_bytes(written + made.public_bytes(pem))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(path)
-    return context
 
 
 def test_a_server_with_the_certificate_of_another_name_is_sent_nothing(
