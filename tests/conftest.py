@@ -17,6 +17,7 @@ import redis
 import redis.utils
 from sqlalchemy import Engine, make_url
 
+from taskbridge.declaring.pipeline import DECLARED
 from taskbridge.embedded import Servers
 from taskbridge.embedded.databases import drop_database, make_database, set_search_path
 from taskbridge.gate import Keys
@@ -80,6 +81,15 @@ def sessions_closed() -> Iterator[None]:
     for runtime in runtimes():
         if runtime not in before:
             runtime.close_sessions()
+
+
+@pytest.fixture
+def declarations() -> Iterator[None]:
+    """What a test declares ends with it."""
+    before = dict(DECLARED._declared)
+    yield
+    DECLARED._declared.clear()
+    DECLARED._declared.update(before)
 
 
 def _settings() -> dict[str, str]:

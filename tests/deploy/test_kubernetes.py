@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from typing import Any
 
@@ -81,32 +80,10 @@ def check(document: dict[str, Any], version: str = KUBERNETES[-1]) -> None:
         kubernetes_validate.validate(document, version, strict=True)
 
 
-def paths(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the path of each mapping in a document."""
-    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    return [path] * isinstance(node, dict) + [found for key, value in entries for found in paths(value, (*path, key))]
-
-
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_the_manifests_are_valid(version: str) -> None:
     for document in DOCUMENTS:
         check(document, version)
-
-
-def test_a_field_that_does_not_exist_is_found_wherever_it_is() -> None:
-    # These map names of any kind.
-    free = ("data", "labels", "matchLabels", "annotations", "requests", "limits", "metadata", "emptyDir")
-    for document in DOCUMENTS:
-        for path in paths(document):
-            if path and path[-1] in free:
-                continue
-            broken = copy.deepcopy(document)
-            place: Any = broken
-            for key in path:
-                place = place[key]
-            place["misspelt"] = 1
-            with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
-                check(broken)
 
 
 def test_what_the_manifests_name_is_there() -> None:

@@ -49,14 +49,11 @@ class Total(Base):
 @pytest.fixture
 def drill(drill: Drill) -> Iterator[Drill]:
     engine = drill.deployment.engine
-    with engine.begin() as connection:
-        for statement in SCHEMA.split(";"):
-            connection.exec_driver_sql(statement)
+    drill.deployment.execute(SCHEMA)
     Base.metadata.create_all(engine)
     yield drill
     drill.runtime.engine.dispose()
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP OWNED BY shopkeeper; DROP ROLE shopkeeper")
+    drill.deployment.execute("DROP OWNED BY shopkeeper; DROP ROLE shopkeeper")
 
 
 STATEMENTS = (

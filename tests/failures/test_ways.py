@@ -194,23 +194,6 @@ def test_a_tenant_whose_first_records_are_all_bad_gets_to_the_rest(drill: Drill)
     assert drill.states() == {"quarantined": 15, "handled": 25}
 
 
-def test_the_only_record_of_a_tenant_that_says_downstream_goes_while_others_are_handled(drill: Drill) -> None:
-    def handler(batch: Batch) -> None:
-        if batch.tenant == "acme":
-            raise TimeoutError("no answer")
-        journal(batch)
-
-    drill.handle(handler, max_attempts=2)
-    drill.save("acme", "a")
-    for number in range(10):
-        drill.save("other", f"{number}")
-        drill.go_on(within_ms=31_000)
-    assert drill.states("acme") == {"quarantined": 1}
-    assert drill.states("other") == {"handled": 10}
-    ((*_, attempts),) = drill.quarantine()
-    assert attempts == 8
-
-
 # What a worker cannot decode
 
 UNDECODABLE = {

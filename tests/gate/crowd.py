@@ -161,11 +161,6 @@ class Crowd:
     def circuit(self) -> CircuitStatus:
         return self.gate.circuit(PIPELINE)
 
-    def opens_until(self) -> int:
-        until = self.circuit().until_ms
-        assert until is not None, "the circuit is closed"
-        return until - self.start_ms
-
     def lifetime(self, key: str) -> int:
         """Milliseconds until `key` goes by itself: -1 never, -2 it is not there."""
         left: Any = self.client.pttl(key)

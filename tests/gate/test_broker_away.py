@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,13 +12,15 @@ from pathlib import Path
 import pytest
 import redis
 
+from taskbridge.embedded.launch import free_port
 from taskbridge.gate import Answer, Queue, State
 from taskbridge.integration.app import make_app
 from taskbridge.process.publisher import BROKER_TIMEOUT
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.producer.notify import notify, notify_many, send_committed
 from tests.deployment import Deployment
-from tests.gate.test_wire import free_port, redis_at
+from tests.ending import ended
+from tests.gate.test_wire import redis_at
 from tests.transactions.black_hole import BlackHole
 from tests.waiting import taking_at_most, wait_until
 
@@ -94,11 +95,8 @@ threading.Thread(target=late).start()
 
 def test_a_thread_that_outlives_the_main_one_can_notify(deployment: Deployment, tmp_path: Path) -> None:
     with redis_at(tmp_path / "broker") as url:
-        environment = deployment.environment(TASKBRIDGE_BROKER_URL=url)
-        ended = subprocess.run(
-            [sys.executable, "-c", LATE], env=environment, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert (ended.returncode, ended.stdout.strip()) == (0, "notified"), ended.stderr
+        done = ended([sys.executable, "-c", LATE], deployment.environment(TASKBRIDGE_BROKER_URL=url))
+        assert (done.returncode, done.stdout.strip()) == (0, "notified"), done.stderr
         assert redis.Redis.from_url(url).llen(Queue.FIRST.value) == 2
 
 

@@ -11,7 +11,7 @@ import redis
 
 from taskbridge.common.server_errors import is_refused
 from taskbridge.declaring.policy import Spacing
-from taskbridge.errors import ConfigurationError, Unavailable
+from taskbridge.errors import Unavailable
 from taskbridge.gate import Answer, Gate, Keys, client
 from tests.redis_cluster import Node, RedisCluster, redis_cluster
 from tests.waiting import wait_until
@@ -71,11 +71,3 @@ def test_a_gate_follows_a_failover_though_its_url_names_only_the_node_that_died(
     assert gate.look("invoices", ["kept"])[0].events == 2
     wait_until(lambda: cluster.owner(KEYS.owner) not in (None, owner), "all nodes know of it")
     cluster.nodes.remove(owner)
-
-
-def test_a_cluster_is_refused_without_a_hash_tag_and_as_the_broker(cluster: RedisCluster) -> None:
-    plain = Gate(client(cluster.url), Keys("shop"), publish=lambda *_: None)
-    with pytest.raises(ConfigurationError, match="set TASKBRIDGE_KEY_PREFIX to a name in braces"):
-        plain.check_server()
-    with pytest.raises(ConfigurationError, match="set TASKBRIDGE_BROKER_URL to another server"):
-        gate_at(cluster.url, publishes=True).check_server()

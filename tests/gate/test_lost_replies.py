@@ -92,17 +92,6 @@ def test_runs_that_begin_together_learn_what_they_were_given_at_first(
     assert {(one.state, one.runs) for one in gate.look("invoices", TENANTS)} == {(State.RUNNING, 1)}
 
 
-def test_a_doubled_message_is_not_taken_for_a_repeated_call(gate: Gate, tokens: list[str]) -> None:
-    gate.notify("invoices", "acme", SPACING)
-    run = RunKey("invoices", "acme", tokens[-1])
-
-    first, second = gate.begin_many([(run, 0), (run, 0)], "worker-1")
-
-    assert isinstance(first, Begun)
-    assert second is Answer.REFUSED
-    assert begin(gate, run) is Answer.REFUSED
-
-
 def test_a_begin_that_is_sent_again_after_its_run_was_replaced_is_refused(
     gate: Gate, retrying: redis.Redis, keys: Keys, tokens: list[str]
 ) -> None:

@@ -59,12 +59,3 @@ def test_a_clock_that_steps_back_gives_it_to_nobody_else(gate: InjectedClock) ->
     passes(gate, -3600 * SECOND)
     assert not take(gate, THEIRS)
     assert take(gate, OURS)
-
-
-def test_the_owner_takes_it_back_after_redis_lost_its_data(gate: InjectedClock, redis_client: redis.Redis) -> None:
-    _, began_ms = gate.own(*OURS)
-    passes(gate, 60 * SECOND)
-    redis_client.flushdb()
-    assert take(gate, THEIRS)
-    assert take(gate, OURS, began_ms)
-    assert not take(gate, THEIRS)

@@ -18,7 +18,7 @@ import taskbridge.gate
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, Spacing
 from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, Settlement
-from taskbridge.gate.scripts import SCRIPTS, Script, read
+from taskbridge.gate.scripts import SCRIPTS, read
 from taskbridge.gate.wire import COMMAND
 from tests.gate.crowd import Crowd
 from tests.runs import begin, settle
@@ -29,16 +29,6 @@ OWNER = "9999999999999999-ffffffffffff"
 
 
 LUA_FILES = {file.name for file in files(taskbridge.gate).iterdir() if file.name.endswith(".lua")}
-
-
-def test_a_call_for_many_is_given_each_ones_keys_and_arguments(redis_client: redis.Redis) -> None:
-    script = Script("_", ("due",), ("pipeline", "most:number"), ("runner", "last"), ("tenant", "delay_ms:number"))
-    lines = "\n".join(script.variables)
-    text = f"{lines}\nreturn {{due_key, pipeline, most + 1, count, {{of_each(1)}}, {{of_each(2)}}}}"
-
-    reply = redis_client.eval(text, 5, "d", "r1", "l1", "r2", "l2", "invoices", 7, "a", 1, "b", 2)
-
-    assert reply == ["d", "invoices", 8, 2, ["r1", "l1", "a", 1], ["r2", "l2", "b", 2]]
 
 
 @pytest.mark.parametrize("file_name", sorted(LUA_FILES))
@@ -199,24 +189,6 @@ def test_an_answer_or_an_outcome_that_this_version_does_not_know_is_not_taken_fo
     for call in ("notify", "begin", "beat", "decline", "settle: done"):
         with pytest.raises(ValueError, match="99 is not a valid Answer"):
             CALLS[call](crowd.gate, OWNER)
-
-
-def test_a_round_trip_for_each_tenant_where_one_is_enough_for_all(crowd: Crowd) -> None:
-    gate, tenants = crowd.gate, [f"tenant {at}" for at in range(50)]
-    crowd.notify("warm")
-    gate.notify_many([("invoices", "warm", SPACING)])
-    gate.expire("invoices", ["warm"])
-    gate.remind("invoices", [Reminder("warm", 0)])
-
-    with listening(crowd.client) as sent:
-        gate.notify_many([("invoices", tenant, SPACING) for tenant in tenants])
-        gate.expire("invoices", tenants)
-        gate.look("invoices", tenants)
-        gate.remind("invoices", [Reminder(f"tenant {at}", 0) for at in range(250)])
-
-    names = _names(sent)
-    assert [len(commands) for commands in names] == [1, 50, 200, 3]
-    assert set(names[0] + names[1] + names[3]) == {b"EVALSHA"}
 
 
 # A queue is the broker's, and its name has no colon; a probe and the last messages that were taken have no tenant.

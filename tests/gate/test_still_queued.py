@@ -1,4 +1,7 @@
-"""A message that waits in the queue of first events is not lost, so its deadline publishes no second one."""
+"""Which messages of the two queues are taken first, and where those lie that are put back.
+
+That a message which still waits is not published again is in the table of the model.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from celery import Celery
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Spacing
-from taskbridge.gate import Answer, Begun, Keys, Outcome, Queue, Settlement, Timing
+from taskbridge.gate import Begun, Keys, Outcome, Queue, Settlement, Timing
 from taskbridge.gate.message import lua_message
 from taskbridge.testing.clock import InjectedClock
 from tests.runs import begin, settle
@@ -34,42 +37,6 @@ def token(gate: InjectedClock, tenant: str) -> str:
     found = gate.look(PIPELINE, [tenant])[0].token
     assert found is not None
     return found
-
-
-def test_a_message_that_waits_is_not_doubled_and_one_that_gets_lost_comes_back(
-    gate: InjectedClock, redis_client: redis.Redis, keys: Keys
-) -> None:
-    for tenant in ("a", "b", "c"):
-        gate.notify(PIPELINE, tenant, SPACING)
-    for _ in range(10):
-        passes(gate, 20_000)
-        assert gate.expire(PIPELINE, ["a", "b", "c"]) == [Answer.POSTPONED] * 3
-    assert [redis_client.llen(keys.queue(queue)) for queue in (Queue.FIRST, Queue.NEXT)] == [3, 0]
-
-    # Who stood before the oldest message that is left has lost its own, and waits no longer for having waited long.
-    redis_client.rpop(keys.queue(Queue.FIRST))  # by a worker that dies
-    passes(gate, TIMING.republish)
-    assert gate.expire(PIPELINE, ["a", "b"]) == [Answer.REPUBLISHED, Answer.POSTPONED]
-    assert redis_client.llen(keys.queue(Queue.NEXT)) == 1
-
-    redis_client.delete(*keys.queues)
-
-
-def test_a_message_of_the_other_queue_is_published_again_however_many_first_events_wait(
-    gate: InjectedClock, redis_client: redis.Redis, keys: Keys
-) -> None:
-    gate.notify(PIPELINE, "a", SPACING)
-    assert isinstance(begin(gate, RunKey(PIPELINE, "a", token(gate, "a"))), Begun)
-    redis_client.rpop(keys.queue(Queue.FIRST))
-    gate.notify(PIPELINE, "b", SPACING)
-    key = RunKey(PIPELINE, "a", token(gate, "a"))
-    assert settle(gate, key, Settlement(Outcome.STOPPED), SPACING) is Answer.CONTINUED
-    redis_client.delete(keys.queue(Queue.NEXT))
-    passes(gate, TIMING.republish)
-
-    assert gate.expire(PIPELINE, ["a"]) == [Answer.REPUBLISHED]
-
-    redis_client.delete(*keys.queues)
 
 
 def test_a_storm_of_first_events_leaves_each_fourth_place_to_a_continuation(

@@ -183,18 +183,6 @@ def test_lone_tenants_beside_10_000_with_a_backlog(crowd: Crowd, slots: int) -> 
     assert workers.longest <= slots + 1
 
 
-def test_few_found_tenants_of_a_pipeline_wait_behind_the_thousands_of_another(crowd: Crowd) -> None:
-    found(crowd, "bulk", 10_000)
-    served(crowd, 10)
-    found(crowd, "orders", 12)
-
-    members = served(crowd, 25)
-
-    orders = [member for member in members if member.startswith("orders")]
-    assert orders == [f"orders:t{at:05}" for at in range(12)]
-    assert [member for member in members if member.startswith("bulk")] == [f"bulk:t{at:05}" for at in range(10, 23)]
-
-
 def test_a_pipeline_that_had_many_turns_while_nobody_else_waited_has_its_share_all_the_same(crowd: Crowd) -> None:
     found(crowd, "bulk", 200)
     served(crowd, 150)

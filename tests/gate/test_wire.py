@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,19 +14,15 @@ from sqlalchemy import make_url
 
 from taskbridge.declaring.policy import Spacing
 from taskbridge.embedded import Servers
+from taskbridge.embedded.launch import free_port
 from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.errors import Unavailable
 from taskbridge.gate import Answer, Gate, Keys, client
+from tests.ending import ended
 from tests.transactions.black_hole import BlackHole
 from tests.waiting import wait_until
 
 SPACING = Spacing(delay=0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -119,13 +113,7 @@ print(client.zcard(Keys(prefix).due("invoices")))
 @pytest.mark.usefixtures("redis_client")
 def test_a_fork_that_python_was_not_told_of_reads_no_reply_of_its_parent(servers: Servers, keys: Keys) -> None:
     # In a process of its own: with threads, such a fork may stand still for ever.
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, servers.redis_url, keys.prefix],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = ended([sys.executable, "-c", FORKS, servers.redis_url, keys.prefix])
 
     assert (done.stdout, done.stderr) == ("2\n", "")
 

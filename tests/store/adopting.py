@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from sqlalchemy import Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.batch import Record
-from taskbridge.store import Adopted, Claim, Cursors, Page, adopt, adoption
+from taskbridge.store import Adopted, Claim, Cursors, Page, adopt, adoption, backfill
 
 ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, customer text, total numeric(10, 2), note text)"
 
@@ -40,6 +41,11 @@ def adopted(engine: Engine, table: str = "orders", tenant: str = "customer", *ke
     found = adoption(engine, table, tenant, keys or ("id",), **options)
     assert adopt(engine, found, timeout=5)
     return found
+
+
+def backfilled(engine: Engine, found: Adopted, pages: int | None = None, size: int = 3) -> list[int]:
+    """The rows after each page; with `pages`, as of a process that ends after so many."""
+    return [page.rows for page in islice(backfill(engine, found, size), pages)]
 
 
 class Reader:

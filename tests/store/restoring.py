@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -13,6 +12,7 @@ from sqlalchemy import Engine, make_url
 from taskbridge.embedded import Servers
 from taskbridge.embedded.binaries import find_postgres
 from taskbridge.store import connect
+from tests.ending import ended
 
 
 def address(engine: Engine) -> str:
@@ -65,14 +65,6 @@ def _administer(servers: Servers, statement: str) -> None:
 
 
 def _run(program: str, *arguments: str, text: str | None = None, options: Mapping[str, str] | None = None) -> str:
-    ended = subprocess.run(
-        [find_postgres(None) / program, *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-        env={**os.environ, **(options or {})},
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    done = ended([find_postgres(None) / program, *arguments], {**os.environ, **(options or {})}, text=text)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

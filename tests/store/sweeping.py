@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from typing import Final
 
+from hypothesis import HealthCheck, Phase, settings
 from sqlalchemy import Engine
 
 from taskbridge.common.run_key import RunKey
 from taskbridge.store import Claim, Cursors, Page, record_invoice
 from tests.store.adopting import rows
 
-__all__ = ["NEW", "NEWEST", "OLD", "advance", "batch", "claim", "key", "sweep", "waiting", "write"]
+__all__ = ["IN_ONE_DATABASE", "NEW", "NEWEST", "OLD", "advance", "batch", "claim", "key", "sweep", "waiting", "write"]
 
 OLD, NEW, NEWEST = (f"{at:016d}-aaaaaaaaaaaa" for at in (1, 2, 3))
 """Tokens of three runs, each of which replaces the one before it."""
 WAITING: Final = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+
+IN_ONE_DATABASE: Final = settings(
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+)
+"""Of tests that draw many examples: all of them use the database of the one test."""
 
 
 def key(tenant: str = "acme", token: str = OLD, pipeline: str = "invoices") -> RunKey:

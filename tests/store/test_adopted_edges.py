@@ -12,7 +12,6 @@ from sqlalchemy.exc import DBAPIError, ProgrammingError
 
 from taskbridge.errors import InvalidInput
 from taskbridge.store import (
-    Adopted,
     adopt,
     adoption,
     backfill,
@@ -22,7 +21,7 @@ from taskbridge.store import (
     migrate,
     unadopt,
 )
-from tests.store.adopting import ORDERS, Reader, adopted, rows, run
+from tests.store.adopting import ORDERS, Reader, adopted, backfilled, rows, run
 
 TRAP = (
     "CREATE TYPE shop.trap AS (a int)",
@@ -281,11 +280,6 @@ def test_two_deployments_adopt_one_table(engine: Engine, postgres_url: str) -> N
     other.dispose()
 
 
-def backfilled_by(engine: Engine, found: Adopted, size: int = 60) -> int:
-    """How many rows a backfill says there are."""
-    return list(backfill(engine, found, size))[-1].rows
-
-
 @pytest.mark.parametrize("change", ["ADD PRIMARY KEY (seq, id)", "ADD PRIMARY KEY (seq)", "ALTER id TYPE text"])
 def test_a_backfill_begins_anew_where_its_order_has_changed(engine: Engine, change: str) -> None:
     run(
@@ -299,7 +293,7 @@ def test_a_backfill_begins_anew_where_its_order_has_changed(engine: Engine, chan
     run(engine, f"ALTER TABLE orders {change}")
     found = adoption(engine, "orders", "customer", ["id", "seq"])
     adopt(engine, found)
-    assert backfilled_by(engine, found) == 100
+    assert backfilled(engine, found, size=60)[-1] == 100
     assert len(Reader(engine).keys("7")) == 100
 
 

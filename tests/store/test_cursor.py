@@ -9,14 +9,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, event
 
 from taskbridge.store import Changes, CursorLost, Cursors, StaleToken, Unread, connect, record_invoice
 from taskbridge.store.checkout import end_checkout
 from tests.store.adopting import rows, run
-from tests.store.sweeping import NEW, OLD, advance, batch, claim, key, waiting, write
+from tests.store.sweeping import IN_ONE_DATABASE, NEW, OLD, advance, batch, claim, key, waiting, write
 from tests.waiting import wait_until
 
 
@@ -61,13 +61,7 @@ A_COMMIT_IN_THE_MIDDLE_OF_A_SWEEP: list[tuple[str, int, Any]] = [
 ]
 
 
-@settings(
-    max_examples=80,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
-)
+@settings(IN_ONE_DATABASE, max_examples=80)
 @given(steps=STEPS)
 @example(steps=A_COMMIT_IN_THE_MIDDLE_OF_A_SWEEP)
 def test_every_committed_revision_is_delivered_exactly_once(engine: Engine, steps: list[tuple[str, int, Any]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -14,6 +13,7 @@ from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.store import check_version, connect, record_invoice, undeclared_readers
 from taskbridge.store.db import checked_out, parameters_of, scalar
+from tests.ending import ended
 
 PID = "SELECT pg_backend_pid()"
 WHOLE = {"user": "user", "password": "password", "host": "host", "port": "5432", "dbname": "database"}
@@ -124,9 +124,7 @@ assert session() == before
 
 
 def test_a_child_that_ends_leaves_the_session_of_its_parent_alone(postgres_url: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, postgres_url], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = ended([sys.executable, "-c", FORKS, postgres_url])
     assert (done.returncode, done.stderr) == (0, "")
 
 

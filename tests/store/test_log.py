@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Column, Engine, Integer, MetaData, Table
 from sqlalchemy.exc import DataError
@@ -32,6 +32,7 @@ from taskbridge.store import (
 from tests.quarantined import put_in_quarantine
 from tests.store import sweeping
 from tests.store.adopting import rows, run
+from tests.store.sweeping import IN_ONE_DATABASE
 
 
 def batch(engine: Engine, pipeline: str, source: str, tenant: str = "acme", limit: int = 100) -> list[str]:
@@ -64,13 +65,7 @@ NAMES = st.one_of(
 )
 
 
-@settings(
-    max_examples=60,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
-)
+@settings(IN_ONE_DATABASE, max_examples=60)
 @given(tenant=NAMES, name=NAMES)
 def test_postgres_takes_the_names_that_python_takes_and_no_others(engine: Engine, tenant: str, name: str) -> None:
     try:

@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 from taskbridge.declaring.criteria import Match
 from taskbridge.store import Quarantine, QuarantinedRecord, Records, record_invoice, register_pipeline
 from tests.quarantined import put_in_quarantine, states
+from tests.store.adopting import run
 
 
 @pytest.fixture
@@ -58,8 +59,7 @@ def test_each_filter_narrows(quarantine: Quarantine) -> None:
 def test_a_record_that_changed_or_is_gone_is_not_in_quarantine(engine: Engine, quarantine: Quarantine) -> None:
     before = find(quarantine, tenant="acme")
     record_invoice(engine, "acme", "1", {"version": 2})
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM taskbridge.records WHERE tenant = 'acme' AND key = '2'")
+    run(engine, "DELETE FROM taskbridge.records WHERE tenant = 'acme' AND key = '2'")
     assert ids(quarantine, tenant="acme") == [("acme", "3")]
     assert states(engine)["acme", "1"] == "pending"
     # A decision about the old revision is none about the new one.

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from taskbridge.errors import SchemaMismatch
 from taskbridge.store import check_schema, connect, migrate, record_invoice, register_pipeline
 from taskbridge.store.schema import VERSION_TABLE, current, head
+from tests.store.adopting import run
 from tests.store.schema_text import PAGE, schema_text
 
 OURS = """
@@ -50,9 +51,7 @@ def test_a_schema_is_checked_with_the_next_step_in_the_error(engine: Engine) -> 
 @pytest.mark.parametrize("made", ["TABLE taskbridge.records (id int)", "VIEW taskbridge.mine AS SELECT 1"])
 def test_a_schema_of_somebody_else_with_our_name_is_left_alone(engine: Engine, made: str) -> None:
     migrate(engine, "base")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE SCHEMA taskbridge")
-        connection.exec_driver_sql(f"CREATE {made}")
+    run(engine, "CREATE SCHEMA taskbridge", f"CREATE {made}")
     before = objects(engine)
     for revision in ("head", "base"):
         with pytest.raises(SchemaMismatch, match=r"that is not TaskBridge's.*set TASKBRIDGE_SCHEMA to another name"):
@@ -95,8 +94,7 @@ def test_migrations_at_the_same_time_wait_for_each_other(engine: Engine, postgre
 
 def test_a_failed_migration_says_in_a_sentence_what_postgres_refused(engine: Engine) -> None:
     migrate(engine, "base")
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE SCHEMA taskbridge; CREATE TYPE taskbridge.deliveries AS ENUM ()")
+    run(engine, "CREATE SCHEMA taskbridge; CREATE TYPE taskbridge.deliveries AS ENUM ()")
     with pytest.raises(SchemaMismatch) as failed:
         migrate(engine)
     assert objects(engine) == set(), "nothing is half made"

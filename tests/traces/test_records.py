@@ -67,11 +67,8 @@ def _record_event(deployment: Deployment) -> Any:
 
 
 def _record_for_task(deployment: Deployment) -> Any:
-    return (
-        deployment.app.tasks["taskbridge.record_event"]
-        .apply(("alerts", {"level": "ERROR", "service": "acme"}, "1"))
-        .get()
-    )
+    task = deployment.app.tasks["taskbridge.record_event"]
+    return task.apply(("alerts", {"level": "ERROR", "service": "acme"}, "1")).get()
 
 
 def _record_in_coroutine(deployment: Deployment) -> Any:

@@ -7,15 +7,6 @@ import random
 
 from taskbridge.store.documents import decoded
 
-OVERFLOWS = "9" + "0" * 308
-
-
-def test_a_float_that_overflows_is_no_infinity() -> None:
-    document, reason = decoded(f'{{"total": {OVERFLOWS}.5}}')
-    assert document == {}
-    assert reason is not None
-    assert reason.startswith("the document cannot be decoded: ")
-
 
 def test_the_largest_float_and_long_integers_are_read() -> None:
     text = f'{{"float": {int(1.5e308)}.0, "integer": {"7" * 4_000}}}'

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskbridge.process.pace import FIRST_CALL, FORGOTTEN_AFTER, MOST_BUDGETS, Pace, Paces
+from taskbridge.process.pace import FORGOTTEN_AFTER, MOST_BUDGETS, Pace, Paces
 
 BATCH = 500
 LATENCY = 0.05
@@ -56,10 +56,6 @@ def test_no_call_takes_more_than_a_few_budgets_before_the_cost_of_a_record_is_kn
     handler.calls.clear()
     handler.drain(1_000)
     assert handler.longest <= 1.2
-
-
-def test_the_first_call_of_a_process_is_bounded_in_records() -> None:
-    assert Pace().most_records(LATENCY, BUDGET) == FIRST_CALL
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 5])

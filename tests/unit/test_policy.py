@@ -10,7 +10,7 @@ from taskbridge.declaring.batch import Batch
 from taskbridge.declaring.criteria import Criterion
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import DelaySinceLastRun, LatencyNeutral, Spacing
-from taskbridge.errors import ConfigurationError, InvalidPolicy
+from taskbridge.errors import InvalidPolicy
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,3 @@ def test_a_declared_pipeline_takes_the_place_of_a_built_in_one() -> None:
     declared.declare(Pipeline("invoices", other, LatencyNeutral(), 1))
     assert pipelines["invoices"].handler is other
     assert pipelines.names() == ["invoices"]
-
-
-@pytest.mark.parametrize("module", ["no_such_module", "tests.unit.broken_pipelines"])
-def test_a_module_that_does_not_import_is_named_with_its_error(module: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"'{module}' does not import: .*TASKBRIDGE_PIPELINES"):
-        Pipelines().load([module])

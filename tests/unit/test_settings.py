@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from taskbridge.errors import ConfigurationError
@@ -45,10 +43,7 @@ def test_a_wrong_setting_is_refused_by_name_and_without_secrets(name: str, value
     ("name", "meant"),
     [
         ("POSTGRES", "POSTGRES_URL"),
-        ("RUN_BUGDET", "RUN_BUDGET"),
-        ("METRIC_PORT", "METRICS_PORT"),
         ("SCHEME", "SCHEMA"),
-        ("FOO", None),
         ("COLOUR", None),
     ],
 )
@@ -74,16 +69,6 @@ def test_settings_as_an_environment_read_back_the_same() -> None:
     assert Settings.read(Settings().as_environment()) == Settings()
     assert unknown_variables(chosen.as_environment()) == []
     assert Settings.read({"TASKBRIDGE_PIPELINES": " a.b , c ,"}).pipelines == ("a.b", "c")
-
-
-def test_a_named_redis_is_its_own_broker() -> None:
-    urls = {"orders": "redis://orders/0", "billing": "sentinel://s:26379/0?master_name=billing"}
-    settings = Settings(redis_url="redis://cache/1", broker_url="amqp://rabbit", redis_urls=urls)
-    assert (settings.gate_url, settings.broker) == ("redis://cache/1", "amqp://rabbit")
-    orders, billing = (replace(settings, redis=name) for name in urls)
-    assert (orders.gate_url, orders.broker, orders.broker_options) == ("redis://orders/0", "redis://orders/0", {})
-    assert billing.broker.startswith("sentinel://s:26379")
-    assert billing.broker_options["master_name"] == "billing"
 
 
 @pytest.mark.parametrize("password", ["redis://[half-a-bracket", "rediss://of:many-colons"])

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskbridge.common.texts import error_line, error_text, printable, shown, storable
-
-
-def test_a_text_that_is_no_text() -> None:
-    assert storable("\ud83d\0é") == "\\ud83d\\x00é"
-    assert len(storable("\ud83d" * 2_000)) == 2_000
-    assert storable(None) == "None"
-    assert error_text(ValueError("a")) == "ValueError: a"
+from taskbridge.common.texts import error_text, shown
 
 
 def test_a_group_of_errors_says_which_ones() -> None:
@@ -23,11 +16,6 @@ def test_a_group_of_errors_says_which_ones() -> None:
     )
     many = error_text(ExceptionGroup("many", [ValueError(str(number)) for number in range(5)]))
     assert many.endswith("ValueError: 2; 2 more")
-
-
-def test_a_text_of_many_lines_is_one_line() -> None:
-    assert printable("a\nb\x1b[31m\u202e\u00e9") == "a\\nb\\x1b[31m\\u202e\u00e9"
-    assert error_line(ValueError("a\nb")) == "ValueError: a"
 
 
 def test_what_is_no_string_is_shown_however_deep_it_is() -> None:
