@@ -15,6 +15,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import IO, Any
 
+from tests.ending import ended
 from tests.forked import PROGRAM, Forked
 from tests.waiting import TIME_FACTOR, wait_until
 
@@ -64,15 +65,7 @@ class Program:
 
     def python(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a fresh interpreter in the same directory and environment."""
-        return subprocess.run(
-            [sys.executable, *arguments],
-            env={**self.environment, **variables},
-            cwd=self.directory,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS * TIME_FACTOR,
-            check=False,
-        )
+        return ended([sys.executable, *arguments], {**self.environment, **variables}, self.directory, seconds=SECONDS)
 
     @contextmanager
     def started(self, *arguments: str | Path, **variables: str) -> Iterator[Running]:

@@ -143,6 +143,7 @@ def test_the_worst_come_first_if_asked_for_also_behind_many_others(taskbridge: P
         first = found("--sort", order, "--limit", "3")
         assert (list(first["tenants"]), first["next"]) == (expected[:3], "late" if order == "name" else None)
     assert list(found("--after", "failing", "--limit", "2")["tenants"]) == ["late", "much"]
+    assert list(found("--failing")["tenants"]) == ["failing", "late"]
     run(
         engine,
         "INSERT INTO taskbridge.sync_cursors (pipeline, tenant) "

@@ -70,7 +70,6 @@ def shape(value: Mapping[str, Any]) -> dict[str, Any]:
 def test_nothing_that_others_rely_on_has_changed_unnoticed(taskbridge: Program) -> None:
     file = write(taskbridge.directory / "invoices.csv", [HEADER, line("1")])
     report = taskbridge("up", "--import", file, "--exit-when-idle", "--json").json
-    status = taskbridge("status", "--json").json
     found = {
         "python": {name: signatures(getattr(api, name)) for name in api.__all__ if name != "app"},
         "errors": {name: getattr(errors, name).exit_status for name in errors.__all__},
@@ -79,7 +78,6 @@ def test_nothing_that_others_rely_on_has_changed_unnoticed(taskbridge: Program) 
         "keys": {"lease": Keys().lease("invoices", "acme"), "queues": list(Keys().queues)},
         "commands": options(cli.all_commands()),
         "up --json": shape(report),
-        "status --json": shape(status),
     }
     text = json.dumps(found, indent=2) + "\n"
     if os.environ.get("TASKBRIDGE_TEST_WRITE_SURFACE"):

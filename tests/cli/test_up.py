@@ -97,7 +97,9 @@ def test_a_second_up_on_the_same_directory_refuses_and_says_who_serves_it(living
     program, running = living
     second = program("up")
     assert second.status == 1
-    assert f"is in use by another process (pid {running.process.pid})" in second.stderr.splitlines()[-1]
+    said = second.stderr.splitlines()[-1]
+    assert f"is in use by another process (pid {running.process.pid})" in said
+    assert "taskbridge env" in said
     assert running.process.poll() is None
 
 
