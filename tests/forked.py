@@ -52,7 +52,7 @@ PRELOADED: Final = (
     "taskbridge.worker.slot",
     "taskbridge.worker.ticker",
 )
-"""The fork server leaves out what is not there, and says nothing; `test_forked.py` imports each."""
+"""The fork server leaves out what is not there, and says nothing: a name that is wrong costs time, and no test."""
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([*PRELOADED])

@@ -19,7 +19,7 @@ from sqlalchemy import make_url
 
 from taskbridge.common.texts import spoken
 from taskbridge.declaring.batch import Batch
-from taskbridge.declaring.pipeline import DECLARED, pipeline
+from taskbridge.declaring.pipeline import pipeline
 from taskbridge.django.configuration import NAMES, url_of, variables
 from taskbridge.embedded import Servers
 from taskbridge.errors import ConfigurationError
@@ -44,13 +44,8 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def declared() -> Iterator[None]:
-    """What a test declares ends with it."""
-    before = dict(DECLARED._declared)
+def declared(declarations: None) -> None:  # noqa: ARG001 - it ends with the test
     pipeline("orders")(pipelines.send_orders)
-    yield
-    DECLARED._declared.clear()
-    DECLARED._declared.update(before)
 
 
 @contextmanager

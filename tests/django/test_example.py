@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from taskbridge.embedded import Servers
 from taskbridge.testing.servers import fresh_database, open_directory
 from tests.deployment import ROOT, Deployment, Worker
 from tests.django.conftest import database
+from tests.ending import ended
 from tests.waiting import wait_until
 from verification.shops import Scene, Shop, survive
 
@@ -44,17 +44,9 @@ def variables(url: str, redis_url: str) -> dict[str, str]:
 
 def manage(environment: dict[str, str], *arguments: str, status: int = 0) -> str:
     """Run a command of the shop and return what it printed, on stdout and then on stderr."""
-    ended = subprocess.run(
-        [sys.executable, "manage.py", *arguments],
-        cwd=SHOP,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ended.returncode == status, ended.stdout + ended.stderr
-    return ended.stdout + ended.stderr
+    done = ended([sys.executable, "manage.py", *arguments], environment, SHOP, seconds=100)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 @contextmanager
@@ -243,17 +235,10 @@ def test_a_worker_that_cannot_start_names_the_project_s_own_settings(taskbridge_
             (nobody, ["correct DATABASES['default']", "`manage.py taskbridge doctor`"]),
             ({"CELERY_BROKER_URL": "redis://127.0.0.1:1"}, ["correct CELERY_BROKER_URL"]),
         ):
-            ended = subprocess.run(
-                [sys.executable, "-m", "celery", "-A", "shop", "worker", "-P", "solo"],
-                cwd=SHOP,
-                env=environment | changed,
-                capture_output=True,
-                text=True,
-                timeout=100,
-                check=False,
-            )
-            assert ended.returncode == 1, ended.stderr
-            assert [one for one in expected if one not in ended.stderr] == [], ended.stderr
+            command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-P", "solo"]
+            done = ended(command, environment | changed, SHOP, seconds=100)
+            assert done.returncode == 1, done.stderr
+            assert [one for one in expected if one not in done.stderr] == [], done.stderr
 
 
 @pytest.mark.slow

@@ -25,9 +25,8 @@ HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 
 
 @pytest.fixture
-def own_tables(taskbridge_settings: Settings) -> Iterator[Engine]:
+def own_tables(taskbridge_settings: Settings, declarations: None) -> Iterator[Engine]:  # noqa: ARG001 - the page declares
     """The database, with the tables that the page takes for granted."""
-    before = dict(DECLARED._declared)
     # Other tests of this process may have imported an example that declares what the page does.
     DECLARED._declared.clear()
     engine = connect(taskbridge_settings.postgres_url)
@@ -38,8 +37,6 @@ def own_tables(taskbridge_settings: Settings) -> Iterator[Engine]:
     )
     yield engine
     engine.dispose()
-    DECLARED._declared.clear()
-    DECLARED._declared.update(before)
 
 
 def executed(page: str, /, **names: Any) -> dict[str, Any]:

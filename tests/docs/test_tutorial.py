@@ -18,6 +18,7 @@ import pytest
 from taskbridge.embedded import Servers
 from taskbridge.testing.servers import open_directory
 from tests.docs.pages import Block, blocks
+from tests.ending import ended
 from tests.waiting import TIME_FACTOR, wait_until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial" / "first-pipeline.md"
@@ -54,17 +55,9 @@ class Reader:
         self.exports[block.name] = "".join(
             line + "\n" for line in text.splitlines() if line.startswith(("export ", "eval "))
         )
-        ended = subprocess.run(
-            ["/bin/sh", "-eu", "-c", text],
-            cwd=self.directory,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=60 * TIME_FACTOR,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        self.printed = ended.stdout
+        done = ended(["/bin/sh", "-eu", "-c", text], self.environment, self.directory)
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.printed = done.stdout
 
     @contextmanager
     def _staying(self, block: Block) -> Iterator[None]:

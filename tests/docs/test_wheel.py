@@ -7,6 +7,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+from tests.ending import ended
+
 ROOT = Path(__file__).resolve().parents[2]
 
 USE = """
@@ -42,14 +44,6 @@ def test_a_wheel_holds_the_package_and_nothing_else_and_works_without_the_checko
     assert "\nProvides-Extra: embedded\n" in description
     assert {path.name for path in (tmp_path / "there").iterdir()} == {"taskbridge", described.name}
     # -P: the current directory is not searched, so this is the wheel's code and nothing else's.
-    used = subprocess.run(
-        [sys.executable, "-P", "-c", USE],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "there")},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    used = ended([sys.executable, "-P", "-c", USE], {"PYTHONPATH": str(tmp_path / "there")}, tmp_path)
     assert used.returncode == 0, used.stderr
     assert used.stdout.startswith(str(tmp_path))

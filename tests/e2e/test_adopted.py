@@ -12,17 +12,16 @@ from taskbridge.integration.installation import check_journal
 from taskbridge.store import adopt, adoption, unadopt
 from tests.deployment import Deployment
 from tests.inline import Inline
+from tests.store.adopting import run
 
 
 def test_the_journal_takes_nothing_of_an_adopted_table_also_after_it_was_given_up(deployment: Deployment) -> None:
     """Somebody forgot TASKBRIDGE_PIPELINES: what is pending is for the shop's own handler."""
     engine, inline = deployment.engine, Inline(deployment)
     inline.runtime.pipelines = Pipelines().beside(JOURNAL)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE invoices (number text PRIMARY KEY, company text)")
+    run(engine, "CREATE TABLE invoices (number text PRIMARY KEY, company text)")
     adopt(engine, adoption(engine, "invoices", "company", ["number"]))
-    with engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO invoices VALUES ('1', 'acme')")
+    run(engine, "INSERT INTO invoices VALUES ('1', 'acme')")
     for give_up in (False, True):
         if give_up:
             unadopt(engine, "invoices")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -12,7 +11,8 @@ import pytest
 from taskbridge.integration import checks
 from taskbridge.integration.checks import Finding, examine
 from taskbridge.process.runtime import runtime_of
-from tests.deployment import ROOT, Deployment
+from tests.deployment import Deployment
+from tests.ending import ended
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -49,11 +49,8 @@ def test_a_worker_that_lacks_a_pipeline_or_has_a_short_time_limit_is_named(deplo
 def test_workers_of_another_app_are_examined_with_the_broker_options_of_that_app(deployment: Deployment) -> None:
     def doctor(*arguments: str) -> dict[str, list[dict[str, str]]]:
         command = [sys.executable, "-c", "from taskbridge.cli.main import main; main()", "doctor", "--json", *arguments]
-        ended = subprocess.run(
-            command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
-        )
         found: dict[str, list[dict[str, str]]] = {}
-        for one in json.loads(ended.stdout)["findings"]:
+        for one in json.loads(ended(command, environment).stdout)["findings"]:
             found.setdefault(one["check"], []).append(one)
         return found
 

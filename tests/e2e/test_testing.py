@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from taskbridge import (
     pipeline,
     record_invoice,
 )
-from taskbridge.declaring.pipeline import DECLARED
 from taskbridge.embedded import Servers
 from taskbridge.errors import UnknownPipeline
 from taskbridge.gate import State
@@ -32,16 +30,7 @@ from taskbridge.testing import assert_notified, drain, drain_all, notified
 from taskbridge.testing.deploying import own_deployment
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.usefixtures("taskbridge_settings")
-
-
-@pytest.fixture(autouse=True)
-def declared() -> Iterator[None]:
-    """What a test declares ends with it."""
-    before = dict(DECLARED._declared)
-    yield
-    DECLARED._declared.clear()
-    DECLARED._declared.update(before)
+pytestmark = pytest.mark.usefixtures("declarations", "taskbridge_settings")
 
 
 def save(tenant: str, *numbers: str) -> None:

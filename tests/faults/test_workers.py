@@ -109,8 +109,6 @@ def test_a_handler_longer_than_the_runner_ttl_keeps_its_tenant(deployment: Deplo
         assert "replaced by another run" not in worker.text()
 
 
-pytestmark = pytest.mark.e2e
-
 PIPELINES = "tests.pipelines_of_failures"
 
 
@@ -237,7 +235,6 @@ def few(deployment: Deployment) -> Iterator[str]:
         connection.exec_driver_sql(f"DROP ROLE {name}")
 
 
-@pytest.mark.e2e
 def test_slots_without_a_session_leave_their_runs_to_others(deployment: Deployment, few: str) -> None:
     with deployment.worker("-c", str(SLOTS), TASKBRIDGE_POSTGRES_URL=few, TASKBRIDGE_PIPELINES="") as worker:
         for number in range(2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any
 
@@ -15,7 +14,7 @@ from taskbridge.gate.scripts import SCRIPTS
 from taskbridge.store import cursor
 from taskbridge.store import queries as store
 from taskbridge.worker import poller
-from tests.deployment import ROOT
+from tests.ending import ended
 from tests.waiting import TIME_FACTOR
 from verification.torture.faults import FAULTS
 from verification.torture.guards import GUARDS, take_out
@@ -54,13 +53,8 @@ MARGIN = 5.0 * TIME_FACTOR
 
 def torture(*options: str) -> tuple[int, list[dict[str, Any]], str]:
     """Run schedules; return the exit status, each schedule's line, and all that was said."""
-    done = subprocess.run(
-        [sys.executable, "-m", "verification.torture", "--margin", str(MARGIN), *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "verification.torture", "--margin", str(MARGIN), *options]
+    done = ended(command, seconds=1_000)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"], done.stdout
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import make_url
 from tests.cli.program import Program
 from tests.deployment import Deployment
 from tests.docs.pages import blocks
-from tests.waiting import TIME_FACTOR
+from tests.ending import ended
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,15 +40,8 @@ def command(language: str) -> list[str]:
 
 def run(arguments: list[str], directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TASKBRIDGE_")}
-    return subprocess.run(
-        arguments,
-        cwd=EXAMPLES,
-        env={**kept, "GOCACHE": str(directory / "go"), "GOTOOLCHAIN": "local", "GO111MODULE": "off", **variables},
-        capture_output=True,
-        text=True,
-        timeout=100 * TIME_FACTOR,
-        check=False,
-    )
+    go = {"GOCACHE": str(directory / "go"), "GOTOOLCHAIN": "local", "GO111MODULE": "off"}
+    return ended(arguments, {**kept, **go, **variables}, EXAMPLES, seconds=100)
 
 
 def written(deployment: Deployment) -> set[tuple[str, str]]:
@@ -68,14 +61,14 @@ def test_the_examples_and_the_commands_of_the_page_write_records(
             with subtests.test(block=number):
                 if shutil.which("curl") is None:
                     pytest.skip("curl is not on PATH")
-                ended = run(["sh", "-eu", "-c", text], tmp_path, **variables)
+                done = run(["sh", "-eu", "-c", text], tmp_path, **variables)
                 (answers,) = [one.text.splitlines() for one in blocks(OVER_HTTP) if one.kind == f"answers {number}"]
-                assert (ended.returncode, ended.stdout.splitlines()) == (0, answers), ended.stderr
+                assert (done.returncode, done.stdout.splitlines()) == (0, answers), done.stderr
         for language in COMMANDS:
             with subtests.test(language=language):
-                ended = run(command(language), tmp_path, **variables)
-                assert ended.returncode == 0, ended.stderr
-                counts = [json.loads(line) for line in ended.stdout.splitlines()]
+                done = run(command(language), tmp_path, **variables)
+                assert done.returncode == 0, done.stderr
+                counts = [json.loads(line) for line in done.stdout.splitlines()]
                 assert counts[0] == {"records": 2, "events": 0, "unmatched": 0}
                 assert counts[1:] == ([] if language == "sh" else [{"records": 0, "events": 1, "unmatched": 0}])
                 assert {("acme", f"{language}-1"), ("acme", f"{language}-2")} <= written(deployment)
@@ -86,13 +79,11 @@ def producer_url(deployment: Deployment) -> Iterator[str]:
     """Postgres for a role that has the rights of the page, and no other."""
     (grants,) = [block.text for block in blocks(PAGE) if block.kind == "rights"]
     role = f"shop_{secrets.token_hex(4)}"
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN PASSWORD 'change-me'")
-        connection.exec_driver_sql(re.sub(r"\bshop\b", role, grants))
+    deployment.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'change-me'")
+    deployment.execute(re.sub(r"\bshop\b", role, grants))
     url = make_url(deployment.settings.postgres_url).set(drivername="postgresql", username=role, password="change-me")
     yield url.render_as_string(hide_password=False)
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    deployment.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 def test_records_are_written_by_sql_and_each_right_of_the_page_is_needed(
@@ -105,9 +96,7 @@ def test_records_are_written_by_sql_and_each_right_of_the_page_is_needed(
     role = make_url(producer_url).username
     rights = [f"{one} ON taskbridge.records" for one in ("SELECT", "INSERT", "UPDATE")]
     for right in ("USAGE ON SCHEMA taskbridge", *rights):
-        with deployment.engine.begin() as connection:
-            connection.exec_driver_sql(f"REVOKE {right} FROM {role}")
+        deployment.execute(f"REVOKE {right} FROM {role}")
         with psycopg.connect(producer_url) as session, pytest.raises(psycopg.errors.InsufficientPrivilege):
             session.execute("SELECT taskbridge.record('invoices', 'acme', '1', '{}')")
-        with deployment.engine.begin() as connection:
-            connection.exec_driver_sql(f"GRANT {right} TO {role}")
+        deployment.execute(f"GRANT {right} TO {role}")

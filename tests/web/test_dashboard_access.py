@@ -293,8 +293,7 @@ def test_a_group_of_equal_errors_is_retried_and_no_other(ada: Visitor, deploymen
 def test_an_action_that_cannot_be_written_down_is_not_done(ada: Visitor, deployment: Deployment) -> None:
     record_invoice(deployment.engine, "acme", "in-1", {})
     page = tenant_page(ada)
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE taskbridge.audit RENAME TO gone")
+    deployment.execute("ALTER TABLE taskbridge.audit RENAME TO gone")
     assert ada.send("pause", ada.form(page.text, "pause")).status_code == 503
     assert deployment.rows("SELECT 1 FROM taskbridge.pauses") == []
 

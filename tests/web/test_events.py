@@ -162,8 +162,7 @@ def test_an_array_is_one_transaction_and_keeps_the_span_of_its_request(url: str,
 
 
 def test_of_an_array_that_postgres_refuses_nothing_is_stored(url: str, deployment: Deployment) -> None:
-    with deployment.engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE invoices (id bigint PRIMARY KEY, customer text)")
+    deployment.execute("CREATE TABLE invoices (id bigint PRIMARY KEY, customer text)")
     adopted(deployment.engine, "invoices")
     invoice = {"source": "invoices", "tenant": "acme", "key": "1", "document": {}}
     refused = MESSAGE | {"pipeline": "complaints", "message_id": "m2"}
