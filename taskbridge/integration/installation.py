@@ -32,6 +32,7 @@ from taskbridge.integration.transport import (
     REDIS_SCHEMES,
     check_versions,
     scheme_of_broker,
+    stay,
     transport_of,
 )
 from taskbridge.observe.metrics_server import MetricsStep
@@ -154,6 +155,8 @@ def apply(app: Any) -> None:
     options = conf.broker_transport_options
     if scheme_of_broker(conf) in REDIS_SCHEMES and options.get(ORDER, "round_robin") == "round_robin":
         conf.broker_transport_options = {**options, ORDER: f"{QueueOrder.__module__}:{QueueOrder.__qualname__}"}
+    if scheme_of_broker(conf) == "sentinel" and not conf.broker_failover_strategy:
+        conf.broker_failover_strategy = stay
 
 
 @signals.celeryd_init.connect(weak=False)

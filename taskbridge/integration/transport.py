@@ -21,11 +21,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import repeat
 from queue import Empty
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from celery import Celery
 from kombu import Connection
@@ -51,6 +53,7 @@ __all__ = [
     "bounded",
     "check_versions",
     "scheme_of_broker",
+    "stay",
     "transport_of",
 ]
 
@@ -370,6 +373,15 @@ REDIS_SCHEMES: Final = frozenset(_NAMES)
 
 # Celery logs a connection as a URL, whose scheme is the transport's name unless that is an alias.
 Connection.resolve_aliases = {**Connection.resolve_aliases, **{name: scheme for scheme, name in _NAMES.items()}}
+
+
+def stay(urls: Sequence[str]) -> Iterator[str]:
+    """The failover strategy of a connection to Sentinels: nothing changes, because the transport asks all of them.
+
+    By default kombu would switch to the next URL, with its own transport and without the primary's password.
+    """
+    # A name without a scheme leaves all else as it was.
+    return repeat(urlsplit(urls[0]).hostname or "localhost")
 
 
 def _first_broker(conf: Any) -> Any:

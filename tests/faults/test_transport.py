@@ -15,7 +15,9 @@ from celery import Celery
 from kombu import Connection, Consumer, Exchange, Queue
 
 from taskbridge.gate.message import RUN_TASK
+from taskbridge.integration.app import make_app
 from taskbridge.integration.transport import transport_of
+from taskbridge.settings import Settings
 from taskbridge.testing.servers import open_directory
 from tests.deployment import Deployment
 from tests.waiting import wait_until
@@ -194,3 +196,14 @@ def test_a_transport_of_ours_stands_in_for_kombus_and_for_no_other(
         app.conf.broker_transport = found
         # Not every kombu shows a password where there is none.
         assert app.connection_for_read().as_uri().replace(":**@", "") == shown
+
+
+def test_a_connection_that_could_not_reach_a_sentinel_keeps_its_transport_and_its_password() -> None:
+    app = make_app(Settings(redis_url="sentinel://:secret@a/1;sentinel://b;sentinel://c?master_name=shop")).app
+    app.conf.broker_transport = transport_of(app.conf)
+    connection = app.connection_for_read()
+    before = connection.transport_cls, connection.info()
+
+    connection.maybe_switch_next()
+
+    assert (connection.transport_cls, connection.info()) == before
