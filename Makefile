@@ -107,8 +107,8 @@ format: $(READY) ## Rewrite the code in the project's format
 bench: $(READY) ## Measure all benchmarks; write docs/explanation/benchmarks.md (BENCH_FLAGS='--only storm' for one)
 	$(BIN)/python -m benchmarks all docs/explanation --pages README.md --pages docs $(BENCH_FLAGS)
 
-torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2)
-	$(BIN)/python -m verification.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS)
+torture: $(READY) ## Random faults against real workers, Redis and Postgres (SCHEDULES=300 SEED=1 ARENAS=2 SERVERS=pgbouncer,sentinel)
+	$(BIN)/python -m verification.torture --schedules $(SCHEDULES) --seed $(SEED) --arenas $(ARENAS) $(if $(SERVERS),--servers $(SERVERS))
 
 soak: $(READY) ## Everything at once under a light load for MINUTES=60: does anything grow? Ctrl-C ends it with a report
 	$(BIN)/python -m verification.soak --minutes $(MINUTES) --write docs

@@ -28,6 +28,7 @@ from taskbridge.store import record_invoice
 from tests.certificates import Encrypted, certificate
 from tests.deployment import Deployment
 from tests.redis_cluster import answers, redis_cluster, redis_server
+from tests.scraping import free_ports
 from tests.waiting import taking_at_most, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -45,7 +46,7 @@ class Watched:
 
     def __init__(self, directory: Path, stack: ExitStack, seen_at: Callable[[int], int] = lambda port: port) -> None:
         self._directory, self._stack = directory, stack
-        first, second, self.port = free_port(), free_port(), free_port()
+        first, second, self.port = free_ports(), free_ports(), free_ports()
         self.ports = first, second
         self.primary, self.replica = self._serve(first, ""), self.serve_replica(second)
         watched = (
@@ -68,7 +69,7 @@ class Watched:
     def cut_off_primary(self) -> redis.Redis:
         """Let neither Sentinel nor the replica reach the primary, to which clients stay connected; return a client."""
         primary = redis.Redis(
-            port=self.ports[0], password=PASSWORD, decode_responses=True, single_connection_client=True
+            port=self.address(), password=PASSWORD, decode_responses=True, single_connection_client=True
         )
         primary.acl_deluser("watcher")
         return primary

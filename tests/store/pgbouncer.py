@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Self
@@ -86,6 +87,10 @@ class PgBouncer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal: SIGUSR1 is its PAUSE, and SIGUSR2 its RESUME."""
+        self._process.send_signal(number)
 
     def stop(self) -> None:
         """End it as an operator would who does not wait: its clients lose their connections."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from typing import Any
 
@@ -15,8 +16,10 @@ from taskbridge.store import cursor
 from taskbridge.store import queries as store
 from taskbridge.worker import poller
 from tests.ending import ended
+from tests.store.pgbouncer import NEEDS_PGBOUNCER
 from tests.waiting import TIME_FACTOR
-from verification.torture.faults import FAULTS
+from verification.torture.__main__ import main
+from verification.torture.faults import FAULTS, SERVERS, available
 from verification.torture.guards import GUARDS, take_out
 from verification.torture.schedule import draw
 
@@ -69,6 +72,19 @@ def test_nothing_is_lost_or_doubled_under_random_faults() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+@NEEDS_PGBOUNCER
+def test_nothing_is_lost_or_doubled_behind_pgbouncer_and_sentinel() -> None:
+    servers = ("--servers", ",".join(SERVERS), "--only", ",".join(name for name in FAULTS if FAULTS[name].needs))
+
+    status, results, said = torture("--schedules", "2", "--seed", "901", "--arenas", "2", *servers)
+
+    assert status == 0, said
+    assert [result["violations"] for result in results] == [[], []]
+    assert all(len(result["recoveries"]) >= 3 and result["committed"] for result in results)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_frozen_worker_is_found_to_advance_twice_where_nobody_checks_the_owner() -> None:
     # A lock of a frozen worker holds up its successor; so some freeze without one, in the middle of a batch.
@@ -92,6 +108,15 @@ def test_a_schedule_is_drawn_from_its_seed_alone() -> None:
     assert all(sum(map(len, schedule.groups)) >= 3 for schedule in drawn)
     for group in (group for schedule in drawn for group in schedule.groups):
         assert len({FAULTS[planned.fault].subject for planned in group}) == len(group)
+
+
+def test_an_arena_has_other_servers_and_their_faults_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not [name for name, fault in available().items() if fault.needs]
+    assert all(available([kind]).keys() - available().keys() for kind in SERVERS)
+
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(SystemExit, match="there is no pgbouncer on this machine"):
+        main(["--servers", "pgbouncer"])
 
 
 @pytest.mark.parametrize("guard", GUARDS)

@@ -1,4 +1,4 @@
-"""Where schedules run: one Postgres, one Redis, three workers, and one database that they share."""
+"""Where schedules run: Postgres and Redis, three workers, and one database that they share."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+import psycopg
 from sqlalchemy import make_url
 
 from taskbridge import LatencyNeutral, app, pipeline
 from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.store import connect, migrate
+from taskbridge.store.db import parameters_of
 from taskbridge.testing.servers import open_directory
 from tests.deployment import ROOT
 from tests.forked import PROGRAM, Forked
+from tests.store.pgbouncer import PgBouncer
 from tests.waiting import wait_until
 from verification.torture.kinds import PARCELS
 from verification.torture.ledger import Ledger
 from verification.torture.pristine import PREPARES
 from verification.torture.proxy import Proxy
+from verification.torture.sentinel import RedisBehindSentinel
 from verification.torture.servers import PostgresHere, RedisHere
 from verification.torture.stalls import Stalls, observe
 from verification.torture.users import GOODS, TABLE, TABLES, Users
@@ -49,6 +53,8 @@ SETTINGS: dict[str, Any] = {
 
 ADOPTS: Final = ("adopt", TABLE, "--tenant", "tenant", "--key", "id", "--source", GOODS)
 """The command that makes the users' table a source."""
+POOL: Final = 40
+"""Connections of PgBouncer to Postgres: a handler that writes has one to itself."""
 BACK_WITHIN = 60.0
 COMMAND_ENDS_WITHIN: Final = 120.0
 NOT_AS_DELIVERED: Final = """\
@@ -82,10 +88,11 @@ class Arena:
     """Everything that a schedule strikes and looks at."""
 
     postgres: PostgresHere
-    redis: RedisHere
+    redis: RedisHere | RedisBehindSentinel
     to_producers: Proxy
     to_worker: Proxy
     """In front of Redis: of the producers, and of the worker that `Workers.behind_proxy` returns."""
+    pooler: PgBouncer | None
     workers: Workers
     ledger: Ledger
     settings: Settings
@@ -107,11 +114,20 @@ class Arena:
             self.workers.up.clear()
         try:
             yield
+            if self.pooler is not None:
+                wait_until(self._gets_through, "PgBouncer lets a client through")
         finally:
             with self._counting:
                 self._down -= 1
                 if not self._down:
                     self.workers.up.set()
+
+    def _gets_through(self) -> bool:
+        parameters = parameters_of(self.settings.postgres_url)
+        with suppress(psycopg.OperationalError), psycopg.connect(**parameters, connect_timeout=2) as connection:
+            connection.execute("SELECT 1")
+            return True
+        return False
 
     @contextmanager
     def marked(self, name: str) -> Iterator[None]:
@@ -220,18 +236,24 @@ class Arena:
 
 
 @contextmanager
-def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
-    """Open an arena; one per process, since producers use the app of the process. `keep` takes a copy of its books."""
+def arena(without: str | None, keep: Path | None, servers: Collection[str] = ()) -> Iterator[Arena]:
+    """Open an arena; one per process, since producers use the app of the process. `keep` takes a copy of its books.
+
+    `servers`: which of `verification.torture.faults.SERVERS` it has.
+    """
     # The observer is forked while this process has no threads yet.
     with observe() as stalls, open_directory() as directory, ExitStack() as stack:
-        postgres, redis = PostgresHere(directory), RedisHere(directory)
-        for server in (postgres, redis):
-            stack.callback(server.close)
-            server.start()
+        postgres, redis, pooler = PostgresHere(directory), _redis(directory, stack, servers), None
+        stack.callback(postgres.close)
+        postgres.start()
+        urls: dict[str, Any] = {"postgres_url": postgres.url}
+        if "pgbouncer" in servers:
+            pooler = stack.enter_context(PgBouncer(postgres.url, directory, size=POOL))
+            urls = {"postgres_url": pooler.url, "listen_url": postgres.url}
         to_producers, to_worker = Proxy(redis.port), Proxy(redis.port)
         for proxy in (to_producers, to_worker):
             stack.callback(proxy.close)
-        settings = Settings(postgres_url=postgres.url, redis_url=redis.url, **SETTINGS)
+        settings = Settings(**urls, redis_url=redis.url, **SETTINGS)
         ours = settings.as_environment()
         os.environ.update(ours | _behind(to_producers, redis))
         books = directory / "books"
@@ -255,13 +277,24 @@ def arena(without: str | None, keep: Path | None) -> Iterator[Arena]:
         workers.up.set()
         stack.callback(workers.close)
         workers.open(FIRST_WORKERS)
-        made = Arena(postgres, redis, to_producers, to_worker, workers, Ledger(books), settings, books, stalls)
+        made = Arena(postgres, redis, to_producers, to_worker, pooler, workers, Ledger(books), settings, books, stalls)
         stack.callback(made.engine.dispose)
         yield made
 
 
-def _behind(proxy: Proxy, redis: RedisHere) -> dict[str, str]:
-    """Return what lets a process reach Redis by a proxy."""
+def _redis(directory: Path, stack: ExitStack, servers: Collection[str]) -> RedisHere | RedisBehindSentinel:
+    if "sentinel" in servers:
+        return RedisBehindSentinel(directory, stack)
+    redis = RedisHere(directory)
+    stack.callback(redis.close)
+    redis.start()
+    return redis
+
+
+def _behind(proxy: Proxy, redis: RedisHere | RedisBehindSentinel) -> dict[str, str]:
+    """Return what lets a process reach Redis by a proxy. Where Redis is behind Sentinel, that names the addresses."""
+    if isinstance(redis, RedisBehindSentinel):
+        return {}
     url = make_url(redis.url).set(port=proxy.port).render_as_string(hide_password=False)
     return {"TASKBRIDGE_REDIS_URL": url}
 

@@ -20,7 +20,7 @@ import psutil
 
 from verification.torture.arena import arena
 from verification.torture.course import Result, harness_failed, run
-from verification.torture.faults import FAULTS
+from verification.torture.faults import FAULTS, available
 from verification.torture.schedule import draw
 
 __all__ = ["Broken", "Order", "in_arenas"]
@@ -36,12 +36,16 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Order:
-    """What all schedules of one command share. `keep`: where books of arenas are copied; `without`: guards."""
+    """What all schedules of one command share. `keep`: where books of arenas are copied; `without`: guards.
 
-    only: Sequence[str] = tuple(FAULTS)
+    `servers`: which of `verification.torture.faults.SERVERS` its arenas have.
+    """
+
+    only: Sequence[str] = tuple(available())
     margin: float = 1.0
     without: str | None = None
     keep: Path | None = None
+    servers: Sequence[str] = ()
 
 
 def in_arenas(order: Order, seeds: Sequence[int], count: int, within: float = WITHIN) -> Iterator[Result]:
@@ -147,7 +151,7 @@ def _serve(pipe: Connection, order: Order) -> None:
     """Run the schedules whose seeds come through the pipe, until it closes."""
     subjects = {name: FAULTS[name].subject for name in order.only}
     try:
-        with arena(order.without, order.keep) as runtime:
+        with arena(order.without, order.keep, order.servers) as runtime:
             while True:
                 seed = pipe.recv()
                 try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from taskbridge.declaring.failures import FIRST_BACKOFF
@@ -24,7 +26,23 @@ from verification.torture.schedule import HARD_LIMIT, Planned
 from verification.torture.server_clock import compiler
 from verification.torture.strikes_cursors import CIRCUIT_OPENS_FOR
 
-__all__ = ["FAULTS", "LEAST_DEATHS", "LOOK", "ONE_MORE_OUTAGE", "OUTAGES", "Fault", "available", "tries"]
+__all__ = ["FAULTS", "LEAST_DEATHS", "LOOK", "ONE_MORE_OUTAGE", "OUTAGES", "SERVERS", "Fault", "available", "tries"]
+
+SERVERS: Final = {
+    "pgbouncer": {"sessions_silent"},
+    "sentinel": {
+        "connections_silent",
+        "redis_alone",
+        "redis_clock",
+        "redis_kept",
+        "redis_lost",
+        "redis_paused",
+        "redis_rewound",
+        "redis_switched",
+        "replies_lost",
+    },
+}
+"""What an arena may have in front of Postgres and Redis, and the faults that cannot be made through it."""
 
 
 def tries(records: int, alone: int) -> int:
@@ -80,6 +98,7 @@ LOCK = Bound(
 )
 EITHER = Bound("runner TTL or republish_after", lambda settings, _: max(settings.runner_ttl, settings.republish_after))
 SWITCH = Bound("2 s + base interval", lambda settings, _: 2.0 + settings.base_interval)
+NAMED: Final = "the Sentinels name the replica"
 SILENT = Bound("10 s", lambda _, __: 10.0)
 TICK = Bound("tick", lambda _, __: work.POLICY.tick)
 # Waits double, and each is at least three quarters of its length: the one under way at the end of an outage is at most
@@ -133,6 +152,9 @@ class Fault:
     strike: Callable[[Scene, Planned], Struck]
     opens_circuit: bool = False
     """Whether so many runs fail meanwhile that the pipeline's circuit opens."""
+
+    needs: str = ""
+    """The one of `SERVERS` that it strikes."""
 
     is_of_users: bool = False
     """Whether the users of the adopted table do it themselves, so that none of them may be held up."""
@@ -340,9 +362,40 @@ FAULTS: Final[dict[str, Fault]] = {
         )
     },
     "record_undecodable": Fault("record", "a record cannot be decoded", "its commit", TRIES, work.record_undecodable),
+    **{
+        f"pgbouncer_{name}": Fault(
+            "pgbouncer",
+            title,
+            since,
+            BACKOFF,
+            partial(servers.pgbouncer_away, signals=signals),
+            opens_circuit=True,
+            needs="pgbouncer",
+        )
+        for name, title, since, signals in (
+            ("killed", "SIGKILL of PgBouncer, started", "it answers again", (signal.SIGKILL,)),
+            ("frozen", "SIGSTOP of PgBouncer", "SIGCONT", (signal.SIGSTOP, signal.SIGCONT)),
+            ("paused", "PAUSE of PgBouncer", "RESUME", (signal.SIGUSR1, signal.SIGUSR2)),
+        )
+    },
+    **{
+        f"sentinel_{name}": Fault("redis", title, since, SWITCH, strike, needs="sentinel")
+        for name, title, since, strike in (
+            ("killed", "SIGKILL of a primary whose replica lags", NAMED, servers.sentinel_killed),
+            ("frozen", "SIGSTOP of a primary that comes back as one", "SIGCONT", servers.sentinel_frozen),
+            ("cut_off", "a primary is cut off from Sentinels and replica", NAMED, servers.sentinel_cut_off),
+            ("asked", "SENTINEL FAILOVER", NAMED, servers.sentinel_asked),
+        )
+    },
 }
 
 
-def available() -> dict[str, Fault]:
-    """Return the faults that can be made on this machine."""
-    return {name: fault for name, fault in FAULTS.items() if name != "redis_clock" or compiler() is not None}
+def available(servers: Collection[str] = ()) -> dict[str, Fault]:
+    """Return the faults that can be made on this machine in an arena with these of `SERVERS`."""
+    without = set[str]() if compiler() is not None else {"redis_clock"}
+    without = without.union(*(SERVERS[one] for one in servers))
+    return {
+        name: fault
+        for name, fault in FAULTS.items()
+        if name not in without and (not fault.needs or fault.needs in servers)
+    }

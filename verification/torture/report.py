@@ -87,13 +87,13 @@ def _beyond(stalled: Sequence[Recovery]) -> str:
     )
 
 
-def page(results: Sequence[Result], seed: int, margin: float) -> str:
+def page(results: Sequence[Result], seed: int, margin: float, servers: Sequence[str] = ()) -> str:
     """Return docs/explanation/torture.md."""
     settings = ",\n".join(f"`TASKBRIDGE_{name.upper()}` {value:g} s" for name, value in SETTINGS.items())
     return PAGE.format(
         summary=summary(results),
         table=table(results, margin),
-        seed=seed,
+        seed=f"{seed} and `--servers {','.join(servers)}`" if servers else seed,
         count=len(results),
         settings=settings,
         margin=margin,
@@ -148,6 +148,10 @@ strike at once. Most settings are scaled down, so that a schedule takes seconds:
 - **Other users** write to an adopted table and know nothing of TaskBridge. Each keeps a ledger of its transactions.
 - **A proxy** is between Redis and the producers, and another between Redis and one worker. It can go silent or lose
   replies.
+
+With `--servers pgbouncer,sentinel`, workers and producers reach Postgres through PgBouncer in transaction mode, and
+Redis is a primary with a replica and three Sentinels. Each of the two adds faults of its own and leaves out those that
+cannot be made through it.
 
 Each fault has its own tenants. They have work when it strikes and get no event afterwards, so only the protocol can
 resume them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -18,6 +18,8 @@ from verification.torture.acts import SOFT_TIME_LIMIT
 from verification.torture.kinds import INVOICES
 from verification.torture.scene import Scene, Struck
 from verification.torture.schedule import Planned
+from verification.torture.sentinel import RedisBehindSentinel
+from verification.torture.servers import RedisHere
 from verification.torture.strikes_work import record_acts
 
 HOUR: Final = 3600
@@ -27,6 +29,8 @@ STILL_TAKES: Final = 3.0
 """Seconds in which a slot may go on with runs that it takes along, whether or not the worker gets messages."""
 REPLIES_WITHIN: Final = 1.0
 """Seconds in which replies get lost."""
+LONGEST_ABSENCE: Final = 4.0
+"""Seconds for which PgBouncer is away at the most: longer than an arena's statements wait for an answer."""
 
 
 def worker_killed(scene: Scene, planned: Planned) -> Struck:
@@ -59,6 +63,7 @@ def worker_joins(scene: Scene, planned: Planned) -> Struck:
 def _redis_killed(scene: Scene, planned: Planned, *, saved: float | None) -> Struck:
     """Kill Redis `saved` seconds after its data were saved; None: they were never."""
     server = scene.arena.redis
+    assert isinstance(server, RedisHere)
     working = scene.working(planned.moment)
     server.forget_saved()
     if saved is not None:
@@ -269,22 +274,89 @@ def _stop_between_statements(pid: int) -> None:
 
 
 def redis_switched(scene: Scene, planned: Planned) -> Struck:
+    server = scene.arena.redis
+    assert isinstance(server, RedisHere)
     tenant = scene.working(planned.moment)
-    end = scene.arena.redis.switch_over()
+    end = server.switch_over()
     return Struck(time.monotonic(), (tenant, scene.busy()), undo=end)
 
 
 def redis_clock(scene: Scene, planned: Planned) -> Struck:
     """Step back by an hour while one tenant works, one waits for its next tick and one has failed."""
-    clock = scene.arena.redis.clock
-    assert clock is not None
+    server = scene.arena.redis
+    assert isinstance(server, RedisHere)
+    assert server.clock is not None
     failed = scene.busy(1, fails=1, error="other")
     scene.arena.ledger.wait_for(failed, bool, 5.0)
     working = scene.working(planned.moment)
     burst = scene.busy()
     scene.arena.ledger.wait_for(burst, bool, 5.0)
-    clock.move(-HOUR)
+    server.clock.move(-HOUR)
     stepped = time.monotonic()
     scene.writer.commit(scene.writer.invoice(burst, "second"))
     scene.writer.notify(burst, tries=50)
     return Struck(stepped, (failed, working, burst, scene.orphaned()))
+
+
+def pgbouncer_away(scene: Scene, planned: Planned, signals: Sequence[signal.Signals]) -> Struck:
+    """Let PgBouncer answer nobody from one signal to the next. If there is one only, start it again."""
+    pooler = scene.arena.pooler
+    assert pooler is not None
+    tenants = (scene.working(planned.moment), scene.busy())
+    with scene.arena.down():
+        struck = time.monotonic()
+        pooler.signal(signals[0])
+        time.sleep(0.3 + LONGEST_ABSENCE * planned.part)
+        if len(signals) > 1:
+            pooler.signal(signals[1])
+        else:
+            pooler.restart()
+    up = time.monotonic()
+    return Struck(up, tenants, up - struck)
+
+
+def _failed_over(
+    scene: Scene,
+    planned: Planned,
+    strike: Callable[[RedisBehindSentinel, int], object],
+    end: Callable[[RedisBehindSentinel, int], object] = lambda _, __: None,
+) -> Struck:
+    """Let the replica take over from the primary; both functions get the port of that."""
+    watched = scene.arena.redis
+    assert isinstance(watched, RedisBehindSentinel)
+    tenants, old = (scene.working(planned.moment), scene.orphaned()), watched.address()
+    with scene.arena.down():
+        strike(watched, old)
+        during = scene.busy()  # a primary that is cut off takes its event, and that is lost
+        watched.wait_until_left(old)
+        end(watched, old)
+    since = time.monotonic()
+    return Struck(since, (*tenants, during, scene.busy()), undo=watched.mend)
+
+
+def sentinel_killed(scene: Scene, planned: Planned) -> Struck:
+    def strike(watched: RedisBehindSentinel, old: int) -> None:
+        watched.cut_off_primary()
+        time.sleep(0.1 + planned.part)
+        watched.signal(old, signal.SIGKILL)
+
+    return _failed_over(scene, planned, strike, RedisBehindSentinel.restart)
+
+
+def sentinel_frozen(scene: Scene, planned: Planned) -> Struck:
+    def strike(watched: RedisBehindSentinel, old: int) -> None:
+        watched.signal(old, signal.SIGSTOP)
+
+    def end(watched: RedisBehindSentinel, old: int) -> None:
+        time.sleep(planned.part)
+        watched.signal(old, signal.SIGCONT)
+
+    return _failed_over(scene, planned, strike, end)
+
+
+def sentinel_cut_off(scene: Scene, planned: Planned) -> Struck:
+    return _failed_over(scene, planned, lambda watched, _: watched.cut_off_primary())
+
+
+def sentinel_asked(scene: Scene, planned: Planned) -> Struck:
+    return _failed_over(scene, planned, lambda watched, _: watched.fail_over())

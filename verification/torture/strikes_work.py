@@ -29,18 +29,16 @@ from verification.torture.schedule import Planned
 POLICY: Final = LatencyNeutral()
 QUEUES: Final = [queue.value for queue in Queue]
 
-_ONE_CONNECTION: Final[dict[str, Any]] = {"decode_responses": True, "single_connection_client": True}
-
 
 class _Thieves:
     """Take run messages out of both queues before the workers do, while the `with` block lasts."""
 
     COUNT = 20  # Redis serves who has waited longest, and a thief that got something waits anew
 
-    def __init__(self, server: redis.Redis, url: str) -> None:
+    def __init__(self, server: redis.Redis) -> None:
         self.stolen: list[tuple[str, str]] = []
         self._server = server
-        self._url = url
+        self._connect: Callable[[], Any] = server.client
         self._ids: list[int] = []
         self._done = threading.Event()
         self._threads = [threading.Thread(target=self._steal, daemon=True) for _ in range(self.COUNT)]
@@ -65,7 +63,7 @@ class _Thieves:
     def _steal(self) -> None:
         while not self._done.is_set():
             # Another fault may strike Redis at the same time, also while this connects.
-            with suppress(redis.RedisError), redis.Redis.from_url(self._url, **_ONE_CONNECTION) as client:
+            with suppress(redis.RedisError), self._connect() as client:
                 self._ids.append(client.client_id())
                 while not self._done.is_set():
                     found: Any = client.brpop(QUEUES, timeout=2)
@@ -76,7 +74,7 @@ class _Thieves:
 def _rob(scene: Scene, seconds: float) -> tuple[_Thieves, Struck]:
     """Steal messages, those of two new tenants among them."""
     tenants, began = (scene.new_tenant(), scene.new_tenant()), time.monotonic()
-    with _Thieves(scene.arena.redis.client, scene.arena.redis.url) as thieves:
+    with _Thieves(scene.arena.redis.client) as thieves:
         for tenant in tenants:
             scene.writer.commit(*scene.some(tenant))
             scene.writer.notify(tenant, tries=50)
