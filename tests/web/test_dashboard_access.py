@@ -200,9 +200,6 @@ def test_a_form_that_is_none_is_refused(acting: Visitor) -> None:
     assert acting.send("pause", form | {"tenant": " x"}).status_code == 400
     assert acting.send("pause", form | {"reason": "x" * 3_000}).status_code == 400
     assert acting.send("retry", {"pipeline": "invoices"}).status_code == 400
-    for back in ("https://evil.example", "//evil.example", "../x", "javascript:alert(1)", "tenant?a=b\r\nX-Y: z"):
-        answer = acting.send("notify", form | {"back": back})
-        assert answer.headers["location"] == "/", back
 
 
 @pytest.fixture

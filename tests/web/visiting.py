@@ -54,7 +54,7 @@ class Visitor:
 
     def do(self, page: httpx2.Response, action: str, **more: str) -> httpx2.Response:
         """Send a form of a page, and open the page to which the answer leads."""
-        answer = self.send(action, self.form(page.text, action) | more)
+        answer = self.send(action, self.form(page.text, action) | more, referer=str(page.url))
         assert answer.status_code == 303, answer.text
         return self.client.get(answer.url.join(answer.headers["location"]))
 

@@ -24,7 +24,7 @@ from taskbridge.common.texts import counted
 from taskbridge.errors import ConfigurationError, TaskBridgeError, UnknownPipeline, UsageError
 from taskbridge.settings import Settings, check_password
 from taskbridge.web.pages.access import Access, Allow, Guard
-from taskbridge.web.pages.acting import ACTIONS, MESSAGES, Done, Target, act
+from taskbridge.web.pages.acting import ACTIONS, MESSAGES, Target, act
 from taskbridge.web.pages.reading import Reading
 from taskbridge.web.pages.rendering import Renderer
 
@@ -169,16 +169,11 @@ class _Site:
             )
         form = await _form(request)
         target, user = Target.of(form), str(request.state.user)
-
-        def do() -> Done:
-            done = act(self._reading.runtime, action, target, user)
-            self._reading.forget_health()
-            return done
-
-        done = await self._in_thread(do)
+        done = await self._in_thread(lambda: act(self._reading.runtime, action, target, user))
         log.info("dashboard: %s of %s", action, target.pipeline)
         root = _root(request)
-        response = RedirectResponse(f"{root}/{_back(form)}", 303)
+        # The page that the form was on: only the dashboard's own pages can send forms.
+        response = RedirectResponse(request.headers.get("referer", f"{root}/"), 303)
         text = f"{done.message}.{done.records}.{done.tenants}"
         response.set_cookie(DONE, text, DONE_SECONDS, path=root or "/", httponly=True, samesite="strict")
         return response
@@ -190,7 +185,6 @@ class _Site:
             "title": "Error",
             "here": None,
             "message": message,
-            "health": None if status == 503 else self._reading.last_health,
             "status_code": status,
             "pipeline": None,
         }
@@ -252,15 +246,6 @@ async def _form(request: Request) -> dict[str, str]:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"))
     except ValueError:
         raise UsageError("the request is not a form") from None
-
-
-_BACK: Final = re.compile(r"(tenant|record|failing|tenants)?(\?[A-Za-z0-9%+&=._~*-]*)?")
-
-
-def _back(form: Mapping[str, str]) -> str:
-    """Return the path of the page that a form was on."""
-    back = form.get("back", "")
-    return back if _BACK.fullmatch(back) else ""
 
 
 _COOKIE: Final = re.compile(r"([a-z-]+)\.(\d{1,8})\.(\d{1,8})", re.ASCII)

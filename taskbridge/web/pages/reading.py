@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from threading import Lock
-from time import monotonic
 from typing import Any, Final, get_args
 
 from celery import Celery
@@ -29,8 +27,6 @@ __all__ = ["Reading"]
 LONGEST_DOCUMENT: Final = 20_000
 """How many characters of a document are shown."""
 LONGEST_SEARCH: Final = 200
-HEALTH_SECONDS: Final = 1.0
-"""How long pages reuse the same health, or the same error."""
 ROWS: Final = 50
 HOURS: Final = {"1": "1 hour", "6": "6 hours", "24": "24 hours", "72": "3 days", "168": "7 days"}
 SAVED_DAYS: Final = 7
@@ -51,10 +47,6 @@ class Reading:
     def __init__(self, app: Celery | None, *, show_documents: bool) -> None:
         self._app = app
         self._show_documents = show_documents
-        self._read_at = float("-inf")
-        self._health: Health | None = None
-        self._failure: Exception | None = None
-        self._lock = Lock()
 
     @property
     def runtime(self) -> Runtime:
@@ -74,48 +66,26 @@ class Reading:
             HTTPException: what the query asks for does not exist.
         """
         with translated_errors():
-            try:
-                health = self.health()
-            except Unavailable:
-                # The other pages do not need both servers.
-                if read in (self.now, self.now_live, self.tenant):
-                    raise
-                health = None
-            return {
-                "health": health,
+            values = {
                 "pipelines": self.context.names(),
                 "pipeline": query.get("pipeline") or None,
                 **read(query),
             }
+        if "health" not in values:
+            values["health"] = self._health()
+        return values
 
-    def health(self) -> Health:
-        """Return the health. Pages that are opened within a second share the result or the error."""
-        with self._lock, translated_errors():
-            if monotonic() - self._read_at > HEALTH_SECONDS:
-                try:
-                    self._health, self._failure = healths.health(self.context), None
-                except Exception as error:
-                    self._failure = error
-                self._read_at = monotonic()
-            if self._failure is not None:
-                raise self._failure
-            assert self._health is not None  # noqa: S101 - for the type
-            return self._health
-
-    def forget_health(self) -> None:
-        """Read the health again for the next page, because an action may have changed it."""
-        # The lock waits for a reading that began before the action.
-        with self._lock:
-            self._read_at = float("-inf")
-
-    @property
-    def last_health(self) -> Health | None:
-        """The latest health; None if reading it failed, or has not been attempted."""
-        return self._health if self._failure is None else None
+    def _health(self) -> Health | None:
+        """Return the health; None: a server is unavailable, which the page itself may not need."""
+        try:
+            with translated_errors():
+                return healths.health(self.context)
+        except Unavailable:
+            return None
 
     def now_live(self, _: QueryParams) -> Values:
         """The live part of the first page."""
-        health = self.health()
+        health = healths.health(self.context)
         # A pipeline whose records wait for a worker is not idle.
         grave = {finding.pipeline for finding in health.findings if finding.grave}
         idle = [
@@ -123,7 +93,12 @@ class Reading:
             for one in health.pipelines
             if not (one.runners or one.paused or one.survey.circuit.open or {one.pipeline, None} & grave)
         ]
-        return {"shown": sorted(health.pipelines, key=lambda one: -one.runners), "idle": idle, "most_active": ROWS}
+        return {
+            "health": health,
+            "shown": sorted(health.pipelines, key=lambda one: -one.runners),
+            "idle": idle,
+            "most_active": ROWS,
+        }
 
     def now(self, query: QueryParams) -> Values:
         """The first page: health, active tenants, the last day, and savings."""
