@@ -7,17 +7,17 @@ own connection is untouched, and is restored when the call ends.
 
 Django sets its adapters, cursor class and prepared statements on a view of the session, as do backends that prepare
 connections in `get_new_connection`, such as GeoDjango's for PostGIS. What Django sets in the session itself (time zone,
-role, and the search path unless the handler has set one) applies from the first use of the ORM until the transaction
-ends.
+role and search path) applies from the first use of the ORM until the transaction ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 from django.db import connections
 from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -61,32 +61,19 @@ class CheckedOut:
         """Use the batch's connection, which begins its transaction."""
         if self.batch is None:
             raise HandlerMistake(IS_OVER)
-        if self.vendor != "postgresql":
-            raise ConfigurationError(
-                f"Django's database {self.alias!r} is {self.display_name}, so a handler's writes to it cannot commit "
-                f"with the cursor: {REMEDY}"
-            )
         if has_other_isolation(self):
             raise ConfigurationError(
                 f"Django's database {self.alias!r} {OTHER_ISOLATION}: remove isolation_level, or {REMEDY}"
             )
         session = driver_of(self.batch.connection)
-        path, batch_path = _search_paths(self, self.batch.connection.engine)
-        wanted: list[tuple[str, str, str | None]] = []
-        if session.info.parameter_status("TimeZone") != self.timezone_name:
-            wanted.append(("TimeZone", self.timezone_name, None))
-        if path != batch_path:
-            wanted.append(("search_path", path, batch_path))
+        own = {"TimeZone": self.timezone_name, "search_path": _search_path(self, session, self.batch.connection.engine)}
         if role := self.settings_dict["OPTIONS"].get("assume_role"):
-            wanted.append(("role", role, None))
-        if wanted:
-            names, values, only_from = map(list, zip(*wanted, strict=True))
-            parameters = {"names": names, "values": values, "only_from": only_from, "locally": True}
-            session.execute(query("set_parameters"), parameters)
+            own["role"] = role
+        session.execute(query("set_parameters"), {"names": [*own], "values": [*own.values()], "locally": True})
         parameters = self.get_connection_params()
         self.view = View(session, parameters["context"].adapters)
         self.view.cursor_factory = parameters["cursor_factory"]
-        made = self.get_new_connection(parameters) if isinstance(self, BatchConnection) else self.view
+        made = self.get_new_connection(parameters)
         if made is not self.view:
             made.close()
             raise ConfigurationError(
@@ -129,20 +116,15 @@ class BatchConnection(DatabaseWrapper):
 @cache
 def _wrapper_class(of: type) -> type[Any]:
     """Return a subclass of the project's wrapper that uses a batch's connection."""
-    if not issubclass(of, DatabaseWrapper):
-        bases: tuple[type, ...] = (CheckedOut, of)
-    else:
-        bases = (CheckedOut, BatchConnection) if of is DatabaseWrapper else (CheckedOut, of, BatchConnection)
+    bases = (CheckedOut, BatchConnection) if of is DatabaseWrapper else (CheckedOut, of, BatchConnection)
     return type(f"CheckedOut{of.__name__}", bases, {"__module__": of.__module__})
 
 
-_known_paths: Final[dict[tuple[str, ...], tuple[str, str]]] = {}
+_known_paths: Final[dict[tuple[str, ...], str]] = {}
 
 
-def _search_paths(wrapper: Any, engine: Engine) -> tuple[str, str]:
-    """Return the search path of Django's own sessions, and the initial one of a batch's sessions.
-
-    Both are looked up once per process, in separate sessions, so that they do not depend on what a handler has set.
+def _search_path(wrapper: Any, session: psycopg.Connection[Any], engine: Engine) -> str:
+    """Return the search path of Django's own sessions, which is looked up once per process, in a separate session.
 
     Raises:
         ConfigurationError: Django's database is not the batch's.
@@ -157,21 +139,14 @@ def _search_paths(wrapper: Any, engine: Engine) -> tuple[str, str]:
                 *database, path = cursor.fetchone()
         finally:
             own.close()
-        # A separate pool: otherwise the batch's pool would keep another session open.
-        pool = engine.pool.recreate()
-        try:
-            with closing(pool.connect()) as fresh, closing(fresh.cursor()) as cursor:
-                cursor.execute(query("where_connected"))
-                *batch_s, batch_path = cursor.fetchone() or ("", "", "")
-        finally:
-            pool.dispose()
+        *batch_s, _ = session.execute(query("where_connected")).fetchone() or ("", "", "")
         if database != batch_s:
             raise ConfigurationError(
                 f"Django's database {wrapper.alias!r} ({database[1]}) is not the one in TASKBRIDGE_POSTGRES_URL "
                 f"({batch_s[1]}), so a handler's writes to it cannot commit with the cursor: remove that setting, or "
                 f"{REMEDY}"
             )
-        _known_paths[which] = path, batch_path
+        _known_paths[which] = path
     return _known_paths[which]
 
 

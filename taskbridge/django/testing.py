@@ -208,7 +208,7 @@ def _mark(what: str, pipeline: Pipeline) -> str:
 
 
 def _set(connection: Connection, name: str, value: str) -> None:
-    values = {"names": [name], "values": [value], "only_from": [], "locally": True}
+    values = {"names": [name], "values": [value], "locally": True}
     connection.exec_driver_sql(query("set_parameters"), values)
 
 

@@ -461,7 +461,7 @@ def _settings_again(connection: Bounded, limit: float | None) -> str:
     settings = {name: value.decode() for name in names if (value := status(name.encode()))}
     if limit and not connection.pooled:
         settings["statement_timeout"] = milliseconds(limit)
-    values = {"names": [*settings], "values": [*settings.values()], "only_from": [], "locally": False}
+    values = {"names": [*settings], "values": [*settings.values()], "locally": False}
     return connection.bound(query("set_parameters"), values)
 
 
@@ -640,7 +640,7 @@ def begin_transaction(driver: Bounded, begin: str | None = None) -> None:
     driver.execute(begin or query("begin"))
     if driver.limits:
         names, values = [*driver.limits], [*driver.limits.values()]
-        driver.execute(query("set_parameters"), {"names": names, "values": values, "only_from": [], "locally": True})
+        driver.execute(query("set_parameters"), {"names": names, "values": values, "locally": True})
 
 
 def in_one_message(

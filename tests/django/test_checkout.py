@@ -349,7 +349,6 @@ def test_a_coroutine_commits_on_its_own(drill: Drill) -> None:
     [
         ("other", "NAME", "postgres", "'other' (postgres) is not the one in TASKBRIDGE_POSTGRES_URL"),
         ("default", "OPTIONS", {"isolation_level": 4}, "TASKBRIDGE_DATABASE"),
-        ("lite", "AUTOCOMMIT", True, "TASKBRIDGE_DATABASE"),
     ],
 )
 def test_what_cannot_be_exactly_once_is_refused(

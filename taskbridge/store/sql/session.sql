@@ -6,11 +6,9 @@
 SET {scope} {name} = {value}
 
 -- name: set_parameters
--- Sets parameters of Postgres for the transaction or the session, all in one round trip. One with a value in `only_from` is
--- set only if it still has that value: another value is kept.
+-- Sets parameters of Postgres for the transaction or the session, all in one round trip.
 SELECT set_config(one.name, one.value, %(locally)s)
-FROM unnest(%(names)s::text[], %(values)s::text[], %(only_from)s::text[]) AS one (name, value, only_from)
-WHERE one.only_from IS NULL OR current_setting(one.name, true) = one.only_from
+FROM unnest(%(names)s::text[], %(values)s::text[]) AS one (name, value)
 
 -- name: open_session
 -- The first message of a session. `pid` is the process of the login: behind a pooler the process of the server is another one,
