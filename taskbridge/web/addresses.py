@@ -25,11 +25,9 @@ PART: Final = 65_536
 """How many bytes are written with one timeout."""
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 _GLOBAL: Final = ipaddress.IPv6Network("2000::/3")
-_SPECIAL: Final = "192.0.0.0/24 192.88.99.0/24 168.63.129.16/32 2001::/23 2001:db8::/32 3fff::/20 5f00::/16"
+_SPECIAL: Final = "192.0.0.0/24 192.88.99.0/24 168.63.129.16/32 2001::/23 2001:db8::/32 2002::/16 3fff::/20 5f00::/16"
 _NOT_PUBLIC: Final = tuple(ipaddress.ip_network(text) for text in _SPECIAL.split())
 """From IANA's special registries and a cloud's own, because Python's list differs between versions."""
-_ISATAP: Final = (0x00005EFE, 0x02005EFE)
-"""In IPv6 addresses, these prefixes are followed by an IPv4 address."""
 
 
 class Forbidden(ConnectionError):
@@ -68,16 +66,11 @@ def is_public(text: str) -> bool:
     """Whether an address is public; if it contains an IPv4 address, that must be public, too."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
-        last = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if address.ipv4_mapped is not None or address in _NAT64:
-            return is_public(str(last))
-        if address not in _GLOBAL or address.teredo is not None:
+            return is_public(str(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)))
+        if address not in _GLOBAL:
             return False
-        if address.sixtofour is not None and not is_public(str(address.sixtofour)):
-            return False
-        if (int(address) >> 32) & 0xFFFFFFFF in _ISATAP and not is_public(str(last)):
-            return False
-    if any(address in network for network in _NOT_PUBLIC if network.version == address.version):
+    if any(address in network for network in _NOT_PUBLIC):
         return False
     return address.is_global and not address.is_multicast
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Final
 
 from celery import Celery
 from starlette.applications import Starlette
@@ -20,7 +20,6 @@ from taskbridge.web.webhook import VALUE_ERRORS, Request, Unfit, Webhook, check_
 
 __all__ = ["receiver"]
 
-FORM: Final = "application/x-www-form-urlencoded"
 NEW: Final = JSONResponse({"new": True})
 NOT_NEW: Final = JSONResponse({"new": False})
 
@@ -64,7 +63,7 @@ class _OfWebhook(Endpoint[Incoming | Unfit]):
         except VALUE_ERRORS as error:
             # Raised by a user's function. Its text may quote the request, so it is only logged.
             raise Refusal(401, "the request could not be verified", why=error_line(error)) from None
-        payload = _payload(headers, body)
+        payload = parsed(body)
         if (answer := self._webhook.signature.challenge(payload)) is not None:
             return PlainTextResponse(answer.encode(errors="replace"))
         brought = self._webhook.read(Request(headers, body, payload))
@@ -85,12 +84,3 @@ class _OfWebhook(Endpoint[Incoming | Unfit]):
                 raise Unavailable(str(error)) from None
             raise
         return NEW if is_new else NOT_NEW
-
-
-def _payload(headers: dict[str, str], body: bytes) -> Any:
-    try:
-        return parsed(body)
-    except InvalidInput:
-        if headers.get("content-type", "").startswith(FORM):
-            raise Refusal(400, "the body is a form: choose application/json in the provider's settings") from None
-        raise

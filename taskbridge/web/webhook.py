@@ -190,7 +190,7 @@ def parsed(body: bytes) -> Any:
     try:
         return _DECODER.decode(body.decode("utf-8-sig"))
     except (ValueError, ArithmeticError, RecursionError):
-        raise InvalidInput("the body is not JSON in UTF-8") from None
+        raise InvalidInput("the body is not JSON in UTF-8; if it is a form, choose JSON at the sender") from None
 
 
 def _refused(constant: str) -> None:

@@ -191,11 +191,6 @@ def test_what_is_no_json_is_refused_with_a_reason(send: Send, deployment: Deploy
         answer = send(signed(body, "msg"))
         assert answer.status_code == 400
         assert why in answer.json()["error"]
-    request = signed(b"payload=%7B%7D", "msg")
-    request.headers["Content-Type"] = "application/x-www-form-urlencoded"
-    answer = send(request)
-    assert answer.status_code == 400
-    assert answer.json() == {"error": "the body is a form: choose application/json in the provider's settings"}
     assert orders(deployment) == {}
     assert unmatched(deployment) == []
 
