@@ -13,9 +13,6 @@ from taskbridge.common.statements import statements
 
 __all__ = ["drop_database", "has_database", "make_database", "set_search_path"]
 
-FIRST_WITH_STRATEGIES: Final = 15_00_00
-"""The first version of Postgres in which CREATE DATABASE has a STRATEGY."""
-
 _SQL: Final = Path(__file__).parent / "sql"
 
 
@@ -26,8 +23,7 @@ def has_database(connection: psycopg.Connection[Any], name: str) -> bool:
 
 def make_database(connection: psycopg.Connection[Any], name: str, template: str = "template1") -> None:
     """Create a database as a copy of `template`."""
-    parts = {"name": Identifier(name), "template": Identifier(template), "strategy": _strategy(connection)}
-    _execute(connection, "make_database", **parts)
+    _execute(connection, "make_database", name=Identifier(name), template=Identifier(template))
 
 
 def set_search_path(connection: psycopg.Connection[Any], name: str, schemas: Sequence[str]) -> None:
@@ -38,12 +34,6 @@ def set_search_path(connection: psycopg.Connection[Any], name: str, schemas: Seq
 def drop_database(connection: psycopg.Connection[Any], name: str) -> None:
     """Drop a database, and terminate its sessions."""
     _execute(connection, "drop_database", name=Identifier(name))
-
-
-def _strategy(connection: psycopg.Connection[Any]) -> SQL:
-    # Without fsync, copying files takes half as long as copying pages; with it, the two checkpoints cost more.
-    ((flushes,),) = connection.execute(statements(_SQL)["flushes"])
-    return SQL("" if flushes or connection.info.server_version < FIRST_WITH_STRATEGIES else "STRATEGY FILE_COPY")
 
 
 def _execute(connection: psycopg.Connection[Any], query: str, **parts: Composable) -> None:

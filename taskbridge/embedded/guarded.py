@@ -99,25 +99,17 @@ class Guarded:
     def poll(self) -> int | None:
         """Return the command's exit status (128 + n if signal n ended it), or None while it runs."""
         with self._ending:
-            if self._process.returncode is None and self._has_ended():
-                # Not reaped yet, so its process group id cannot have been reused.
+            # A forked child cannot wait for it.
+            is_ours = self._owner == os.getpid() and self._process.returncode is None
+            if is_ours and self._process.poll() is not None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGKILL)
-                self._process.wait()
                 self._watcher.kill()
                 self._watcher.wait()
                 _lifelines.remove(self._lifeline)
                 os.close(self._lifeline)
         status = self._process.returncode
         return 128 - status if status is not None and status < 0 else status
-
-    def _has_ended(self) -> bool:
-        if self._owner != os.getpid():
-            return False  # a forked child cannot know
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:
-            return True  # it has been reaped elsewhere
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until the command ends by itself, and return its status.

@@ -14,10 +14,10 @@ from typing import Final
 from taskbridge.embedded.files import closed_in_children
 from taskbridge.errors import AlreadyRunning
 
-__all__ = ["hold", "holder"]
+__all__ = ["hold", "is_held"]
 
 ATTEMPTS: Final = 30
-"""`holder` takes the lock for a moment, so `hold` retries, at random intervals."""
+"""`is_held` takes the lock for a moment, so `hold` retries, at random intervals."""
 
 # Lock files held by this process. If a child kept one open, the lock would outlive this process.
 _held = closed_in_children()
@@ -44,20 +44,20 @@ def hold(path: Path, data_dir: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def holder(path: Path) -> int | None:
-    """Return the pid of the process that holds the lock file `path`, or None. This creates nothing."""
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock file `path`. This creates nothing."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return False
     try:
         # Shared, so that two callers do not take each other for the holder.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _read_pid(descriptor)
+        return True
     finally:
         os.close(descriptor)
-    return None
+    return False
 
 
 def _take(descriptor: int, data_dir: Path) -> None:
@@ -68,12 +68,8 @@ def _take(descriptor: int, data_dir: Path) -> None:
             time.sleep(random.uniform(0.001, 0.01))  # noqa: S311
         else:
             return
+    pid = os.pread(descriptor, 32, 0).decode()
     raise AlreadyRunning(
-        f"{data_dir} is in use by another process (pid {_read_pid(descriptor)}): stop that process, use its servers "
+        f"{data_dir} is in use by another process (pid {pid}): stop that process, use its servers "
         "(`taskbridge env` prints their URLs), or choose another data directory"
     )
-
-
-def _read_pid(descriptor: int) -> int | None:
-    text = os.pread(descriptor, 32, 0)
-    return int(text) if text.isdigit() else None

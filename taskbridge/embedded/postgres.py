@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -69,7 +68,7 @@ class Postgres:
         """Create the cluster if it is missing, and stop servers that a killed process left behind.
 
         Raises:
-            Unavailable: the cluster belongs to another version or user, or its password is lost.
+            Unavailable: the cluster belongs to another version.
         """
         if not self._cluster.exists():
             self._create()
@@ -101,8 +100,13 @@ class Postgres:
         Raises:
             Unavailable: the password in the data directory is not the cluster's.
         """
-        # The server writes "ready" once it has the port, so we never talk to another program that took the port.
-        lines = self._pid_file_lines()
+        # The server writes its pid in line 1, and "ready" in line 8 once it has the port, so we never talk to another
+        # program that took the port.
+        try:
+            text = (self._cluster / "postmaster.pid").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return False
+        lines = [line.strip() for line in text.splitlines()]
         if lines[:1] != [str(pid)] or lines[7:8] != ["ready"]:
             return False
         try:
@@ -112,9 +116,9 @@ class Postgres:
                 # `SELECT * FROM deliveries` finds our tables; those in `public` come first.
                 set_search_path(connection, NAME, ["public", self._schema])
         except psycopg.OperationalError as error:
-            if "password authentication failed" in str(error):
+            if "password" in str(error):
                 raise Unavailable(
-                    f"the password in {self._password_file} does not match the cluster {self._cluster}: restore the "
+                    f"{self._password_file} does not have the password of the cluster {self._cluster}: restore the "
                     "file, or move the cluster away to start over"
                 ) from error
             return False
@@ -167,18 +171,11 @@ class Postgres:
         ]
         with open_log(self.log) as output:
             log_start = output.seek(0, os.SEEK_END)
-            status = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=server_environment(),
-                cwd=self._cluster.parent,
-                user=None if self._account is None else self._account.uid,
-                group=None if self._account is None else self._account.gid,
-                extra_groups=None if self._account is None else (),
-                check=False,
-            ).returncode
+            environment, directory = server_environment(), self._cluster.parent
+            with Guarded(
+                command, output=output, environment=environment, directory=directory, account=self._account
+            ) as initdb:
+                status = initdb.wait()
         if status != 0:
             raise Unavailable(
                 f"initdb could not create a cluster in {building.parent} (status {status}); the end of its log, "
@@ -186,30 +183,11 @@ class Postgres:
             )
 
     def _check_cluster(self) -> None:
-        owner = os.geteuid() if self._account is None else self._account.uid
-        if self._cluster.stat().st_uid != owner:
-            raise Unavailable(
-                f"the cluster {self._cluster} belongs to another user: run the command as its owner, or "
-                "choose another data directory"
-            )
         major = (self._cluster / "PG_VERSION").read_text(encoding="utf-8").strip()
         if major != str(POSTGRES_MAJOR):
             raise Unavailable(
                 f"the cluster {self._cluster} was created by PostgreSQL {major}, but this is PostgreSQL "
                 f"{POSTGRES_MAJOR}: move it away to start over, or dump it with pg_dumpall of version {major} first"
             )
-        try:
+        if self._password_file.exists():
             self._password = self._password_file.read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            raise Unavailable(
-                f"{self._password_file} is missing, so nobody can log in to the cluster {self._cluster}: restore the "
-                "file, or move the cluster away to start over"
-            ) from error
-
-    def _pid_file_lines(self) -> list[str]:
-        """Return the lines of PostgreSQL's pid file: the pid is in line 1, the state in line 8."""
-        try:
-            text = (self._cluster / "postmaster.pid").read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return []
-        return [line.strip() for line in text.splitlines()]

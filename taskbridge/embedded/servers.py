@@ -40,6 +40,8 @@ def held(data_dir: Path) -> Iterator[Path]:
             data_dir = data_dir.resolve()
             data_dir.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock.hold(data_dir / "lock", data_dir))
+            # A killed process has left it.
+            (data_dir / "servers.json").unlink(missing_ok=True)
         yield data_dir
 
 
@@ -57,9 +59,8 @@ def serve(data_dir: Path, *, durable: bool = True) -> Iterator[Servers]:
     with held(data_dir) as directory, ExitStack() as stack:
         noted = directory / "servers.json"
         with _usable(data_dir):
-            noted.unlink(missing_ok=True)
             servers = _start(stack, directory, durable=durable)
-            write_private(noted, json.dumps({"pid": owner, **asdict(servers)}) + "\n")
+            write_private(noted, json.dumps(asdict(servers)) + "\n")
         try:
             yield servers
         finally:
@@ -86,19 +87,15 @@ def running(data_dir: Path) -> Servers | None:
         Unavailable: the servers belong to another user.
     """
     try:
-        pid = lock.holder(data_dir / "lock")
-        if pid is None:
+        if not lock.is_held(data_dir / "lock"):
             return None
-        document = json.loads((data_dir / "servers.json").read_text(encoding="utf-8"))
+        return Servers(**json.loads((data_dir / "servers.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except PermissionError as error:
         raise Unavailable(
             f"the servers of {data_dir} belong to another user: run the command as that user ({error})"
         ) from error
-    if document.pop("pid") != pid:
-        return None
-    return Servers(**document)
 
 
 def _start(stack: ExitStack, data_dir: Path, *, durable: bool) -> Servers:

@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from taskbridge.embedded import Servers, launch, running, serve
-from taskbridge.embedded.lock import hold, holder
+from taskbridge.embedded.lock import hold, is_held
 from taskbridge.embedded.postgres import Postgres
 from taskbridge.errors import ConfigurationError, Unavailable
 
@@ -182,7 +182,7 @@ def test_those_who_only_look_never_keep_a_server_from_starting(tmp_path: Path) -
 
     def look() -> None:
         while not stop.is_set():
-            holder(path)
+            is_held(path)
 
     with ThreadPoolExecutor(4) as threads:
         for _ in range(4):

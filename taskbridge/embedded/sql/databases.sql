@@ -5,8 +5,8 @@
 SELECT 1 FROM pg_database WHERE datname = %(name)s
 
 -- name: make_database
--- Create a database as a copy of another one. {strategy} is empty, or a STRATEGY clause.
-CREATE DATABASE {name} TEMPLATE {template} {strategy}
+-- Create a database as a copy of another one.
+CREATE DATABASE {name} TEMPLATE {template}
 
 -- name: drop_database
 -- Drop a database, and terminate its sessions.
@@ -15,7 +15,3 @@ DROP DATABASE {name} WITH (FORCE)
 -- name: search_path
 -- The default search path, from the next session on.
 ALTER DATABASE {name} SET search_path = {schemas}
-
--- name: flushes
--- Whether the cluster is durable.
-SELECT current_setting('fsync')::boolean
