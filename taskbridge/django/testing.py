@@ -25,7 +25,7 @@ from taskbridge.django.configuration import alias_of_handlers, url_of
 from taskbridge.django.migrations import adopting_migration
 from taskbridge.django.sessions import sqlalchemy_connection
 from taskbridge.errors import ConfigurationError, HandlerMistake
-from taskbridge.process.runtime import Runtime, runtime_of
+from taskbridge.process.runtime import Runtime
 from taskbridge.settings import Settings
 from taskbridge.store.adopted import known_as, present
 from taskbridge.store.documents import decoded
@@ -33,7 +33,7 @@ from taskbridge.store.orm import BatchSession
 from taskbridge.store.queries import filled, query, quoted, schema_of
 from taskbridge.store.schema import VERSION_TABLE
 from taskbridge.testing.deploying import own_deployment
-from taskbridge.testing.inline import drain_all, notified
+from taskbridge.testing.inline import deployment_of_test, drain_all, notified
 from taskbridge.worker.handler import check_returned, done_first
 from taskbridge.worker.poller import poll_changes, reconcile
 
@@ -242,7 +242,6 @@ class Deployed:
 
     def __init__(self, app: Celery) -> None:
         self.app = app
-        self.has_ended = False
 
     def run_all(self, *, through_failures: bool = False) -> int:
         """Find all saved records, with or without an event, and perform all runs in this process. Return their number.
@@ -254,14 +253,13 @@ class Deployed:
         - after the `deployed` block has ended;
         - if nothing was found, because a migration that adopts a table was not run in the test database.
         """
-        self._check_lasts()
         alias = alias_of_handlers()
         if alias is not None and connections[alias].in_atomic_block:
             raise ConfigurationError(
                 "`run_all` cannot be used in a transaction, because runs only see what is committed",
                 "use `deliver` in a TestCase; elsewhere call it after the `atomic` block",
             )
-        runtime = runtime_of(self.app)
+        runtime = deployment_of_test(self.app)
         for name in runtime.pipelines.names():
             runtime.register(runtime.pipelines[name])
             poll_changes(runtime, name)
@@ -280,14 +278,7 @@ class Deployed:
         Raises:
             ConfigurationError: the block of `deployed` has ended.
         """
-        self._check_lasts()
         return notified(pipeline, app=self.app)
-
-    def _check_lasts(self) -> None:
-        if self.has_ended:
-            raise ConfigurationError(
-                "the block of `deployed` has ended, and its keys in Redis have been deleted: call this within the block"
-            )
 
 
 @contextmanager
@@ -312,11 +303,7 @@ def deployed(app: Celery) -> Iterator[Deployed]:
         # In a TestCase nothing has been committed, and this would wait for its transaction.
         if not connections[alias].in_atomic_block:
             _empty(runtime)
-        here = Deployed(app)
-        try:
-            yield here
-        finally:
-            here.has_ended = True
+        yield Deployed(app)
 
 
 def _is_of_a_test(alias: str) -> bool:

@@ -20,7 +20,7 @@ from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.testing.clock import InjectedClock, inject_clock
 from taskbridge.worker import slot
 
-__all__ = ["assert_notified", "drain", "drain_all", "notified"]
+__all__ = ["assert_notified", "deployment_of_test", "drain", "drain_all", "notified"]
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def drain(
         ConfigurationError: the test has no deployment of its own.
         InvalidName, UnknownPipeline, Unavailable: the same as for `taskbridge.notify_event`.
     """
-    runtime = _of_a_test(app)
+    runtime = deployment_of_test(app)
     runtime.pipelines[pipeline]
     check_tenant(tenant)
     gate, runs = _clocked(runtime), 0
@@ -88,7 +88,7 @@ def drain_all(*, through_failures: bool = False, most_runs: int = MOST_RUNS, app
 
     Arguments and errors are the same as for `drain`. `most_runs` applies to each tenant.
     """
-    runtime, runs = _of_a_test(app), 0
+    runtime, runs = deployment_of_test(app), 0
     while waiting := [(name, tenant) for name in runtime.pipelines.names() for tenant in runtime.gate.active(name)]:
         for pipeline, tenant in waiting:
             runs += drain(tenant, pipeline, through_failures=through_failures, most_runs=most_runs, app=app)
@@ -102,7 +102,7 @@ def notified(pipeline: str = INVOICES, *, app: Celery = package_app) -> dict[str
         ConfigurationError: the test has no deployment of its own.
         UnknownPipeline: no loaded module declares the pipeline.
     """
-    runtime = _of_a_test(app)
+    runtime = deployment_of_test(app)
     runtime.pipelines[pipeline]
     tenants = runtime.gate.active(pipeline)
     return {tenant: status.events for tenant, status in zip(tenants, runtime.gate.look(pipeline, tenants), strict=True)}
@@ -123,7 +123,7 @@ def assert_notified(tenant: str, pipeline: str = INVOICES, *, app: Celery = pack
         )
 
 
-def _of_a_test(app: Celery) -> Runtime:
+def deployment_of_test(app: Celery) -> Runtime:
     """Return the runtime of a test's own deployment; any other one may belong to real tenants.
 
     Raises:
