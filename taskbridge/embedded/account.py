@@ -5,21 +5,14 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from taskbridge.errors import Unavailable
 
 __all__ = ["Account", "reaches", "server_account"]
 
-
-@dataclass(frozen=True)
-class Account:
-    """A user, other than this process's, that runs a server."""
-
-    name: str
-    uid: int
-    gid: int
+Account = pwd.struct_passwd
+"""A user, other than this process's, that runs a server."""
 
 
 def server_account(cluster: Path) -> Account | None:
@@ -34,19 +27,18 @@ def server_account(cluster: Path) -> Account | None:
     if os.geteuid() != 0:
         return None
     try:
-        entry = pwd.getpwuid(cluster.stat().st_uid)
-        if entry.pw_uid != 0:
-            return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
+        owner = pwd.getpwuid(cluster.stat().st_uid)
+        if owner.pw_uid != 0:
+            return owner
     except (FileNotFoundError, KeyError):
         pass
     try:
-        entry = pwd.getpwnam("nobody")
+        return pwd.getpwnam("nobody")
     except KeyError as error:
         raise Unavailable(
             "PostgreSQL does not run as root, and this machine has no user 'nobody': "
             "run the command as an ordinary user, or set TASKBRIDGE_POSTGRES_URL"
         ) from error
-    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid)
 
 
 def reaches(account: Account | None, path: Path) -> bool:
@@ -54,4 +46,5 @@ def reaches(account: Account | None, path: Path) -> bool:
     if account is None:
         return True
     command = ["/bin/sh", "-c", 'test -x "$0" && test -r "$0" || test -d "$0" -a -x "$0"', str(path)]
-    return subprocess.run(command, user=account.uid, group=account.gid, extra_groups=(), check=False).returncode == 0
+    user, group = account.pw_uid, account.pw_gid
+    return subprocess.run(command, user=user, group=group, extra_groups=(), check=False).returncode == 0

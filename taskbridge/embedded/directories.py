@@ -45,8 +45,8 @@ def choose_directory(data_dir: Path, account: Account | None) -> Path:
             return directory
         if (data_dir / "postgres").exists():
             raise Unavailable(
-                f"the user {account.name if account else ''!r}, who runs PostgreSQL for root, no longer has access to "
-                f"the cluster in {data_dir / 'postgres'}: make every directory above it searchable again (chmod o+x)"
+                f"the user {account and account.pw_name!r}, who runs PostgreSQL for root, no longer has access to the "
+                f"cluster in {data_dir / 'postgres'}: make every directory above it searchable again (chmod o+x)"
             )
         directory = SHARED / secrets.token_hex(8)
         write_private(data_dir / _NOTE, f"{directory}\n")
@@ -91,6 +91,6 @@ def _make_shared(directory: Path, account: Account) -> None:
             path.chmod(0o755)  # regardless of the umask
     if not reaches(account, directory):
         raise Unavailable(
-            f"the user {account.name!r}, who runs PostgreSQL for root, has no access to {directory}: make it "
+            f"the user {account.pw_name!r}, who runs PostgreSQL for root, has no access to {directory}: make it "
             "searchable (chmod o+x), run the command as an ordinary user, or set TASKBRIDGE_POSTGRES_URL"
         )

@@ -19,7 +19,7 @@ def write_private(path: Path, text: str, account: Account | None = None) -> None
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             if account is not None:
-                os.fchown(descriptor, account.uid, account.gid)
+                os.fchown(descriptor, account.pw_uid, account.pw_gid)
             file.write(text)
             file.flush()
             os.fsync(descriptor)

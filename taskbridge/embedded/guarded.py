@@ -77,8 +77,8 @@ class Guarded:
                 env=environment,
                 cwd=directory,
                 start_new_session=True,
-                user=None if account is None else account.uid,
-                group=None if account is None else account.gid,
+                user=None if account is None else account.pw_uid,
+                group=None if account is None else account.pw_gid,
                 extra_groups=None if account is None else (),
             )
         except OSError as error:

@@ -147,7 +147,7 @@ class Postgres:
         password = secrets.token_urlsafe(24)
         try:
             if self._account is not None:
-                os.chown(building, self._account.uid, self._account.gid)
+                os.chown(building, self._account.pw_uid, self._account.pw_gid)
             write_private(pwfile, password, self._account)
             self._initdb(building, pwfile)
             write_private(self._password_file, password)

@@ -149,7 +149,7 @@ def test_a_forked_child_that_lives_on_keeps_neither_the_servers_nor_the_lock_and
 def bystander() -> Iterator[int]:
     """A process of the servers' user that has nothing to do with the data directory."""
     account = server_account(Path("/nonexistent"))
-    user = {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
+    user = {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
     with subprocess.Popen(["/bin/sleep", "600"], **user) as process:  # type: ignore[call-overload]
         try:
             yield process.pid

@@ -59,7 +59,7 @@ def test_below_a_closed_home_no_mode_changes_and_the_cluster_lies_outside(closed
         with serve(data_dir, durable=False) as servers:
             check(servers)
             outside = Path((data_dir / "postgres.location").read_text().strip())
-            assert users_of_the_servers(servers, outside / "postgres") == {nobody().uid}
+            assert users_of_the_servers(servers, outside / "postgres") == {nobody().pw_uid}
     assert modes(data_dir) == before
     assert [path for path in shared.iterdir() if path.name != "binaries"] == [outside]
     assert outside.stat().st_uid == 0
@@ -72,7 +72,7 @@ def test_in_an_open_directory_no_mode_changes_and_the_cluster_lies_inside(data_d
     before = modes(data_dir)
     with serve(data_dir, durable=False) as servers:
         check(servers)
-        assert users_of_the_servers(servers, data_dir / "postgres") == {nobody().uid}
+        assert users_of_the_servers(servers, data_dir / "postgres") == {nobody().pw_uid}
     assert modes(data_dir) == before
     assert not (data_dir / "postgres.location").exists()
 
@@ -99,10 +99,10 @@ def test_a_directory_that_was_closed_later_gives_a_clear_error(
 
 
 def test_the_owner_of_a_cluster_goes_on_serving_it(data_dir: Path) -> None:
-    owner = next(each for each in pwd.getpwall() if each.pw_uid not in (0, nobody().uid))
+    owner = next(each for each in pwd.getpwall() if each.pw_uid not in (0, nobody().pw_uid))
     (data_dir / "postgres").mkdir(parents=True)
     os.chown(data_dir / "postgres", owner.pw_uid, owner.pw_gid)
     account = server_account(data_dir / "postgres")
-    assert account == Account(owner.pw_name, owner.pw_uid, owner.pw_gid)
+    assert account == owner
     (data_dir / "postgres").rmdir()
     assert directories.noted_directory(data_dir) == data_dir

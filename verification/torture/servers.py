@@ -115,7 +115,7 @@ class _Redis(RedisServer):
         self.data = directory / "redis"
         self.data.mkdir(mode=0o700)
         if account is not None:
-            os.chown(self.data, account.uid, account.gid)
+            os.chown(self.data, account.pw_uid, account.pw_gid)
 
     def start(self, port: int, output: BinaryIO) -> Guarded:
         settings = REDIS_SETTINGS.format(
