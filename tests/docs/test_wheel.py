@@ -24,9 +24,9 @@ assert statements(pathlib.Path(taskbridge.__file__).parent / "embedded" / "sql")
 newest = max(path.name for path in (_migrations() / "versions").glob("*.py"))
 assert _migrations().name == "_migrations" and newest.startswith(head())
 from taskbridge.web.pages.app import STATIC
-from taskbridge.web.pages.rendering import Renderer
+from taskbridge.web.pages.rendering import TEMPLATES
 assert sorted(path.name for path in STATIC.iterdir()) == ["dashboard.css", "dashboard.js", "icon.svg"]
-pages = Renderer()._templates
+pages = TEMPLATES
 assert len([pages.get_template(name) for name in pages.list_templates()]) > 10
 print(taskbridge.__file__)
 """

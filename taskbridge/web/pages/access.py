@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskbridge.common.texts import error_line, printable
 
-__all__ = ["Access", "Allow", "Guard", "is_local", "is_own_request"]
+__all__ = ["Access", "Allow"]
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _HEADERS: Final = {
 
 
 class Access:
-    """Who may use the dashboard.
+    """Middleware that decides who may use the dashboard, and adds headers. The user's name is in `request.state.user`.
 
     `allow` decides if it is given, otherwise the password (HTTP Basic). Without either, only programs on this machine
     have access. `hosts` are the accepted values of the header `Host`. If empty, any host is accepted with `allow` or a
@@ -59,14 +59,42 @@ class Access:
     that resolves to this machine.
     """
 
-    def __init__(self, password: str, allow: Allow | None, hosts: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, password: str, allow: Allow | None, hosts: Sequence[str]) -> None:
+        self._app = app
         self._password = hashlib.sha256(password.encode()).digest() if password else None
         self._allow = allow
         self._hosts = frozenset(host.lower() for host in hosts)
         self._wrong = 0
 
-    async def user(self, request: Request) -> str | Response:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                # Only static files have an ETag.
+                headers.setdefault("Cache-Control", "no-cache" if "etag" in headers else "no-store")
+            await send(message)
+
+        request = Request(scope, receive)
+        answer = await self._user(request)
+        if isinstance(answer, Response):
+            await answer(scope, receive, send_with_headers)
+            return
+        scope.setdefault("state", {})["user"] = answer
+        await self._app(scope, receive, send_with_headers)
+
+    async def _user(self, request: Request) -> str | Response:
         """Return the name of the user who sent a request, or an error response."""
+        if not _is_own_request(request):
+            return _refusal(403, "the request comes from another site: open the dashboard directly")
         host = _host_name(request.headers.get("host", ""))
         is_open = self._allow is not None or self._password is not None
         is_usual = not self._hosts if is_open else host == "localhost" or _is_loopback(host)
@@ -76,7 +104,7 @@ class Access:
             return await self._allowed(self._allow, request)
         if self._password is not None:
             return await self._signed_in(self._password, request)
-        if is_local(request.scope):
+        if _is_local(request):
             return LOCAL_USER
         return _refusal(
             403,
@@ -113,52 +141,13 @@ class Access:
         )
 
 
-class Guard:
-    """Middleware that checks access and adds headers. The user's name is stored in `request.state.user`."""
-
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app = app
-        self._access = access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers.update(_HEADERS)
-                # Only static files have an ETag.
-                headers.setdefault("Cache-Control", "no-cache" if "etag" in headers else "no-store")
-            await send(message)
-
-        request = Request(scope, receive)
-        answer: Response | str
-        if is_own_request(request):
-            answer = await self._access.user(request)
-        else:
-            answer = _refusal(403, "the request comes from another site: open the dashboard directly")
-        if isinstance(answer, Response):
-            await answer(scope, receive, send_with_headers)
-            return
-        scope.setdefault("state", {})["user"] = answer
-        await self._app(scope, receive, send_with_headers)
-
-
-def is_local(scope: Scope) -> bool:
+def _is_local(request: Request) -> bool:
     """Whether the request comes from a program on this machine, and not through a proxy on this machine."""
-    client = scope.get("client")
-    if not client or any(name.decode("latin-1").lower().startswith(_PROXIED) for name, _ in scope["headers"]):
-        return False
-    return _is_loopback(client[0])
+    is_proxied = any(name.startswith(_PROXIED) for name in request.headers)
+    return request.client is not None and not is_proxied and _is_loopback(request.client.host)
 
 
-def is_own_request(request: Request) -> bool:
+def _is_own_request(request: Request) -> bool:
     """Whether a request comes from a page of the dashboard. A read-only one may also be typed in or come from a link.
 
     Browsers report this in `Sec-Fetch-Site`, which they only send over HTTPS and to this machine, and in the `Origin`

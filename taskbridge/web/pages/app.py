@@ -23,10 +23,10 @@ from starlette.staticfiles import StaticFiles
 from taskbridge.common.texts import counted
 from taskbridge.errors import ConfigurationError, TaskBridgeError, UnknownPipeline, UsageError
 from taskbridge.settings import Settings, check_password
-from taskbridge.web.pages.access import Access, Allow, Guard
+from taskbridge.web.pages.access import Access, Allow
 from taskbridge.web.pages.acting import ACTIONS, MESSAGES, Target, act
 from taskbridge.web.pages.reading import Reading
-from taskbridge.web.pages.rendering import Renderer
+from taskbridge.web.pages.rendering import render
 
 __all__ = ["dashboard"]
 
@@ -97,7 +97,7 @@ def dashboard(
             Route("/do/{action}", site.act, methods=["POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
-        middleware=[Middleware(Guard, access=Access(secret, allow, hosts))],
+        middleware=[Middleware(Access, password=secret, allow=allow, hosts=hosts)],
         exception_handlers=dict.fromkeys(
             (HTTPException, TaskBridgeError, TimeoutError, ClientDisconnect), site.error_page
         ),
@@ -113,7 +113,6 @@ class _Site:
     def __init__(self, reading: Reading, *, actions: bool) -> None:
         self._reading = reading
         self._actions = actions
-        self._renderer = Renderer()
         self._threads = ThreadPoolExecutor(THREADS, "taskbridge-dashboard")
 
     def page(self, path: str) -> Handler:
@@ -203,7 +202,7 @@ class _Site:
     def _render(self, template: str, request: Request, values: Mapping[str, Any]) -> str:
         common = {"pages": NAVIGATION, "actions": self._actions, "user": request.state.user}
         query = {"query": request.query_params}
-        return self._renderer.render(template, _root(request), {**common, **query, **values})
+        return render(template, _root(request), {**common, **query, **values})
 
 
 def _status_of(error: Exception) -> tuple[int, str]:

@@ -237,9 +237,7 @@ def _before(query: QueryParams) -> history.Before | None:
     try:
         at = datetime.fromisoformat(text[:40])
     except ValueError:
-        raise InvalidInput("`before` is not a time such as 2026-01-31T08:00:00+00:00") from None
-    if not FIRST_YEAR <= at.year < LAST_YEAR:
-        raise InvalidInput("`before` is out of range: use a time such as 2026-01-31T08:00:00+00:00")
-    if "\0" in token:
-        raise InvalidInput("`run` is not the token of a run")
+        at = None
+    if at is None or not FIRST_YEAR <= at.year < LAST_YEAR or "\0" in token:
+        raise InvalidInput("`before` or `run` is invalid: use a time such as 2026-01-31T08:00:00+00:00 and a token")
     return history.Before(at if at.tzinfo else at.replace(tzinfo=UTC), token[:100])

@@ -16,48 +16,12 @@ from taskbridge.common.histogram import within
 from taskbridge.common.texts import counted, one_line, printable
 from taskbridge.common.times import ago, ahead, moment
 
-__all__ = ["Renderer"]
+__all__ = ["TEMPLATES", "render"]
 
 _NONE: Final = "–"  # noqa: RUF001 - a dash as wide as a digit
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 LONGEST_LINE: Final = 300
 _HIDDEN: Final = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
-
-
-class Renderer:
-    """Renders templates. All text is escaped."""
-
-    def __init__(self) -> None:
-        self._templates = Environment(
-            loader=PackageLoader("taskbridge.web.pages"),
-            autoescape=True,
-            finalize=_visible,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            auto_reload=False,
-        )
-        self._templates.filters.update(
-            n=_number,
-            seconds=_duration,
-            ms=_milliseconds,
-            within=lambda ms: _NONE if ms is None else within(ms),
-            ago=_ago,
-            clock=_clock,
-            moment=moment,
-            line=_line,
-            counted=counted,
-        )
-        self._templates.globals.update(share=_share, second=timedelta(seconds=1), infinity=math.inf)
-
-    def render(self, template: str, root: str, values: Mapping[str, Any]) -> str:
-        """Render a page or a part of one. `root` is the path under which the dashboard is mounted."""
-
-        def link(to: str = "", /, **parameters: Any) -> str:
-            given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
-            return f"{root}/{to}{'?' if given else ''}{urlencode(given)}"
-
-        return self._templates.get_template(template).render({"link": link, "root": root, **values})
 
 
 def _visible(value: object) -> object:
@@ -120,3 +84,37 @@ def _line(text: str | None) -> str:
     """Return the text of an error on one line of limited length."""
     line = printable(one_line(text or ""))
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} …"
+
+
+TEMPLATES: Final = Environment(
+    loader=PackageLoader("taskbridge.web.pages"),
+    autoescape=True,
+    finalize=_visible,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+"""All text is escaped."""
+TEMPLATES.filters.update(
+    n=_number,
+    seconds=_duration,
+    ms=_milliseconds,
+    within=lambda ms: _NONE if ms is None else within(ms),
+    ago=_ago,
+    clock=_clock,
+    moment=moment,
+    line=_line,
+    counted=counted,
+)
+TEMPLATES.globals.update(share=_share, second=timedelta(seconds=1), infinity=math.inf)
+
+
+def render(template: str, root: str, values: Mapping[str, Any]) -> str:
+    """Render a page or a part of one. `root` is the path under which the dashboard is mounted."""
+
+    def link(to: str = "", /, **parameters: Any) -> str:
+        given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
+        return f"{root}/{to}{'?' if given else ''}{urlencode(given)}"
+
+    return TEMPLATES.get_template(template).render({"link": link, **values})
