@@ -112,10 +112,6 @@ class Network(httpcore2.NetworkBackend):
                     raise
         raise AssertionError
 
-    def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore2.NetworkStream:
-        """Not supported: no URL leads here."""
-        raise NotImplementedError
-
 
 def _addresses(host: str, port: int, timeout: float | None) -> list[str]:
     """Return the addresses of a name.

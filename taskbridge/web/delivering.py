@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
@@ -37,11 +36,6 @@ REFUSED_IN_A_ROW: Final = 3
 """If this many single records are refused and none has been accepted, the call fails: the endpoint may be at fault."""
 PAUSED_AGAIN_AFTER: Final = 30.0
 """Seconds after which a run checks whether its tenant is still paused."""
-
-try:
-    USER_AGENT = f"taskbridge/{version('celery-taskbridge')}"
-except PackageNotFoundError:
-    USER_AGENT = "taskbridge"
 
 _NAMESPACE: Final = uuid.UUID("0d6a1b0a-7b34-5b58-9a43-2f2c8f5c0a7e")
 
@@ -187,7 +181,7 @@ class _Deliver:
         body = f'{head[:-1]}, "data": [{data}]}}'.encode()
         keys = "\n".join(one.idempotency_key for one in records)
         message_id = records[0].idempotency_key if len(records) == 1 else str(uuid.uuid5(_NAMESPACE, keys))
-        fixed = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": USER_AGENT}
+        fixed = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "taskbridge"}
         if (span := tracing.header()) is not None:
             fixed["traceparent"] = span
         sent = {**fixed, **self.headers, **scheme.sign(message_id, body, time.time())}

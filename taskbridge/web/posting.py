@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,20 +112,16 @@ class _Events(Endpoint[_Found]):
     def __init__(self, tokens: Iterable[str], longest_body: int, storages: Storages) -> None:
         super().__init__(PATH, longest_body, storages)
         self._tokens = [token.encode() for token in tokens]
-        self._runtime: Runtime | None = None
 
     async def begin(self, headers: dict[str, str]) -> None:
         """Check the token; for the first request, import the pipeline modules."""
         if not self._is_allowed(headers.get("authorization", "")):
             raise Refusal(401, UNKNOWN, {"WWW-Authenticate": "Bearer"})
-        if self._runtime is None:
-            try:
-                runtime = runtime_of(self._storages.app)
-                await asyncio.to_thread(self._storages.current.prepare)
-            except UsageError as error:
-                # It is not the sender's fault, so do not respond with 400.
-                raise Unavailable(str(error)) from error
-            self._runtime = runtime
+        try:
+            await self._storages.current.prepare()
+        except UsageError as error:
+            # It is not the sender's fault, so do not respond with 400.
+            raise Unavailable(str(error)) from error
 
     def _is_allowed(self, header: str) -> bool:
         scheme, _, token = header.partition(" ")
@@ -137,14 +132,13 @@ class _Events(Endpoint[_Found]):
 
     def read(self, headers: dict[str, str], body: bytes) -> _Found:
         """See `Endpoint`."""
-        assert self._runtime is not None  # noqa: S101 - `begin` has set it
-        found, payload = _Found(), parsed(body)
+        runtime, found, payload = runtime_of(self._storages.app), _Found(), parsed(body)
         entries = payload if isinstance(payload, list) else [payload]
         if len(entries) > MOST_ENTRIES:
             raise Refusal(413, f"there are {len(entries):,} entries: send at most {MOST_ENTRIES:,}")
         for number, entry in enumerate(entries):
             try:
-                _take(self._runtime, entry, found)
+                _take(runtime, entry, found)
             except UsageError as error:
                 raise Refusal(400, str(error), index=number if isinstance(payload, list) else None) from None
         traceparent = tracing.of_request(headers.get("traceparent"))

@@ -67,7 +67,7 @@ class Storage:
 
         If either fails or takes longer than `OPENED_WITHIN`, requests report it.
         """
-        opening = asyncio.gather(self._pool.open(), asyncio.to_thread(self.prepare), return_exceptions=True)
+        opening = asyncio.gather(self._pool.open(), self.prepare(), return_exceptions=True)
         await asyncio.wait([opening], timeout=OPENED_WITHIN)
 
     async def close(self) -> None:
@@ -156,8 +156,7 @@ class Storage:
 
     async def _send(self) -> None:
         try:
-            if not self._is_prepared:
-                await asyncio.to_thread(self.prepare)
+            await self.prepare()
             while self._changed or self._matched:
                 changed, self._changed = self._changed, set()
                 matched, self._matched = self._matched, {}
@@ -171,11 +170,16 @@ class Storage:
         finally:
             self._is_sending = False
 
-    def prepare(self) -> None:
-        """Import the pipeline modules and connect to Redis. This takes a while, so do not call it in the event loop."""
-        for runtime in self._runtime.by_redis():
-            _ = runtime.event_gate
-        self._is_prepared = True
+    async def prepare(self) -> None:
+        """Import the pipeline modules and connect to Redis, once; in a thread, because this takes a while."""
+
+        def connect() -> None:
+            for runtime in self._runtime.by_redis():
+                _ = runtime.event_gate
+
+        if not self._is_prepared:
+            await asyncio.to_thread(connect)
+            self._is_prepared = True
 
     def _events(self, changed: set[tuple[str, str]], matched: Events) -> Events:
         pipelines = self._runtime.pipelines
