@@ -1,25 +1,23 @@
 """The network layer of an HTTP client that restricts where a request may go and how long it may take.
 
 It resolves a name once and connects to an address that it has checked, because resolving the name again could return
-another address.
+another address. The timeouts of its requests are points in time, so that each step gets what is left of the whole.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import math
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any, Final
 
 import httpcore2
 
-__all__ = ["Forbidden", "Network", "deadline", "is_public"]
+__all__ = ["Forbidden", "Network", "is_public", "timeouts"]
 
 PART: Final = 65_536
 """How many bytes are written with one timeout."""
@@ -32,34 +30,6 @@ _NOT_PUBLIC: Final = tuple(ipaddress.ip_network(text) for text in _SPECIAL.split
 
 class Forbidden(ConnectionError):
     """A name has no public address."""
-
-
-class _Time(threading.local):
-    ends = math.inf
-
-    def left(self, given: float | None) -> float | None:
-        """Return the timeout of the next step.
-
-        Raises:
-            TimeoutError: no time is left.
-        """
-        left = min(self.ends - time.monotonic(), math.inf if given is None else given)
-        if left <= 0:
-            raise httpcore2.ReadTimeout("the request took too long")
-        return None if left == math.inf else left
-
-
-_time: Final = _Time()
-
-
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Limit everything that this thread does on a `Network` in the block to this many seconds."""
-    _time.ends = time.monotonic() + seconds
-    try:
-        yield
-    finally:
-        _time.ends = math.inf
 
 
 def is_public(text: str) -> bool:
@@ -75,8 +45,26 @@ def is_public(text: str) -> bool:
     return address.is_global and not address.is_multicast
 
 
+def timeouts(connect: float, whole: float) -> dict[str, float]:
+    """Return the timeouts of a request on a `Network` that begins now, for the request's extension `timeout`."""
+    now = time.monotonic()
+    return {"connect": now + min(connect, whole), "read": now + whole, "write": now + whole, "pool": whole}
+
+
+def _left(timeout: float | None) -> float:
+    """Return how many seconds are left.
+
+    Raises:
+        TimeoutError: none.
+    """
+    assert timeout is not None  # noqa: S101 - requests have `timeouts`
+    if (left := timeout - time.monotonic()) <= 0:
+        raise httpcore2.ReadTimeout("the request took too long")
+    return left
+
+
 class Network(httpcore2.NetworkBackend):
-    """Opens connections within the current `deadline`, only to public addresses unless `allow_private` is set."""
+    """Opens connections, only to public addresses unless `allow_private` is set. Requests need `timeouts`."""
 
     def __init__(self, *, allow_private: bool) -> None:
         self._allow_private = allow_private
@@ -92,19 +80,17 @@ class Network(httpcore2.NetworkBackend):
     ) -> httpcore2.NetworkStream:
         """Connect to the first address of a name that accepts the connection.
 
-        `timeout` covers resolving the name and trying all addresses. Each address gets an equal share of the remaining
-        time, so that an unresponsive one does not use it up.
+        Each address gets an equal share of the time until `timeout`, so that an unresponsive one does not use it up.
 
         Raises:
             Forbidden: none of its addresses is allowed.
         """
-        ends = min(_time.ends, time.monotonic() + (math.inf if timeout is None else timeout))
-        addresses = _addresses(host, port, _time.left(timeout))
+        addresses = _addresses(host, port, _left(timeout))
         allowed = [one for one in addresses if self._allow_private or is_public(one)]
         if not allowed:
             raise Forbidden(f"{host} has no public address: for endpoints in your own network use allow_private=True")
         for at, address in enumerate(allowed):
-            share = _time.left((ends - time.monotonic()) / (len(allowed) - at))
+            share = _left(timeout) / (len(allowed) - at)
             try:
                 return _Stream(self._sockets.connect_tcp(address, port, share, local_address, socket_options))
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
@@ -113,7 +99,7 @@ class Network(httpcore2.NetworkBackend):
         raise AssertionError
 
 
-def _addresses(host: str, port: int, timeout: float | None) -> list[str]:
+def _addresses(host: str, port: int, timeout: float) -> list[str]:
     """Return the addresses of a name.
 
     The resolver has its own timeouts and cannot be interrupted, so it runs in a thread, which may outlive this call.
@@ -137,20 +123,20 @@ def _addresses(host: str, port: int, timeout: float | None) -> list[str]:
 
 
 class _Stream(httpcore2.NetworkStream):
-    """A connection whose operations share the remaining time."""
+    """A connection; its timeouts are points in time."""
 
     def __init__(self, stream: httpcore2.NetworkStream) -> None:
         self._stream = stream
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """Read."""
-        return self._stream.read(max_bytes, _time.left(timeout))
+        return self._stream.read(max_bytes, _left(timeout))
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Write."""
         # In parts, so that a slow reader cannot exceed the deadline.
         for at in range(0, len(buffer), PART):
-            self._stream.write(buffer[at : at + PART], _time.left(timeout))
+            self._stream.write(buffer[at : at + PART], _left(timeout))
 
     def close(self) -> None:
         """Close."""
@@ -160,7 +146,7 @@ class _Stream(httpcore2.NetworkStream):
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore2.NetworkStream:
         """Start TLS, and verify the name rather than the address."""
-        return _Stream(self._stream.start_tls(ssl_context, server_hostname, _time.left(timeout)))
+        return _Stream(self._stream.start_tls(ssl_context, server_hostname, _left(timeout)))
 
     def get_extra_info(self, info: str) -> Any:
         """Return information about the connection."""

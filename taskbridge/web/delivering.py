@@ -22,7 +22,7 @@ from taskbridge.common.texts import printable, shown
 from taskbridge.declaring.batch import Batch, Record, RetryAfter
 from taskbridge.errors import ConfigurationError
 from taskbridge.process.runtime import runtime_of
-from taskbridge.web.addresses import Network, deadline
+from taskbridge.web.addresses import Network, timeouts
 from taskbridge.web.signatures import Secrets, StandardWebhooks
 
 __all__ = ["Refused", "Undelivered", "UnexpectedAnswer", "deliver"]
@@ -185,14 +185,11 @@ class _Deliver:
         if (span := tracing.header()) is not None:
             fixed["traceparent"] = span
         sent = {**fixed, **self.headers, **scheme.sign(message_id, body, time.time())}
-        times = {"connect": self.connect_timeout, "pool": self.timeout}
+        times = timeouts(self.connect_timeout, min(self.timeout, batch.seconds_left))
         try:
-            with (
-                deadline(min(self.timeout, batch.seconds_left)),
-                self._connections.stream(
-                    "POST", target, headers=[*sent.items()], content=body, extensions={"timeout": times}
-                ) as answer,
-            ):
+            with self._connections.stream(
+                "POST", target, headers=[*sent.items()], content=body, extensions={"timeout": times}
+            ) as answer:
                 parts, length = [], 0
                 for part in answer.iter_stream():
                     parts.append(part)
