@@ -149,6 +149,14 @@ def test_a_page_changes_by_itself_and_says_that_it_is_of_before_while_a_server_i
     page.wait_for_selector('#live[data-stale="no"]')
 
 
+def test_a_form_leads_back_to_its_page(board: Board) -> None:
+    board.save("orders", "acme", "1")
+    page = board.open("tenant", pipeline="orders", tenant="acme")
+    page.get_by_role("button", name="Notify").click()
+    assert "runner" in page.locator(".said").inner_text()
+    assert page.url.endswith("/tenant?pipeline=orders&tenant=acme")
+
+
 def test_all_can_be_reached_by_the_keyboard_alone(board: Board) -> None:
     board.save("orders", "acme", "in-1", total="1.00")
     page = board.open("tenants", pipeline="orders")
