@@ -59,8 +59,8 @@ def deliver(name: str) -> list[Delivered]:
     rate limits or retries.
 
     If the handler returns `RetryAfter`, it is in `batch.retry_after`. The handler's writes are then kept only if it
-    marked records with `batch.handled`, as in a worker. This call delivers nothing more for the tenant, or for any
-    tenant if the scope is "pipeline". The next call delivers the other records.
+    marked records with `batch.handled`, as in a worker. This call then delivers nothing more. The next call delivers
+    the other records.
 
     Raises:
         Exception: the error that the handler raised, including `RetryAfter`. All writes of this call are rolled back,
@@ -82,7 +82,7 @@ def deliver(name: str) -> list[Delivered]:
         batches: list[Delivered] = []
         left: list[Record] = []
         for tenant, records in _deliverable(connection, pipeline, alias):
-            if any(_waits(one, tenant) for one in batches):
+            if batches and batches[-1].retry_after is not None:
                 left += records
                 continue
             muted = _muted(connection, pipeline, tenant) if readers == 1 else nullcontext()
@@ -92,12 +92,6 @@ def deliver(name: str) -> list[Delivered]:
         if batches:
             _set(connection, _mark("left", pipeline), ",".join(str(record.revision) for record in left))
     return batches
-
-
-def _waits(batch: Delivered, tenant: str) -> bool:
-    """Whether a tenant must wait because of the `RetryAfter` of a batch."""
-    retry = batch.retry_after
-    return retry is not None and (batch.tenant == tenant or retry.scope == "pipeline")
 
 
 def _handled(
