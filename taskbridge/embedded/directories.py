@@ -6,7 +6,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -60,13 +60,9 @@ def reachable_copy(account: Account, package: Path, part: str, distribution: str
 
     It includes the libraries that the wheel keeps next to its package.
     """
-    try:
-        number = version(distribution)
-    except PackageNotFoundError:
-        number = "unknown"
     parent = SHARED / "binaries"
     _make_shared(parent, account)
-    target = parent / f"{distribution}-{number}"
+    target = parent / f"{distribution}-{version(distribution)}"
     if not (target / package.name / part).exists():
         with tempfile.TemporaryDirectory(prefix=".", dir=parent) as building:
             copy = Path(building, target.name)
