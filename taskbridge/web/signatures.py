@@ -142,9 +142,7 @@ class Hmac:
         """Return the signature headers of a request, including `message_id` if the scheme has a header for it."""
         time, headers = str(int(now)), dict[str, str]()
         content = self._content(time, message_id.encode(), body)
-        digests = [hmac.digest(key, content, "sha256") for key in self._keys]
-        texts = [one.hex() if self.encoding == "hex" else base64.b64encode(one).decode() for one in digests]
-        parts = [f"{self.prefix}{text}" for text in texts]
+        parts = [f"{self.prefix}{signature}" for signature in self._signatures(content)]
         if self.time is not None and self.time.endswith("="):
             parts.insert(0, f"{self.time}{time}")
         elif self.time is not None:
@@ -160,7 +158,7 @@ class Hmac:
     def _signed_time(self, headers: Headers, parts: Sequence[str], now: float) -> str:
         """Return the signed time, after checking that it is close to `now`."""
         name = self.time or ""
-        times = [part.strip().removeprefix(name) for part in parts if part.strip().startswith(name)]
+        times = _with_prefix(parts, name)
         where = f"{name} in {self.header}" if name.endswith("=") else name
         text = _header(headers, name.lower()) if where == name else times[0] if len(times) == 1 else ""
         if not (text.isascii() and text.isdigit() and len(text) <= 15):
@@ -169,12 +167,19 @@ class Hmac:
             raise InvalidSignature(f"{where} differs from this machine's clock by more than {self.tolerance:g} s")
         return text
 
+    def _signatures(self, content: bytes) -> list[str]:
+        """Return the signature by each secret."""
+        digests = [hmac.digest(key, content, "sha256") for key in self._keys]
+        return [one.hex() if self.encoding == "hex" else base64.b64encode(one).decode() for one in digests]
+
     def _is_signed(self, content: bytes, parts: Sequence[str]) -> bool:
         """Compare all signatures with those of all secrets, even after a match."""
-        is_right, digests = False, [hmac.digest(key, content, "sha256") for key in self._keys]
-        for signature in _decoded(parts, self.prefix, self.encoding):
-            for digest in digests:
-                is_right |= hmac.compare_digest(digest, signature)
+        is_right, signatures = False, self._signatures(content)
+        for text in _with_prefix(parts, self.prefix):
+            # Hexadecimal digits may be capitals.
+            sent = text.lower() if self.encoding == "hex" else text
+            for signature in signatures:
+                is_right |= hmac.compare_digest(signature.encode(), sent.encode())
         return is_right
 
 
@@ -282,7 +287,7 @@ class StandardWebhooks(Hmac):
     def _is_signed(self, content: bytes, parts: Sequence[str]) -> bool:
         if Hmac._is_signed(self, content, parts):
             return True
-        signatures = _decoded(parts, "v1a,", "base64")[:MOST_ASYMMETRIC] if self._public_keys else []
+        signatures = _with_prefix(parts, "v1a,")[:MOST_ASYMMETRIC]
         return any(_is_signed_by(key, content, signature) for key in self._public_keys for signature in signatures)
 
 
@@ -336,12 +341,12 @@ def _public_key(text: str) -> Any:
         raise ConfigurationError("a public key whpk_... is not an Ed25519 key of 32 bytes: copy all of it") from None
 
 
-def _is_signed_by(key: Any, content: bytes, signature: bytes) -> bool:
+def _is_signed_by(key: Any, content: bytes, signature: str) -> bool:
     from cryptography.exceptions import InvalidSignature as Wrong  # noqa: PLC0415 - for v1a alone
 
     try:
-        key.verify(signature, content)
-    except Wrong:
+        key.verify(base64.b64decode(signature, validate=True), content)
+    except (ValueError, Wrong):
         return False
     return True
 
@@ -352,14 +357,6 @@ def _header(headers: Headers, name: str) -> str:
     return text
 
 
-def _decoded(parts: Sequence[str], prefix: str, encoding: str) -> list[bytes]:
-    """Return the signatures in a header, except those that cannot be decoded."""
-    texts = [part.strip().removeprefix(prefix) for part in parts if part.strip().startswith(prefix)]
-    return [signature for text in texts if (signature := _bytes_of(text, encoding))]
-
-
-def _bytes_of(text: str, encoding: str) -> bytes:
-    try:
-        return bytes.fromhex(text) if encoding == "hex" else base64.b64decode(text, validate=True)
-    except ValueError:
-        return b""
+def _with_prefix(parts: Sequence[str], prefix: str) -> list[str]:
+    """Return the parts of a header that have this prefix, without it."""
+    return [part.strip().removeprefix(prefix) for part in parts if part.strip().startswith(prefix)]
