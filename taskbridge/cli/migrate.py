@@ -28,14 +28,18 @@ __all__ = ["migrate"]
     help='A revision such as 0001, "head" for the newest, or "base" to drop all tables.',
 )
 @click.option(
-    "--rebase", is_flag=True, help="Adapt to a new cluster after a restore or pg_upgrade. Stop all workers first."
+    "--rebase",
+    is_flag=True,
+    help="Adapt to a new cluster after a restore or pg_upgrade. Stop all workers and producers first.",
 )
 @click.option("--yes", is_flag=True, help="Confirm --to base or --rebase.")
 @data_dir_option
 def migrate(revision: str, rebase: bool, yes: bool, data_dir: Path) -> None:
     """Migrate the schema to the newest revision.
 
-    With --rebase, adapt a database that was restored into another cluster. Then no record is lost or repeated.
+    With --rebase, adapt a database that was restored into another cluster. Then
+    handled records stay handled and pending records stay pending. Records that were handled after the dump may be
+    pending again, or missing.
     """
     if rebase and revision != "head":
         raise click.UsageError("--rebase and --to cannot be combined")

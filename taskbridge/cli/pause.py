@@ -99,7 +99,7 @@ def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path,
 def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> None:
     """Resume TENANT, or the whole pipeline if TENANT is omitted.
 
-    Tenants with pending records start at once. A tenant that was paused by name must be resumed by name.
+    All tenants with pending records start at once. A tenant that was paused by name must be resumed by name.
     """
     scope = _Scope.of(data_dir, pipeline, tenant)
     pauses, gate = scope.runtime.pauses, scope.runtime.gate
@@ -140,8 +140,8 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
 def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None, data_dir: Path, as_json: bool) -> None:
     """Wait until no record of TENANT or of the pipeline is pending, then pause it.
 
-    Only records that are committed now count. If some are still pending after --timeout, nothing is paused, and the
-    exit status is 1.
+    It waits only for records that are already committed. If some of these are still pending after --timeout, nothing
+    is paused, and the exit status is 1.
     """
     started = time.monotonic()
     scope = _Scope.of(data_dir, pipeline, tenant)

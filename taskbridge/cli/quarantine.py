@@ -99,7 +99,7 @@ class _Choice:
 
 def _choosing(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--unmatched", is_flag=True, help="Instead, choose messages that no criterion matches."),
+        click.option("--unmatched", is_flag=True, help="Choose what could not become a record instead."),
         click.option("--all", "every", is_flag=True, help="Choose all records of the pipeline."),
         click.option(
             "--reason", type=stored_text, metavar="TEXT", help="Choose records with this text in their reason."
@@ -114,7 +114,11 @@ def _choosing(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.group(epilog=examples("taskbridge quarantine list", "taskbridge quarantine retry --tenant France"))
 def quarantine() -> None:
-    """List, retry or discard records in quarantine. With --unmatched: messages that no criterion matches."""
+    """List, retry or discard records in quarantine.
+
+    With --unmatched, the commands are about what could not become a record: messages that no criterion matches,
+    webhooks without a valid record, and rows of adopted tables whose tenant or key is not allowed.
+    """
 
 
 @quarantine.command(
@@ -131,7 +135,7 @@ def quarantine() -> None:
     help="Only records quarantined since then: a time such as 2026-01-31T08:00Z, or a duration such as 2h.",
 )
 @click.option("--all", "discarded", is_flag=True, help="Include discarded records.")
-@click.option("--unmatched", is_flag=True, help="Instead, list messages that no criterion matches.")
+@click.option("--unmatched", is_flag=True, help="List what could not become a record instead.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of records.")
 @data_dir_option
 @json_option

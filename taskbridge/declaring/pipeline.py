@@ -198,11 +198,10 @@ def pipeline(
             all tenants together. Pass a `RateLimit`, its rate ("600/m", "10 calls/s"), or a tuple with one limit of
             records and one of calls.
         tenant_rate_limit: the same, for each tenant.
-        latency_budget: the maximum number of seconds that the records of a batch may add to one call of the handler. A
-            larger value means fewer, larger batches, but another tenant's first event may have to wait for the call.
-            TaskBridge measures how long a call takes by itself (for example an HTTP request) and how long each record
-            takes. If the call itself takes more than a quarter of this budget, the records may take four times as long
-            as the call. Not used with `DelaySinceLastRun`, whose records stay together.
+        latency_budget: a call of the handler costs something by itself (for example one HTTP request) and something
+            for each record. TaskBridge measures both. This is the most time in seconds that the records of one batch
+            may take, or four times what the call costs by itself if that is longer. A larger value means fewer, larger
+            batches, but another tenant's first event may have to wait for the call. Not used with `DelaySinceLastRun`, whose records stay together.
         soft_time_limit: the maximum number of seconds for one call of the handler. With the pools prefork and solo,
             Celery's `SoftTimeLimitExceeded` is raised in the handler. A coroutine is cancelled in all pools. Other
             handlers must check `Batch.seconds_left`.

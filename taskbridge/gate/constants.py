@@ -17,7 +17,7 @@ class Constant(int, Enum):
     CIRCUIT_WAIT_MS = 1_000, "how long the circuit stays open at first"
     LONGEST_CIRCUIT_WAIT_MS = 30_000, "the longest time it stays open: each failed probe doubles the time"
     WALKS_AFTER = 5, "failed probes in a row after which probes also try later records"
-    WALK = 13, "probes in a cycle: one of the first record, the others further and further ahead"
+    WALK = 13, "probes in a cycle: one tries the first record, the rest try records further and further ahead"
     BEHIND = (
         100_000_000_000_000,
         "added to a score: sorts continuations behind first events in a wait queue, and marks runs of reminders",
@@ -54,8 +54,8 @@ class Constant(int, Enum):
     DAY_MS = (
         86_400_000,
         (
-            "how long circuits, slots, wait queues, turns and pauses are kept if nothing changes; also how long Redis "
-            "is trusted to have all last runs before they are rebuilt from Postgres"
+            "how long circuits, slots, wait queues, turns and pauses are kept if nothing changes; also how often the "
+            "start times of the last runs are rebuilt from Postgres, even if Redis seems complete"
         ),
     )
     MONTH_MS = (

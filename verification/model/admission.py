@@ -129,7 +129,7 @@ class Effect(Enum):
     DOUBLE = "twice as many runs are allowed; admit waiting tenants"
     STEADY = "only the cap applies from now on; admit waiting tenants"
     ENTER = (
-        "due after `republish_after` or after as long as it has already waited, whichever is longer, at most "
+        "due after the longer of `republish_after` and the time that it has already waited, but at most "
         f"{Constant.LONGEST_REPUBLISH_MS:,} ms"
     )
     TO_THE_END = "behind all others; due after `republish_after`, or when its back-off ends"

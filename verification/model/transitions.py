@@ -137,7 +137,7 @@ TRANSITIONS: tuple[Row, ...] = (
         "count the reminder; no longer paused; due at last run + delay, if that is earlier",
     ),
     Row(_Q, Verb.REMIND, (_When.REPEATED,), _Q, Answer.STARTED, REPLAYED),
-    Row(_Q, Verb.REMIND, (), _Q, Answer.ABSORBED, "none: its run will read what is committed now"),
+    Row(_Q, Verb.REMIND, (), _Q, Answer.ABSORBED, "none: its queued run will read the records"),
     Row(
         _R,
         Verb.REMIND,

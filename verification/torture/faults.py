@@ -106,7 +106,7 @@ TICK = Bound("tick", lambda _, __: work.POLICY.tick)
 BACKOFF = Bound("circuit's first wait + outage / 0.75", lambda _, lasted: CIRCUIT_OPENS_FOR + lasted / 0.75)
 # Where the source stood still, runs of its tenants failed meanwhile.
 STOOD_STILL = Bound(
-    f"base interval, or {BACKOFF.formula}",
+    f"the longer of base interval and {BACKOFF.formula},",
     lambda settings, lasted: max(BASE.seconds(settings, lasted), BACKOFF.seconds(settings, lasted)),
 )
 # The circuit closes when a probe's call is over, and whose record that takes is up to the wait queue.
@@ -116,16 +116,11 @@ PROBED = Bound(
 )
 FIRST_WAIT = Bound("circuit's first wait", lambda _, __: CIRCUIT_OPENS_FOR)
 SILENCE = Bound(
-    f"statement_timeout + {GRACE:g} s + circuit's first wait; where a coroutine keeps its event loop, two further "
-    "tries",
+    f"statement_timeout + {GRACE:g} s + circuit's first wait + waits listed below",
     lambda settings, lasted: settings.statement_timeout + GRACE + CIRCUIT_OPENS_FOR + lasted,
 )
-# What `longer` of the fault adds for each tenant is in the words only.
-CURSORS = Bound(
-    "run budget + 1/60 s for each event; locked tenants: + circuit's first wait; others: + 0.1 s x (locked cursors + "
-    "2); with more than two locked, also + lock + circuit's first wait",
-    lambda settings, _: settings.run_budget,
-)
+# What `longer` of the fault adds for each tenant is in the page's text only.
+CURSORS = Bound("run budget + waits listed below", lambda settings, _: settings.run_budget)
 TURN = Bound(
     f"tick + run budget + {work.FLOOD_CALL:g} s for a call",
     lambda settings, _: work.POLICY.tick + settings.run_budget + work.FLOOD_CALL,

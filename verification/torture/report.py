@@ -206,12 +206,24 @@ machine itself stalls. A recovery is late only if it is beyond its bound by more
 {margin:g} s of each bound is for what every recovery needs: a pass of the ticker, a message, a worker that reconnects.
 Each attempt at a record has another {look:g} s.
 
+Two bounds depend on the tenant.
+
+If idle sessions of a process are stopped, and a coroutine of this process blocks its event loop, the time of two further
+tries is added.
+
+If cursors are locked, these waits are added to the run budget:
+
+- for every tenant: 1/60 s for each event;
+- for a tenant whose cursor is locked: the circuit's first wait;
+- for every other tenant: 0.1 s times the number of locked cursors plus two;
+- for every other tenant, if more than two cursors are locked: also the duration of the lock, and the circuit's first wait.
+
 The bound of "two of them at once" is the sum of both bounds, counted from the end of the later fault. It is longer if
 one of the faults makes the other one's wait longer. For example, {outage:g} s are added if a server is unavailable
 while a record is tried alone, because its back-off doubles once more.
 
 ## Repeat a schedule
 
-`python -m verification.torture --schedule SEED` repeats one schedule, with the same faults and the same producers. At
-which moment of a run a fault strikes depends on the machine.
+`python -m verification.torture --schedule SEED` repeats one schedule, with the same faults and the same producers. The
+exact moment at which a fault strikes depends on the machine.
 """

@@ -20,7 +20,7 @@ __all__ = ["ACTIONS", "AT_ONCE", "MESSAGES", "Done", "Target", "act"]
 AT_ONCE: Final = 10_000
 """The maximum number of records of an action on quarantine."""
 STARTED_AT_ONCE: Final = 1_000
-"""How many tenants are started when a whole pipeline is resumed; the reconciler starts the others."""
+"""How many tenants are started at once when a whole pipeline is resumed; the reconciler starts the remaining ones."""
 
 MESSAGES: Final = {
     "paused": "Paused. Events are accepted, and records stay pending until you resume it.",
