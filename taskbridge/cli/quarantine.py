@@ -99,7 +99,9 @@ class _Choice:
 
 def _choosing(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
-        click.option("--unmatched", is_flag=True, help="Choose what could not become a record instead."),
+        click.option(
+            "--unmatched", is_flag=True, help="Choose entries that could not become a record, instead of quarantine."
+        ),
         click.option("--all", "every", is_flag=True, help="Choose all records of the pipeline."),
         click.option(
             "--reason", type=stored_text, metavar="TEXT", help="Choose records with this text in their reason."
@@ -135,7 +137,7 @@ def quarantine() -> None:
     help="Only records quarantined since then: a time such as 2026-01-31T08:00Z, or a duration such as 2h.",
 )
 @click.option("--all", "discarded", is_flag=True, help="Include discarded records.")
-@click.option("--unmatched", is_flag=True, help="List what could not become a record instead.")
+@click.option("--unmatched", is_flag=True, help="List entries that could not become a record, instead of quarantine.")
 @click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of records.")
 @data_dir_option
 @json_option

@@ -50,8 +50,8 @@ __all__ = [
 ]
 
 FOREIGN_CLUSTER: Final = (
-    "the database was restored into another cluster, where its transaction ids mean nothing: stop all workers and run "
-    "`taskbridge migrate --rebase`"
+    "the database was restored into another cluster, where its transaction ids mean nothing: stop all workers and "
+    "producers, and run `taskbridge migrate --rebase`"
 )
 FOREIGN_CLUSTER_STATE: Final = "TB001"
 """The SQLSTATE that the triggers raise in that case."""

@@ -127,8 +127,9 @@ class Batch(Sequence[Record]):
     """Records of one tenant, oldest first.
 
     If the handler returns, all records are handled, except those that it rejected (`reject`). If it raises an error, no
-    record is handled, except those that it marked (`handled`). It is then called again, if necessary with smaller and
-    smaller batches, down to a single record. To be called again later, it can raise `RetryAfter`.
+    record is handled, except those that it marked (`handled`). In this case the handler is called again, if necessary
+    with smaller and smaller batches, down to a single record. To be called again later, the handler can raise
+    `RetryAfter`.
     """
 
     def __init__(
@@ -178,8 +179,9 @@ class Batch(Sequence[Record]):
     def owned(self) -> bool:
         """Whether the run still owns its tenant, as far as this process knows without asking a server.
 
-        It is False once a heartbeat was refused or was not confirmed in time. A long handler should then stop: another
-        run takes over, and this batch will not be committed. A `for` loop over the batch stops before the next record.
+        It is False once a heartbeat was refused or was not confirmed in time. In this case, a long handler should stop:
+        another run takes over, and this batch will not be committed. A `for` loop over the batch stops before the next
+        record.
         """
         return self._owned()
 
@@ -193,7 +195,7 @@ class Batch(Sequence[Record]):
 
         The rejection takes effect when the handler returns. If the handler raises an error instead, it takes effect
         only if all records before this one are handled or rejected too. What the handler wrote for the record through
-        `connection` is not undone. The reason is cut to 2,000 characters. An empty one becomes "no reason given".
+        `connection` is not undone. The reason is cut to 2,000 characters. An empty reason becomes "no reason given".
 
         Raises:
             ValueError: the record is not in this batch.
@@ -209,7 +211,7 @@ class Batch(Sequence[Record]):
 
         If the handler raises an error later (including `RetryAfter`), records at the start of the batch are not
         delivered again: all those before the first record that is neither handled nor rejected. If the process is
-        killed, they may be delivered again, because marks are in memory.
+        killed, these records may be delivered again, because marks are in memory.
 
         Marks have no effect if the handler used `connection` and then raises an error, because the whole batch is
         rolled back. To keep the writes, return `RetryAfter` instead.

@@ -72,7 +72,7 @@ class Criterion:
 
 
 class Match(NamedTuple):
-    """The tenant and delay of a payload; `criterion` is the label of the matching one with the smallest delay."""
+    """The tenant and delay of a payload; `criterion` is the label of the matching criterion with the smallest delay."""
 
     tenant: str
     delay_ms: int

@@ -187,8 +187,8 @@ def pipeline(
         name: 1 to 63 characters of a-z, 0-9, `_` and `-`. Messages, keys and tables contain it, so do not change it.
         source: the source of its records, as in `record(..., source=...)`. The default is the pipeline's name. Several
             pipelines can read the same source. Do not change the source of a pipeline.
-        start: where a new pipeline begins: `everything` (all existing records), `now` (only records written from now
-            on), or a time (only records written from then on). It has no effect once the pipeline exists.
+        start: where a new pipeline begins: `everything` (all existing records), `now` (existing records are
+            skipped), or a time (records written earlier are skipped). It has no effect once the pipeline exists.
         policy: when runs may start.
         batch_size: the maximum number of records per call of the handler; 1 to 100,000. A batch is smaller if its
             documents reach 64 MiB, if more records would exceed `latency_budget`, or during bisection.
@@ -201,7 +201,8 @@ def pipeline(
         latency_budget: a call of the handler costs something by itself (for example one HTTP request) and something
             for each record. TaskBridge measures both. This is the most time in seconds that the records of one batch
             may take, or four times what the call costs by itself if that is longer. A larger value means fewer, larger
-            batches, but another tenant's first event may have to wait for the call. Not used with `DelaySinceLastRun`, whose records stay together.
+            batches, but another tenant's first event may have to wait for the call. Not used with
+            `DelaySinceLastRun`, whose records stay together.
         soft_time_limit: the maximum number of seconds for one call of the handler. With the pools prefork and solo,
             Celery's `SoftTimeLimitExceeded` is raised in the handler. A coroutine is cancelled in all pools. Other
             handlers must check `Batch.seconds_left`.

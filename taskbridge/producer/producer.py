@@ -277,7 +277,8 @@ class Bridge:
         Raises:
             InvalidName: a tenant is not allowed; nothing was sent.
             UnknownPipeline: no loaded module declares the pipeline.
-            Unavailable: Redis cannot be used, or a request timed out now or within the last second. Workers find the
+            Unavailable: Redis cannot be used, or a request timed out in this call or within the last
+                second. Workers find the
                 records anyway.
         """
         return notify_many(self.app, tenants, pipeline)

@@ -11,7 +11,7 @@ from tests.deployment import worker_command
 from tests.quarantined import states
 from tests.store.adopting import Reader, run
 
-REFUSED = "restored into another cluster, where its transaction ids mean nothing: stop all workers and run `taskbridge"
+REFUSED = "restored into another cluster, where its transaction ids mean nothing: stop all workers and producers"
 PRODUCER = """
 from taskbridge import record_invoice
 from taskbridge.errors import Unavailable

@@ -208,15 +208,16 @@ Each attempt at a record has another {look:g} s.
 
 Two bounds depend on the tenant.
 
-If idle sessions of a process are stopped, and a coroutine of this process blocks its event loop, the time of two further
-tries is added.
+If idle sessions of a process are stopped, and a coroutine of this process blocks its event loop, the time of two
+further tries is added.
 
 If cursors are locked, these waits are added to the run budget:
 
 - for every tenant: 1/60 s for each event;
 - for a tenant whose cursor is locked: the circuit's first wait;
 - for every other tenant: 0.1 s times the number of locked cursors plus two;
-- for every other tenant, if more than two cursors are locked: also the duration of the lock, and the circuit's first wait.
+- for every other tenant, if more than two cursors are locked: also the duration of the lock and the circuit's first
+  wait.
 
 The bound of "two of them at once" is the sum of both bounds, counted from the end of the later fault. It is longer if
 one of the faults makes the other one's wait longer. For example, {outage:g} s are added if a server is unavailable
