@@ -1,4 +1,4 @@
-"""`taskbridge quarantine`: records that cannot be handled, and records that no criterion matched."""
+"""`taskbridge quarantine`: records that cannot be handled, and what could not become a record."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class RetryAfter(Exception):
     It does not count as a failure. Events that arrive in the meantime are absorbed.
 
     You can also return it, to keep a part of the batch. What the handler wrote through the batch is committed. The
-    records before the first one that is not marked with `batch.handled` are done. The others are delivered again after
-    `seconds`. If no record is marked, returning it is the same as raising it.
+    records before the first one that is not marked with `batch.handled` are done. All other records are delivered again
+    after `seconds`. If no record is marked, returning it is the same as raising it.
 
     Args:
         seconds: how long to wait: a number, or the text of a `Retry-After` header (a number of seconds or an HTTP

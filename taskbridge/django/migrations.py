@@ -51,13 +51,14 @@ class AdoptTable(Operation):
     The operation waits up to a minute for open transactions that write to the table. It does not block other
     transactions meanwhile. It does nothing on databases other than `TASKBRIDGE_DATABASE`.
 
-    When it is reversed, it unadopts the table. If an earlier operation adopted the same source, it restores that
-    adoption instead.
+    If you migrate backwards, the operation unadopts the table. If an earlier operation adopted the same source, that
+    adoption is restored instead.
 
     Args:
         source: the name of the source.
-        model: a model of the same app. Then tenant, key and columns are names of its fields.
-        table: instead of `model`, the name of the table in SQL. Then tenant, key and columns are names of its columns.
+        model: a model of the same app. With `model`, tenant, key and columns are names of its fields.
+        table: instead of `model`, the name of the table in SQL. With `table`, tenant, key and columns are names of
+            its columns.
         tenant: the field or column with the tenant.
         key: the field or column with the record's key, or several of them.
         columns: record only changes of these fields or columns, the tenant and the key. If empty, record all changes.

@@ -177,7 +177,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class RecordLine:
-    """A record in a pipeline that reads it; `pipeline` is None if none does. `unmatched`: why no criterion matched.
+    """A record in a pipeline that reads it; `pipeline` is None if none does. `unmatched`: why it is unmatched.
 
     `state`: `pending`, `handled`, `quarantined` or `discarded`. `reason` and `attempts` are those of its quarantine;
     `failures` (in a row) and `last_error` are those of its tenant.
@@ -219,7 +219,7 @@ class Found:
     """A search result.
 
     `kind`: `tenant` (with its pipeline), `record` (once for each pipeline that reads it; `pipeline` is None if none
-    does), `unmatched` (a record that no criterion matched), `message` (its id is known, but its record is gone) or
+    does), `unmatched` (it could not become a record), `message` (its id is known, but its record is gone) or
     `delivery` (a webhook that was received).
     """
 
@@ -331,9 +331,9 @@ class RunRow:
 class TenantLine:
     """The current state of a tenant. Counters are totals; records of each state are counted up to a limit.
 
-    `failures` counts failures in a row. `burst_events` and `burst_runs` belong to its current or last burst. `held`: a
-    back-off, a limit or a pause keeps it from running; `next_try_at`: when it is retried. `due_at`: when its waiting
-    runner is due. `handled` is None if there are too many records to count.
+    `failures` counts failures in a row. `burst_events` and `burst_runs` belong to its current or last burst. `held`: it
+    waits for a back-off, a limit, the wait queue, its turn or the end of a pause; `next_try_at`: when it is retried.
+    `due_at`: when its waiting runner is due. `handled` is None if there are too many records to count.
     """
 
     pipeline: str

@@ -1,4 +1,4 @@
-"""The messages that no criterion matched, and why."""
+"""What could not become a record (messages, webhooks, rows of adopted tables), and why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE: Final = 500
 
 
 class UnmatchedRecord(NamedTuple):
-    """A record that no criterion matched, and why."""
+    """Something that could not become a record, and why."""
 
     id: int
     message_id: str
@@ -28,7 +28,7 @@ class UnmatchedRecord(NamedTuple):
 
 
 def read_unmatched(database: Engine, source: str, *, thin: bool = True) -> Iterator[UnmatchedRecord]:
-    """Return the records of a source that no criterion matched, oldest first; at most `PAGE` are in memory at once.
+    """Return the unmatched records of a source, oldest first; at most `PAGE` are in memory at once.
 
     Without `thin`, those of adopted tables are left out: no criterion applies to them.
     """
@@ -44,7 +44,7 @@ def read_unmatched(database: Engine, source: str, *, thin: bool = True) -> Itera
 
 
 def count_unmatched(database: Engine, source: str) -> int:
-    """Return how many records of a source no criterion matched."""
+    """Return how many records of a source are unmatched."""
     (row,) = fetch_within(database, None, "count_unmatched", {"source": source})
     return int(row["count"])
 
