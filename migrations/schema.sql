@@ -299,7 +299,7 @@ BEGIN
     FROM taskbridge.taskbridge_cluster c, pg_control_system() s;
     IF fits IS NOT TRUE THEN
         RAISE EXCEPTION 'the database was restored into another cluster, where its transaction ids mean nothing'
-            USING ERRCODE = 'TB001', HINT = 'Stop all workers and run: taskbridge migrate --rebase';
+            USING ERRCODE = 'TB001', HINT = 'Stop all workers and producers, and run: taskbridge migrate --rebase';
     END IF;
     RETURN NULL;
 END
