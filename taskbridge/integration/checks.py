@@ -363,7 +363,7 @@ def _broker(examined: _Examined) -> Findings:
     if examined.runtime.publishes_in_gate:
         # Its error names the cause, and the setting to correct.
         examined.runtime.redis.ping()
-    with broker_connection(app, **bounded(app) | examined.runtime.broker) as connection:
+    with broker_connection(app, **bounded(app, examined.runtime.broker)) as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_SECONDS)
         lengths = [f"{_length(connection, queue):,} in {queue}" for queue in examined.runtime.keys.queues]
     yield Finding(Level.OK, f"{connection.transport.driver_type}; messages: {', '.join(lengths)}")

@@ -25,6 +25,7 @@ from redis import RedisError
 import taskbridge.gate
 import taskbridge.store
 from taskbridge.common.histogram import Histogram
+from taskbridge.common.sentinel import stay
 from taskbridge.common.server_errors import note_address, translated_errors
 from taskbridge.declaring.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.errors import ConfigurationError, ForeignGate, TaskBridgeError, Unavailable
@@ -228,8 +229,8 @@ class Runtime:
         """Options of a connection to the broker of this Redis; empty: it is the app's own."""
         if self._main is None and not self.settings.redis:
             return {}
-        options = self.settings.broker_options
-        return {"url": self.settings.broker, **({"transport_options": options} if options else {})}
+        broker, options = {"url": self.settings.broker}, self.settings.broker_options
+        return broker | ({"transport_options": options, "failover_strategy": stay} if options else {})
 
     @property
     def keys(self) -> Keys:
