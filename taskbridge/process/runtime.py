@@ -19,8 +19,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from redis import RedisError
-
 # Their names are imported on first use: a process that only reads needs neither scripts nor cursors.
 import taskbridge.gate
 import taskbridge.store
@@ -479,18 +477,25 @@ class Runtime:
         """
         if self.eager or time.monotonic() < self._owner_known_until:
             return
-        is_owned = False
+        runtimes = [self]
+        # A URL that is missing is reported where it is needed.
+        with suppress(TaskBridgeError):
+            runtimes = [*self.by_redis()] if self.settings.redis_urls else runtimes
+        owned = [each._is_owned() for each in runtimes]
+        self._owner_known_until = math.inf if all(owned) else time.monotonic() + OWNER_REST
+
+    def _is_owned(self) -> bool:
+        """Return whether the gate is known to belong to this database; raise ForeignGate if it is another's."""
         try:
             with translated_errors(), taskbridge.gate.deadline(self.settings.notify_timeout):
-                runtimes = [*self.by_redis()] if self.settings.redis_urls else [self]
-                is_owned = all(one._refuse_foreign(Inspector(one.event_redis, one.keys)) for one in runtimes)
+                return self._refuse_foreign(Inspector(self.event_redis, self.keys))
         except ForeignGate:
             raise
         except Exception as error:
             # The database cannot always be identified: `pg_control_system` may be revoked or missing.
             if not isinstance(error, TaskBridgeError) and driver_error(error) is None:
                 raise
-        self._owner_known_until = math.inf if is_owned else time.monotonic() + OWNER_REST
+            return False
 
     def _refuse_foreign(self, inspector: Inspector) -> bool:
         """Return whether the gate has an owner, which is this database; raise ForeignGate if it is another one."""
@@ -510,14 +515,20 @@ class Runtime:
             raise ForeignGate(other, self.keys.owner)
         self._owns_since_ms = began_ms
 
-    def release_gate(self) -> None:
-        """Let any deployment take the gates that are available; a deployment with running workers takes them back."""
+    def release_gate(self) -> dict[str, TaskBridgeError]:
+        """Let any deployment take the gates; a deployment with running workers takes them back.
+
+        Return the errors of the servers that are unavailable, by the names of the servers.
+        """
+        errors = {}
         for name in ("", *self.settings.redis_urls):
-            with (
-                suppress(ConfigurationError, RedisError),
-                redis_of(replace(self.settings, redis=name), interactive=self.is_interactive) as client,
-            ):
-                client.delete(self.keys.owner)
+            settings = replace(self.settings, redis=name)
+            try:
+                with translated_errors(), redis_of(settings, interactive=self.is_interactive) as client:
+                    client.delete(self.keys.owner)
+            except TaskBridgeError as error:
+                errors[name] = error
+        return errors
 
     def close_sessions(self) -> None:
         """Close the open Postgres sessions; new ones are opened when needed."""

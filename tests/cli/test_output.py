@@ -162,6 +162,6 @@ def test_a_shell_that_evaluates_env_has_the_same_settings(bare: Program) -> None
         "TASKBRIDGE_REDIS": "orders",
     }
     commands = bare("env", **given).stdout
-    shell = subprocess.run(["sh", "-c", f"{commands}\nenv"], env={}, capture_output=True, text=True, check=True)
+    shell = subprocess.run(["/bin/sh", "-c", f"{commands}\nenv"], env={}, capture_output=True, text=True, check=True)
     variables = dict(line.split("=", 1) for line in shell.stdout.splitlines())
     assert Settings.read(variables) == Settings.read(given)

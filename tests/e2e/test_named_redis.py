@@ -315,6 +315,8 @@ def test_each_redis_has_its_owner(deployment: Deployment, tmp_path: Path) -> Non
     runtime = runtime_of(deployment.app)
     orders = runtime.on("orders")
     orders.gate.own("another", "another database")
+    with pytest.raises(ForeignGate):
+        install(deployment.app).record("a", "1", {}, source="orders")
     runtime.own_gate()
     with pytest.raises(ForeignGate):
         orders.own_gate()
