@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -41,7 +43,7 @@ from tests.certificates import Encrypted, certificate
 from tests.cli.program import Program
 from tests.deployment import Deployment, _unused
 from tests.scraping import samples
-from tests.waiting import wait_until
+from tests.waiting import taking_at_most, wait_until
 from tests.web.serving import served
 from tests.web.visiting import Visitor
 
@@ -137,6 +139,29 @@ def test_a_redis_that_is_away_costs_the_pipelines_of_the_others_nothing(deployme
     (problem,) = metrics.problems
     assert problem.startswith("Redis (orders): ")
     assert "TASKBRIDGE_REDIS_URL_ORDERS" in problem
+    runtime.close()
+
+
+def test_metrics_wait_for_several_silent_servers_together(deployment: Deployment) -> None:
+    names, listeners = ("orders", "billing", "mail"), list[socket.socket]()
+
+    def end_together() -> None:
+        for one in [listener.accept()[0] for listener in listeners] + listeners:
+            one.close()
+
+    for _ in names:
+        listeners.append(socket.create_server(("127.0.0.1", 0)))
+    urls = [f"redis://127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
+    settings = replace(deployment.settings, redis_urls=dict(zip(names, urls, strict=True)))
+    runtime = runtime_of(make_app(settings).app)
+    declare(runtime, **dict(zip(names, names, strict=True)))
+    threading.Thread(target=end_together, daemon=True).start()
+    # For each of them it would wait for 4 s.
+    with taking_at_most(6):
+        families = Metrics(runtime).text()
+    assert 'taskbridge_up{server="redis"} 1.0' in families
+    for name in names:
+        assert f'taskbridge_up{{server="redis_{name}"}} 0.0' in families
     runtime.close()
 
 
