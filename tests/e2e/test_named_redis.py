@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import redis
 from celery import Celery, signals
-from sqlalchemy import Engine
+from sqlalchemy import Engine, make_url
 
 from taskbridge import Record, install, notify_event, record
 from taskbridge.cli import environment
@@ -27,7 +26,7 @@ from taskbridge.errors import ConfigurationError, ForeignGate, InvalidName, Unav
 from taskbridge.gate import Answer, State
 from taskbridge.handlers.journal import journal
 from taskbridge.integration.app import make_app
-from taskbridge.integration.checks import examine
+from taskbridge.integration.checks import Level, examine
 from taskbridge.observe import inspect, status
 from taskbridge.observe.context import Context
 from taskbridge.observe.health import health
@@ -79,9 +78,18 @@ def declare(runtime: Runtime, handler: Handler = journal, /, **on: str) -> None:
         each.pipelines = pipelines
 
 
+class Starting:
+    """What Celery's signals say of a worker that starts."""
+
+    pool_cls = "solo"
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+
+
 def begins(app: Celery) -> None:
     """Configure an app as its worker does when it begins."""
-    signals.celeryd_init.send(sender="worker", instance=SimpleNamespace(app=app), conf=app.conf, options={})
+    signals.celeryd_init.send(sender="worker", instance=Starting(app), conf=app.conf, options={})
 
 
 def message(runtime: Runtime) -> list[str] | None:
@@ -334,6 +342,29 @@ def test_all_of_them_are_shown(deployment: Deployment) -> None:
     as_orders.close()
     run_all(orders)
     assert deployment.deliveries() == [("b", "1"), ("a", "1")]
+
+
+def test_an_error_names_the_url_of_the_redis(
+    deployment: Deployment, orders_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = make_url(orders_url).set(password="wrong").render_as_string(hide_password=False)
+    app = make_app(replace(deployment.settings, redis="orders", redis_urls={"orders": wrong})).app
+    declare(runtime_of(app), orders="orders")
+    problems = {one.check: one.remedy for one in examine(runtime_of(app)) if one.level is Level.PROBLEM}
+    assert problems["Redis"] == "correct it in TASKBRIDGE_REDIS_URL_ORDERS"
+    with pytest.raises(SystemExit):
+        signals.worker_init.send(sender=Starting(app))
+    assert "correct it in TASKBRIDGE_REDIS_URL_ORDERS\n" in capsys.readouterr().err
+    runtime_of(app).close()
+
+
+def test_doctor_expects_no_workers_on_a_redis_without_pipelines(deployment: Deployment) -> None:
+    runtime, pipelines = runtime_of(deployment.app), Pipelines()
+    pipelines.declare(Pipeline("orders", journal, AT_ONCE, 500, redis="orders"))
+    runtime.pipelines = pipelines
+    checks = {one.check for one in examine(runtime)}
+    assert {"broker", "workers (orders)"} <= checks
+    assert not {"workers", "transport", "probe"} & checks
 
 
 def test_each_redis_has_its_owner(deployment: Deployment, tmp_path: Path) -> None:
