@@ -128,6 +128,8 @@ class Runtime:
         self._main: Runtime | None = None
         """The runtime of this process's own Redis; None: this is it."""
         self._by_url: dict[str, Runtime] = {}
+        self._known: tuple[tuple[bool, list[Pipeline]], dict[Runtime, list[str]]] | None = None
+        """What `by_redis` returned last, and for which pipelines: all of them are asked for several times per run."""
         self._registered: dict[str, str] = {}
         self._cursors: dict[str, Cursors] = {}
         self._owner_known_until = 0.0
@@ -213,10 +215,13 @@ class Runtime:
         Raises:
             ConfigurationError: the URL of a pipeline's Redis is not set.
         """
-        found: dict[Runtime, list[str]] = {self: []}
-        for name in self.pipelines.names():
-            found.setdefault(self.on(name), []).append(name)
-        return found
+        declared = self.runs_by_hand, [*self.pipelines]
+        if self._known is None or self._known[0] != declared:
+            found: dict[Runtime, list[str]] = {self: []}
+            for name in self.pipelines.names():
+                found.setdefault(self.on(name), []).append(name)
+            self._known = declared, found
+        return self._known[1]
 
     def names(self) -> list[str]:
         """Return the names of the pipelines on this Redis, sorted; raises as `by_redis`."""

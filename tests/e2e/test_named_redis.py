@@ -298,6 +298,16 @@ def test_a_name_with_the_same_url_is_the_same_redis(deployment: Deployment) -> N
     runtime.close()
 
 
+def test_a_pipeline_that_is_declared_later_is_on_its_redis(deployment: Deployment) -> None:
+    runtime = runtime_of(deployment.app)
+    orders = runtime.on("orders")
+    assert (runtime.names(), orders.names()) == (["invoices"], ["orders"])
+    runtime.pipelines.declare(Pipeline("billing", journal, AT_ONCE, 500, redis="orders"))
+    assert (runtime.names(), orders.names()) == (["invoices"], ["billing", "orders"])
+    runtime.pipelines.declare(Pipeline("billing", journal, AT_ONCE, 500))
+    assert (runtime.names(), orders.names()) == (["billing", "invoices"], ["orders"])
+
+
 def test_what_is_missing_is_named(deployment: Deployment) -> None:
     runtime = runtime_of(deployment.app)
     declare(runtime, billing="billing")
