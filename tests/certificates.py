@@ -65,7 +65,8 @@ class Encrypted(BlackHole):
 
     def _serve(self, near: socket.socket) -> None:
         # One thread for both directions: a connection with TLS is not to be used by two at once.
-        with suppress(OSError), near, socket.create_connection(self._target) as far:
+        # A socket that `close` has closed has no descriptor to select.
+        with suppress(OSError, ValueError), near, socket.create_connection(self._target) as far:
             if near.recv(1, socket.MSG_PEEK) == b"\x16" or not self._takes_plain:
                 self.addresses.add("{}:{}".format(*far.getsockname()))
                 near = self._context.wrap_socket(near, server_side=True)

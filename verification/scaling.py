@@ -147,16 +147,16 @@ class Result:
         return 0.0
 
 
-Rule = Callable[[float, float, float], float]
-"""Returns the metric from busy slots, waiting runs, and runs per second."""
+Rule = Callable[[float, float], float]
+"""Returns the metric from busy slots and waiting runs."""
 
 
-def by_load(busy: float, waiting: float, rate: float) -> float:
+def by_load(busy: float, waiting: float) -> float:
     """Return what the query in scaledobject.yaml does."""
-    return busy * (1 + waiting / (60 * max(0.1, rate)))
+    return busy + waiting / 60
 
 
-def by_queue(_busy: float, waiting: float, _rate: float) -> float:
+def by_queue(_busy: float, waiting: float) -> float:
     """Return how many runs wait, as KEDA's scaler for lists in Redis would."""
     return waiting
 
@@ -188,7 +188,7 @@ def simulate(rule: Rule, target: float, behavior: Mapping[str, Any]) -> Result:
     starting: list[int] = []
     """When each pod that is not ready will be."""
     replicas, firsts, imports = least, 0.0, list[float]()
-    busy_samples, run_counts, runs = deque[float](maxlen=4), deque[float]([0.0], maxlen=5), 0.0
+    busy_samples = deque[float](maxlen=4)
     result = Result([0.0] * 24, scaler.events, [])
     for second, came in enumerate(arrivals()):
         tenants, work = IMPORTS.get(second, (0, 0))
@@ -202,14 +202,11 @@ def simulate(rule: Rule, target: float, behavior: Mapping[str, Any]) -> Result:
         busy, waiting = done * each + served, firsts + len(imports) - served
         # A run of an import takes a second, then it is the next tenant's turn.
         imports = imports[served:] + [left - 1 for left in imports[:served] if left > 1]
-        runs += done + served
         result.waits.append((firsts * each / capacity + (CALL_SECONDS if waiting else 0.0), came))
         result.replicas[second // 3600] += replicas / 3600
         if second % SYNC == 0:
             busy_samples.append(busy)
-            run_counts.append(runs)
-            rate = (run_counts[-1] - run_counts[0]) / (SYNC * (len(run_counts) - 1))
-            wanted = scaler.replicas(second, replicas, rule(sum(busy_samples) / len(busy_samples), waiting, rate))
+            wanted = scaler.replicas(second, replicas, rule(sum(busy_samples) / len(busy_samples), waiting))
             starting += [second + STARTS_WITHIN] * max(0, wanted - replicas)
             del starting[: max(0, replicas - wanted)]
             replicas = wanted

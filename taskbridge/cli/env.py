@@ -1,4 +1,4 @@
-"""`taskbridge env`: print the URLs in use, for producers and `celery` in another shell."""
+"""`taskbridge env`: print the settings in use, for producers and `celery` in another shell."""
 
 from __future__ import annotations
 
@@ -19,16 +19,11 @@ __all__ = ["env"]
 )
 @data_dir_option
 def env(data_dir: Path) -> None:
-    """Print shell commands that export the URLs in use, including passwords.
+    """Print shell commands that export the settings in use, including passwords.
 
     Without servers, nothing is printed, and the variables of the shell stay as they are.
     """
     environment.existing(data_dir)
-    settings = Settings.read()
-    values = {
-        environment.POSTGRES: settings.postgres_url,
-        environment.REDIS: settings.redis_url,
-        "TASKBRIDGE_BROKER_URL": settings.broker,
-    }
+    values = Settings.read().as_environment()
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     click.echo("\n".join((*lines, f"export {' '.join(values)}")))

@@ -22,7 +22,7 @@ COMMANDS: Final = {
     "dashboard": ("dashboard", "Serve the dashboard."),
     "doctor": ("doctor", "Find problems and suggest remedies."),
     "drain": ("pause", "Wait until all records are handled or in quarantine, then pause."),
-    "env": ("env", "Print the URLs in use as shell commands."),
+    "env": ("env", "Print the settings in use as shell commands."),
     "inspect": ("inspect", "Show why a tenant does not run, or what happened to a record."),
     "metrics": ("metrics", "Print Prometheus metrics."),
     "migrate": ("migrate", "Migrate the database schema."),

@@ -11,6 +11,7 @@ from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples
 from taskbridge.common.texts import counted
 from taskbridge.errors import SchemaMismatch, UsageError
+from taskbridge.settings import for_redis, redis_variable
 
 if TYPE_CHECKING:
     from taskbridge.store import Rebased
@@ -90,13 +91,21 @@ def _rebase(data_dir: Path, *, yes: bool) -> None:
             )
         done = _rebased()
         # The gate still belongs to the previous cluster.
-        environment.runtime().release_gate()
+        runtime = environment.runtime()
+        errors = runtime.release_gate()
     if done is None:
         console.show("the database is in its own cluster: nothing to do")
         return
     console.show(f"rebased {counted(done.cursors, 'cursor')} and {counted(done.rows, 'row')}")
     for pipeline, count in done.quarantined.items():
         console.show(f"{pipeline}: {counted(count, 'pending record')} will be handled first")
+    for redis, error in errors.items():
+        console.complain(
+            f"{for_redis(redis, str(error))}. Its gate still belongs to the previous cluster: when it is available "
+            f"again, run `redis-cli DEL {runtime.keys.owner}` on the server of {redis_variable(redis)}"
+        )
+    if errors:
+        raise click.exceptions.Exit(1)
     console.tell("You can start workers and producers again.")
 
 

@@ -11,10 +11,12 @@ that begin with `ssl_`, which kombu also reads, all connections use TLS, those t
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-__all__ = ["SENTINEL_PORT", "SentinelAddress", "node_urls"]
+__all__ = ["SENTINEL_PORT", "SentinelAddress", "node_urls", "stay"]
 
 _SCHEME: Final = "sentinel"
 SENTINEL_PORT: Final = 26379
@@ -32,6 +34,15 @@ _NEXT_NODE: Final = re.compile(r";(?=rediss?://)")
 def node_urls(url: str) -> list[str]:
     """Return the URLs of a cluster's nodes, or the URL of a single server."""
     return _NEXT_NODE.split(url)
+
+
+def stay(urls: Sequence[str]) -> Iterator[str]:
+    """The failover strategy of a connection to Sentinels: nothing changes, because the transport asks all of them.
+
+    By default kombu would switch to the next URL, with its own transport and without the primary's password.
+    """
+    # A name without a scheme leaves all else as it was.
+    return repeat(urlsplit(urls[0]).hostname or "localhost")
 
 
 class SentinelAddress(NamedTuple):

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 from collections import ChainMap
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -155,6 +155,10 @@ class Pipelines:
                 "Name the module that declares it in TASKBRIDGE_PIPELINES"
             )
         return found
+
+    def __iter__(self) -> Iterator[Pipeline]:
+        """Return the pipelines, in the order of their declaration."""
+        return iter(self._declared.values())
 
     def names(self) -> list[str]:
         """Return all names, sorted."""

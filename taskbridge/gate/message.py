@@ -30,6 +30,7 @@ __all__ = [
     "RUN_TASK_TEXT",
     "arguments_text",
     "check_serializer",
+    "connection_of",
     "lua_message",
     "serializer_of",
     "shared_prefix",
@@ -90,11 +91,11 @@ def shared_prefix(app: Celery, gate_url: str, queues: Sequence[str], **broker: A
         app: the app whose broker is examined.
         gate_url: the URL of the gate.
         queues: names of queues.
-        broker: options of a connection, if it does not lead to the app's own broker.
+        broker: options as `connection_of` takes them.
     """
     try:
         gate = _address_of_gate(gate_url)
-        connections = app.connection_for_write(**broker), app.connection_for_read(**broker)
+        connections = [connection_of(app, write=write, **broker) for write in (True, False)]
         channels = [_channel(connection) for connection in connections]
     except Exception:
         # An invalid URL or option is reported when something connects.
@@ -107,6 +108,28 @@ def shared_prefix(app: Celery, gate_url: str, queues: Sequence[str], **broker: A
             if queue not in {channel._q_for_pri(queue, step) for step in channel.priority_steps}:
                 return None
     return str(prefixes.pop())
+
+
+def connection_of(
+    app: Celery, *, write: bool, url: str = "", transport_options: Mapping[str, Any] | None = None, **options: Any
+) -> Any:
+    """Return kombu's connection to the broker of an app, or to another one, which is opened on first use.
+
+    Another broker shares the app's `broker_transport_options`, and nothing else: transport, TLS and user are those of
+    its URL.
+
+    Args:
+        app: the app.
+        write: use the broker for sending messages, if the app has a separate one.
+        url: the URL of another broker.
+        transport_options: further options of the transport.
+        options: other options of kombu's `Connection`.
+    """
+    if not url:
+        connect = app.connection_for_write if write else app.connection_for_read
+        return connect(transport_options=transport_options, **options)
+    shared: dict[str, Any] = app.conf.broker_transport_options
+    return app.amqp.Connection(url, transport_options={**shared, **(transport_options or {})}, **options)
 
 
 def _channel(connection: Any) -> Any:

@@ -99,6 +99,15 @@ class _Examined:
         self.others: list[_Examined] = []
         """The same deployment with each of the other Redis servers."""
 
+    @cached_property
+    def needs_workers(self) -> bool:
+        """Whether there are, or may be, pipelines on this Redis."""
+        try:
+            return bool(self.runtime.names())
+        except TaskBridgeError:
+            # Reported by the check of the pipelines.
+            return True
+
     def ask(self, command: str) -> dict[str, Any]:
         """Return the replies of the workers that serve our queues to a remote control command."""
         # Celery takes an empty list of workers for all workers.
@@ -176,18 +185,16 @@ def examine(runtime: Runtime) -> list[Finding]:
         examined.others = [_Examined(other, examined.sound - OF_EACH_REDIS) for other in others]
     for other in examined.others:
         name = other.runtime.settings.redis
-        found += [
-            replace(one, check=f"{one.check} ({name or 'default'})", remedy=for_redis(name, one.remedy))
-            for one in _examine(other, [check for check in CHECKS if check.name in OF_EACH_REDIS])
-        ]
+        findings = _examine(other, [check for check in CHECKS if check.name in OF_EACH_REDIS])
+        found += [replace(one, check=f"{one.check} ({name or 'default'})") for one in findings]
     return found + _examine(examined, OF_ALL_REDIS)
 
 
 def _examine(examined: _Examined, checks: Sequence[Check]) -> list[Finding]:
     """Run checks, and add those that find no problem to `examined.sound`."""
-    found = list[Finding]()
+    found, redis = list[Finding](), examined.runtime.settings.redis
     for check in checks:
-        if not examined.sound.issuperset(check.needs):
+        if not examined.sound.issuperset(check.needs) or (check.name in OF_WORKERS and not examined.needs_workers):
             continue
         findings = list[Finding]()
         try:
@@ -203,7 +210,7 @@ def _examine(examined: _Examined, checks: Sequence[Check]) -> list[Finding]:
             examined.sound.add(check.name)
         if not findings and check.sound:
             findings.append(Finding(Level.OK, check.sound))
-        found += [replace(one, check=check.name) for one in findings]
+        found += [replace(one, check=check.name, remedy=for_redis(redis, one.remedy)) for one in findings]
     return found
 
 
@@ -363,7 +370,7 @@ def _broker(examined: _Examined) -> Findings:
     if examined.runtime.publishes_in_gate:
         # Its error names the cause, and the setting to correct.
         examined.runtime.redis.ping()
-    with broker_connection(app, **bounded(app) | examined.runtime.broker) as connection:
+    with broker_connection(app, **bounded(app, examined.runtime.broker)) as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_SECONDS)
         lengths = [f"{_length(connection, queue):,} in {queue}" for queue in examined.runtime.keys.queues]
     yield Finding(Level.OK, f"{connection.transport.driver_type}; messages: {', '.join(lengths)}")
@@ -598,5 +605,7 @@ OF_EACH_REDIS: Final = frozenset(
     {"Redis", "eviction", "replication", "gate", "clocks", "broker", "workers", "transport", "probe"}
 )
 """The checks of every Redis server that pipelines are on."""
+OF_WORKERS: Final = frozenset({"workers", "transport", "probe"})
+"""The checks that are left out for a Redis without pipelines."""
 OF_ALL_REDIS: Final = (Check("sessions", _sessions, ("cluster",)),)
 """The checks that need what those have found."""

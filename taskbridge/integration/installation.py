@@ -16,12 +16,13 @@ from kombu import Exchange
 from kombu import Queue as KombuQueue
 from redis import RedisError
 
+from taskbridge.common.sentinel import stay
 from taskbridge.common.server_errors import address_of, translated_errors
 from taskbridge.common.texts import spoken
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 from taskbridge.gate import OURS, Queue
-from taskbridge.gate.message import RUN_TASK, check_serializer, shared_prefix
+from taskbridge.gate.message import RUN_TASK, check_serializer
 from taskbridge.handlers.journal import JOURNAL, NOT_FOR_THE_JOURNAL
 from taskbridge.integration.broker_watch import BrokerWatchStep
 from taskbridge.integration.failed_worker import FailedWorkerStep
@@ -32,13 +33,12 @@ from taskbridge.integration.transport import (
     REDIS_SCHEMES,
     check_versions,
     scheme_of_broker,
-    stay,
     transport_of,
 )
 from taskbridge.observe.metrics_server import MetricsStep
 from taskbridge.process.runtime import Runtime, keys_of, runtime_of, serves
 from taskbridge.producer.producer import Bridge
-from taskbridge.settings import Settings, redis_variable, unknown_variables
+from taskbridge.settings import Settings, for_redis, unknown_variables
 from taskbridge.store import is_adopted
 from taskbridge.worker.ticker import TickerStep
 
@@ -58,7 +58,8 @@ def install(app: Celery, settings: Settings | None = None) -> Bridge:
 
     The app gets the tasks `taskbridge.*` and their queues. Workers that serve these queues run a ticker, and serve
     metrics if a port is set. Everything else in the app stays as it is: its own tasks and queues, broker, serializer,
-    results and default queue. You can call this before or after `app.config_from_object`.
+    results and default queue. Only a worker with TASKBRIDGE_REDIS uses that Redis as its broker. You can call this
+    before or after `app.config_from_object`.
 
     Args:
         app: the app, with any broker.
@@ -163,16 +164,34 @@ def apply(app: Any) -> None:
 def _worker_begins(instance: Any, options: Any, **_: Any) -> None:
     """Apply the configuration again, because the app may have changed it since `install`, and choose our transport.
 
-    A worker whose `-Q` names only other queues keeps kombu's transport.
+    The worker of a named Redis has its broker there. A worker whose `-Q` names only other queues keeps kombu's
+    transport.
     """
     app, chosen = instance.app, options.get("queues") or ()
     if app not in _INSTALLED:
         return
+    # An invalid setting is reported later, with its remedy.
+    with suppress(TaskBridgeError):
+        _use_named_redis(app, runtime_of(app).settings)
     apply(app)
     names = chosen.split(",") if isinstance(chosen, str) else chosen
     serves_ours = not names or any(str(name).strip().startswith(OURS) for name in names)
     if serves_ours and (transport := transport_of(app.conf)):
         app.conf.broker_transport = transport
+
+
+def _use_named_redis(app: Celery, settings: Settings) -> None:
+    """Make the named Redis that this worker serves, if any, the broker of its app."""
+    if not settings.redis:
+        return
+    # They would override the app's configuration.
+    for name in ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL"):
+        os.environ.pop(name, None)
+    options = app.conf.broker_transport_options
+    # What belongs to the app's own broker. The URL says all of it for this one.
+    others = ("read_url", "write_url", "transport", "use_ssl", "user", "password", "vhost", "port", "failover_strategy")
+    app.conf.update({f"broker_{name}": None for name in others})
+    app.conf.update(broker_url=settings.broker, broker_transport_options={**options, **settings.broker_options})
 
 
 def check_pool(pool: Any) -> None:
@@ -240,19 +259,12 @@ def _check_named_redis(runtime: Runtime) -> None:
     """Check that every pipeline's Redis has a URL, and that the worker of a named one serves pipelines from there.
 
     Raises:
-        ConfigurationError: a URL is missing, no pipeline is on this worker's Redis, or its broker is another server.
+        ConfigurationError: a URL is missing, or no pipeline is on this worker's Redis.
     """
-    names, settings = runtime.names(), runtime.settings
-    if not settings.redis:
-        return
-    if not names:
+    names, redis = runtime.names(), runtime.settings.redis
+    if redis and not names:
         raise ConfigurationError(
-            f"no pipeline is on the Redis {settings.redis!r}", "correct TASKBRIDGE_REDIS or TASKBRIDGE_PIPELINES"
-        )
-    if shared_prefix(runtime.app, settings.gate_url, runtime.keys.queues) is None:
-        raise ConfigurationError(
-            f"this worker's broker is not the Redis {settings.redis!r} of TASKBRIDGE_REDIS",
-            f'add -b "${redis_variable(settings.redis)}" before `worker`',
+            f"no pipeline is on the Redis {redis!r}", "correct TASKBRIDGE_REDIS or TASKBRIDGE_PIPELINES"
         )
 
 
@@ -264,10 +276,12 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
         return
     for name, text in unknown_variables(os.environ):
         sys.stderr.write(f"taskbridge: the variable {name} is unknown and ignored: {text}\n")
+    redis = ""
     try:
         check_pool(sender.pool_cls)
         check_serializer(app)
         runtime = runtime_of(app)
+        redis = runtime.settings.redis
         _check_named_redis(runtime)
         with _report_silence("Redis", "Redis"), translated_errors():
             runtime.gate.check_server()
@@ -283,7 +297,7 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
         _answer_doctor()
     except TaskBridgeError as error:
         text = f"{error.what}: {spoken(error.remedy)}" if error.remedy else str(error)
-        sys.stderr.write(f"taskbridge: {text}\n")
+        sys.stderr.write(f"taskbridge: {for_redis(redis, text)}\n")
         raise SystemExit(error.exit_status) from None
     except Exception:
         traceback.print_exc()

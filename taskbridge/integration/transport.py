@@ -21,13 +21,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import repeat
 from queue import Empty
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from celery import Celery
 from kombu import Connection
@@ -53,7 +51,6 @@ __all__ = [
     "bounded",
     "check_versions",
     "scheme_of_broker",
-    "stay",
     "transport_of",
 ]
 
@@ -375,15 +372,6 @@ REDIS_SCHEMES: Final = frozenset(_NAMES)
 Connection.resolve_aliases = {**Connection.resolve_aliases, **{name: scheme for scheme, name in _NAMES.items()}}
 
 
-def stay(urls: Sequence[str]) -> Iterator[str]:
-    """The failover strategy of a connection to Sentinels: nothing changes, because the transport asks all of them.
-
-    By default kombu would switch to the next URL, with its own transport and without the primary's password.
-    """
-    # A name without a scheme leaves all else as it was.
-    return repeat(urlsplit(urls[0]).hostname or "localhost")
-
-
 def _first_broker(conf: Any) -> Any:
     brokers = conf.broker_read_url
     return brokers if isinstance(brokers, str) or not brokers else brokers[0]
@@ -410,12 +398,14 @@ def transport_of(conf: Any) -> str | None:
     return name if ours.ssl == theirs.ssl else None
 
 
-def bounded(app: Celery) -> dict[str, Any]:
-    """Return connection options with which a silent broker times out after `BROKER_SECONDS`."""
-    if not str(app.conf.broker_url).startswith(("redis", "sentinel")):
-        return {}
+def bounded(app: Celery, broker: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the options of a connection, `broker`, with which a silent one times out after `BROKER_SECONDS`."""
+    options = {**(broker or {})}
+    if not str(options.get("url") or app.conf.broker_url).startswith(("redis", "sentinel")):
+        return options
     # Without these, kombu waits forever for a server that accepts a connection and never replies.
-    return {"transport_options": {"socket_timeout": BROKER_SECONDS, "socket_connect_timeout": BROKER_SECONDS}}
+    timeouts = {"socket_timeout": BROKER_SECONDS, "socket_connect_timeout": BROKER_SECONDS}
+    return options | {"transport_options": options.get("transport_options", {}) | timeouts}
 
 
 def check_versions(app: Celery) -> None:

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeVar
@@ -267,12 +268,12 @@ class Metrics(Collector):
         names, found = self._runtime.pipelines.names(), Values()
         self.problems = []
         found[_SERVERS] = servers = {}
-        for runtime, here in self._runtime.by_redis().items():
-            part, name = Values(), runtime.settings.redis
-            suffix = f"_{name}" if name else ""
-            with self._noted(name):
-                self._read_redis(runtime, suffix, here, part)
-            servers[f"redis{suffix}"] = _SURVEYS in part
+        by_redis = self._runtime.by_redis()
+        # Together, so that a scrape waits no longer for several silent servers than for one.
+        with ThreadPoolExecutor(len(by_redis), "taskbridge-metrics") as threads:
+            parts = threads.map(self._read_redis, by_redis.keys(), by_redis.values())
+        for runtime, part in zip(by_redis, parts, strict=True):
+            servers[f"redis{_suffix(runtime)}"] = _SURVEYS in part
             for group, values in part.items():
                 found[group] = {**found.get(group, {}), **values}
         with self._noted():
@@ -315,17 +316,18 @@ class Metrics(Collector):
             if self._in_worker:
                 log.warning("metrics: %s", sentence)
 
-    def _read_redis(self, runtime: Runtime, suffix: str, names: Sequence[str], found: Values) -> None:
-        # A scrape must not wait long for Redis.
-        gate = runtime.inspector
-        surveys = self._by_pipeline(lambda some: gate.survey(some, MOST_TENANTS), names)
-        found[_SURVEYS] = surveys
-        found[_WAITING] = {f"{queue}{suffix}": count for queue, count in gate.waiting().items()}
-        most = min(MOST_RUNNERS, MOST_TENANTS // max(1, len(surveys)))
-        due = {name: survey.tenants[:most] for name, survey in surveys.items()}
-        found[_MESSAGES] = self._by_pipeline(
-            lambda some: gate.longest_queued({name: due[name] for name in some}), [*surveys]
-        )
+    def _read_redis(self, runtime: Runtime, names: Sequence[str]) -> Values:
+        gate, suffix, found = runtime.inspector, _suffix(runtime), Values()
+        with self._noted(runtime.settings.redis):
+            surveys = self._by_pipeline(lambda some: gate.survey(some, MOST_TENANTS), names)
+            found[_SURVEYS] = surveys
+            found[_WAITING] = {f"{queue}{suffix}": count for queue, count in gate.waiting().items()}
+            most = min(MOST_RUNNERS, MOST_TENANTS // max(1, len(surveys)))
+            due = {name: survey.tenants[:most] for name, survey in surveys.items()}
+            found[_MESSAGES] = self._by_pipeline(
+                lambda some: gate.longest_queued({name: due[name] for name in some}), [*surveys]
+            )
+        return found
 
     def _read_postgres(self, names: Sequence[str], found: Values) -> None:
         runtime, interval = self._runtime, self._runtime.settings.tail_interval
@@ -344,6 +346,11 @@ class Metrics(Collector):
         counters = self._totals.latest(names, SUMS_TIMEOUT if self._in_worker else READ_SECONDS)
         if counters is not None:
             found[_COUNTERS] = counters
+
+
+def _suffix(runtime: Runtime) -> str:
+    """Return what the labels of a named Redis end with."""
+    return f"_{runtime.settings.redis}" if runtime.settings.redis else ""
 
 
 class _Totals:

@@ -77,16 +77,18 @@ def broker_connection(app: Celery, *, write: bool = False, **options: Any) -> An
     Args:
         app: the app.
         write: use the broker for sending messages, if the app has a separate one.
-        options: `url`, if it is another broker than the app's, and options of kombu's `Connection`.
+        options: as `taskbridge.gate.message.connection_of` takes them.
 
     Raises:
         ConfigurationError: kombu has no such broker, needs a library for it, or rejects a parameter of its URL.
     """
+    from taskbridge.gate.message import connection_of  # noqa: PLC0415 - not needed to read
+
     brokers: Any = options.get("url") or (app.conf.broker_write_url if write else app.conf.broker_read_url)
     urls = brokers.split(";") if isinstance(brokers, str) else list(brokers or ())
     scheme = str(urls[0]).partition("://")[0] if urls else "amqp"
     try:
-        connection: Any = (app.connection_for_write if write else app.connection_for_read)(**options)
+        connection = connection_of(app, write=write, **options)
         transport = connection.transport
     except KeyError as error:
         if "No such transport" not in str(error):

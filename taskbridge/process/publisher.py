@@ -161,14 +161,11 @@ class Publisher:
         """Connections to the broker with a timeout, which those of the app may lack."""
         from kombu.pools import ProducerPool  # noqa: PLC0415 - not needed by producers whose gate publishes
 
-        conf = self._app.conf
-        options = {**conf.broker_transport_options, **self._broker.get("transport_options", {})}
-        given = {**self._broker, "connect_timeout": BROKER_TIMEOUT, "transport_options": options}
-        connection = broker_connection(self._app, write=True, **given)
+        connection = broker_connection(self._app, write=True, connect_timeout=BROKER_TIMEOUT, **self._broker)
+        options = connection.transport_options
         if connection.transport.driver_type == "redis":
             options |= {name: min(options.get(name) or math.inf, BROKER_TIMEOUT) for name in _SOCKET_TIMEOUTS}
         # Otherwise kombu waits for 2 s between two attempts, even if the connection is refused.
         options |= {"max_retries": max(0, len(connection.alt) - 1), "interval_start": 0}
-        connection.transport_options = options
-        limit = conf.broker_pool_limit
+        limit = self._app.conf.broker_pool_limit
         return ProducerPool(connection.Pool(limit), limit=limit, Producer=self._app.amqp.Producer)

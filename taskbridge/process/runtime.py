@@ -19,12 +19,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from redis import RedisError
-
 # Their names are imported on first use: a process that only reads needs neither scripts nor cursors.
 import taskbridge.gate
 import taskbridge.store
 from taskbridge.common.histogram import Histogram
+from taskbridge.common.sentinel import stay
 from taskbridge.common.server_errors import note_address, translated_errors
 from taskbridge.declaring.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.errors import ConfigurationError, ForeignGate, TaskBridgeError, Unavailable
@@ -129,6 +128,8 @@ class Runtime:
         self._main: Runtime | None = None
         """The runtime of this process's own Redis; None: this is it."""
         self._by_url: dict[str, Runtime] = {}
+        self._known: tuple[tuple[bool, list[Pipeline]], dict[Runtime, list[str]]] | None = None
+        """What `by_redis` returned last, and for which pipelines: all of them are asked for several times per run."""
         self._registered: dict[str, str] = {}
         self._cursors: dict[str, Cursors] = {}
         self._owner_known_until = 0.0
@@ -214,10 +215,13 @@ class Runtime:
         Raises:
             ConfigurationError: the URL of a pipeline's Redis is not set.
         """
-        found: dict[Runtime, list[str]] = {self: []}
-        for name in self.pipelines.names():
-            found.setdefault(self.on(name), []).append(name)
-        return found
+        declared = self.runs_by_hand, [*self.pipelines]
+        if self._known is None or self._known[0] != declared:
+            found: dict[Runtime, list[str]] = {self: []}
+            for name in self.pipelines.names():
+                found.setdefault(self.on(name), []).append(name)
+            self._known = declared, found
+        return self._known[1]
 
     def names(self) -> list[str]:
         """Return the names of the pipelines on this Redis, sorted; raises as `by_redis`."""
@@ -228,8 +232,8 @@ class Runtime:
         """Options of a connection to the broker of this Redis; empty: it is the app's own."""
         if self._main is None and not self.settings.redis:
             return {}
-        options = self.settings.broker_options
-        return {"url": self.settings.broker, **({"transport_options": options} if options else {})}
+        broker, options = {"url": self.settings.broker}, self.settings.broker_options
+        return broker | ({"transport_options": options, "failover_strategy": stay} if options else {})
 
     @property
     def keys(self) -> Keys:
@@ -478,18 +482,25 @@ class Runtime:
         """
         if self.eager or time.monotonic() < self._owner_known_until:
             return
-        is_owned = False
+        runtimes = [self]
+        # A URL that is missing is reported where it is needed.
+        with suppress(TaskBridgeError):
+            runtimes = [*self.by_redis()] if self.settings.redis_urls else runtimes
+        owned = [each._is_owned() for each in runtimes]
+        self._owner_known_until = math.inf if all(owned) else time.monotonic() + OWNER_REST
+
+    def _is_owned(self) -> bool:
+        """Return whether the gate is known to belong to this database; raise ForeignGate if it is another's."""
         try:
             with translated_errors(), taskbridge.gate.deadline(self.settings.notify_timeout):
-                runtimes = [*self.by_redis()] if self.settings.redis_urls else [self]
-                is_owned = all(one._refuse_foreign(Inspector(one.event_redis, one.keys)) for one in runtimes)
+                return self._refuse_foreign(Inspector(self.event_redis, self.keys))
         except ForeignGate:
             raise
         except Exception as error:
             # The database cannot always be identified: `pg_control_system` may be revoked or missing.
             if not isinstance(error, TaskBridgeError) and driver_error(error) is None:
                 raise
-        self._owner_known_until = math.inf if is_owned else time.monotonic() + OWNER_REST
+            return False
 
     def _refuse_foreign(self, inspector: Inspector) -> bool:
         """Return whether the gate has an owner, which is this database; raise ForeignGate if it is another one."""
@@ -509,14 +520,20 @@ class Runtime:
             raise ForeignGate(other, self.keys.owner)
         self._owns_since_ms = began_ms
 
-    def release_gate(self) -> None:
-        """Let any deployment take the gates that are available; a deployment with running workers takes them back."""
+    def release_gate(self) -> dict[str, TaskBridgeError]:
+        """Let any deployment take the gates; a deployment with running workers takes them back.
+
+        Return the errors of the servers that are unavailable, by the names of the servers.
+        """
+        errors = {}
         for name in ("", *self.settings.redis_urls):
-            with (
-                suppress(ConfigurationError, RedisError),
-                redis_of(replace(self.settings, redis=name), interactive=self.is_interactive) as client,
-            ):
-                client.delete(self.keys.owner)
+            settings = replace(self.settings, redis=name)
+            try:
+                with translated_errors(), redis_of(settings, interactive=self.is_interactive) as client:
+                    client.delete(self.keys.owner)
+            except TaskBridgeError as error:
+                errors[name] = error
+        return errors
 
     def close_sessions(self) -> None:
         """Close the open Postgres sessions; new ones are opened when needed."""

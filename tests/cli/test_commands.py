@@ -30,7 +30,7 @@ MASKS: Final = (
     (r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}", "UUID"),
     (r"(postgresql|redis)://\S+", r"\1://URL"),
     (r'((?:Postgres|Redis|Valkey): |"text": ")\d+\.\d+(\.\d+)?', r"\1VERSION"),
-    (r"taskbridge\.test-[0-9a-f]+", "taskbridge.PREFIX"),
+    (r"\btest-[0-9a-f]+", "PREFIX"),
     (r"\b\d+[smhd]( \d+[smh])?\b", "SPAN"),
     (r"\b[\d.]+ (m?s)\b", r"N \1"),
     (r'("(?:seconds|oldest_seconds|lease_seconds|id|revision|run_ms|first_event_ms)": )-?[\d.]+', r"\1N"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
+from taskbridge.settings import Settings
 from taskbridge.store import record
 from tests.cli.program import MAIN, Program
 from tests.quarantined import put_in_quarantine
@@ -151,3 +152,16 @@ def test_the_worst_come_first_if_asked_for_also_behind_many_others(taskbridge: P
     )
     for order, worst in (("failures", "failing"), ("quarantine", "spoilt")):
         assert list(found("--sort", order, "--limit", "1")["tenants"]) == [worst]
+
+
+def test_a_shell_that_evaluates_env_has_the_same_settings(bare: Program) -> None:
+    given = {
+        "TASKBRIDGE_POSTGRES_URL": "postgresql://shop:it%27s@db/shop",
+        "TASKBRIDGE_REDIS_URL": "sentinel://:it's@s1;sentinel://s2/0?master_name=shop",
+        "TASKBRIDGE_REDIS_URL_ORDERS": "redis://orders/0",
+        "TASKBRIDGE_REDIS": "orders",
+    }
+    commands = bare("env", **given).stdout
+    shell = subprocess.run(["/bin/sh", "-c", f"{commands}\nenv"], env={}, capture_output=True, text=True, check=True)
+    variables = dict(line.split("=", 1) for line in shell.stdout.splitlines())
+    assert Settings.read(variables) == Settings.read(given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Engine
 
+from taskbridge.gate import Keys
 from taskbridge.store import record_invoice
 from tests.cli.program import Program
 from tests.cli.test_bad_input import assert_one_clear_line
@@ -55,3 +56,16 @@ def test_nobody_works_before_it_and_all_is_as_it_was_after_it(taskbridge: Progra
     assert states(engine) == before
     counts = taskbridge("status", "--json").json["pipelines"]["invoices"]["tenants"]["acme"]
     assert (counts["handled"], counts["pending"]) == (1, 1)
+
+
+def test_a_gate_that_cannot_be_released_is_reported(
+    taskbridge: Program, engine: Engine, configured: dict[str, str]
+) -> None:
+    run(engine, "UPDATE taskbridge.taskbridge_cluster SET system_identifier = 1")
+    engine.dispose()
+    away = {"TASKBRIDGE_REDIS_URL_ORDERS": "redis://:s3cr3t@127.0.0.1:1/0"}
+    ended = taskbridge("migrate", "--rebase", "--yes", **away)
+    assert (ended.status, ended.stdout) == (1, "rebased 0 cursors and 0 rows\n")
+    key = Keys(configured["TASKBRIDGE_KEY_PREFIX"]).owner
+    assert f"`redis-cli DEL {key}` on the server of TASKBRIDGE_REDIS_URL_ORDERS" in ended.stderr
+    assert "s3cr3t" not in ended.stderr

@@ -14,9 +14,13 @@ import pytest
 from celery import Celery
 from kombu import Connection, Consumer, Exchange, Queue
 
+from taskbridge.declaring.pipeline import Pipeline, Pipelines
+from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate.message import RUN_TASK
 from taskbridge.integration.app import make_app
 from taskbridge.integration.transport import transport_of
+from taskbridge.process.connections import broker_connection
+from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
 from taskbridge.testing.servers import open_directory
 from tests.deployment import Deployment
@@ -198,10 +202,15 @@ def test_a_transport_of_ours_stands_in_for_kombus_and_for_no_other(
         assert app.connection_for_read().as_uri().replace(":**@", "") == shown
 
 
-def test_a_connection_that_could_not_reach_a_sentinel_keeps_its_transport_and_its_password() -> None:
-    app = make_app(Settings(redis_url="sentinel://:secret@a/1;sentinel://b;sentinel://c?master_name=shop")).app
+@pytest.mark.parametrize("redis", ["", "orders"])
+def test_a_connection_that_could_not_reach_a_sentinel_keeps_its_transport_and_its_password(redis: str) -> None:
+    urls = {"": "redis://a", redis: "sentinel://:secret@a/1;sentinel://b;sentinel://c?master_name=shop"}
+    app = make_app(Settings(redis_url=urls.pop(""), redis_urls=urls)).app
     app.conf.broker_transport = transport_of(app.conf)
-    connection = app.connection_for_read()
+    pipelines = Pipelines()
+    pipelines.declare(Pipeline("orders", print, LatencyNeutral(), 500, redis=redis))
+    runtime_of(app).pipelines = pipelines
+    connection = broker_connection(app, **runtime_of(app).on("orders").broker)
     before = connection.transport_cls, connection.info()
 
     connection.maybe_switch_next()

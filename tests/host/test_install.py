@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from kombu import serialization
 import taskbridge
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Queue
+from taskbridge.gate.message import shared_prefix
 from taskbridge.integration.installation import check_pool, reset_all
 from taskbridge.integration.queue_order import QueueOrder
 from taskbridge.process.runtime import reset_runtimes
@@ -267,3 +270,22 @@ def test_only_a_worker_of_our_queues_has_our_transport(queues: Any, ours: bool) 
     worker.app = app
     signals.celeryd_init.send(sender="host", instance=worker, conf=app.conf, options={"queues": queues})
     assert bool(app.conf.broker_transport) is ours
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:secret@orders/3",
+        "rediss://orders",
+        "unix:///run/redis.sock?db=1",
+        "sentinel://:secret@s1/1?master_name=orders",
+        "sentinel://s1;sentinel://s2/1?master_name=orders",
+    ],
+)
+def test_the_broker_of_a_named_worker_is_its_redis(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://default/0")
+    app = app_with(broker_user="rabbit", broker_vhost="9", broker_use_ssl=True, broker_read_url="amqp://rabbit")
+    taskbridge.install(app, replace(SETTINGS, redis="orders", redis_urls={"orders": url}))
+    worker = SimpleNamespace(app=app)
+    signals.celeryd_init.send(sender="host", instance=worker, conf=app.conf, options={})
+    assert shared_prefix(app, url, OURS) == "", "scripts in its Redis publish to its workers"
