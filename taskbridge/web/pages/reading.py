@@ -147,6 +147,8 @@ class Reading:
         """Why a tenant is not running, or which run it has."""
         pipeline, tenant = self._pipeline(query), check_tenant(query.get("tenant", ""))
         return {
+            # First, because it needs both servers, and a tenant is also shown without its runner.
+            "health": healths.health(self.context),
             "tenant": inspect.tenant(self.context, pipeline, tenant),
             "source": self.runtime.source_of(pipeline),
         }
