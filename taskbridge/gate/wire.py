@@ -79,12 +79,16 @@ def client(
     Raises:
         ValueError: the URL cannot be read.
     """
-    tries_once_more = interactive or seconds is not None
+    if seconds is not None:
+        # After a timeout, too little of the deadline is left for another attempt.
+        retry = Retry(NoBackoff(), 0)
+    else:
+        retry = Retry(NoBackoff(), 1) if interactive else Retry(ExponentialBackoff(cap=1, base=0.05), 3)
     options: dict[str, Any] = {
         "decode_responses": True,
         "socket_timeout": INTERACTIVE_TIMEOUT if interactive else TIMEOUT,
         "socket_connect_timeout": INTERACTIVE_TIMEOUT if interactive else TIMEOUT,
-        "retry": Retry(NoBackoff(), 1) if tries_once_more else Retry(ExponentialBackoff(cap=1, base=0.05), 3),
+        "retry": retry,
         "retry_on_error": list(REDIS_SWITCHED),
     }
     if url.startswith("unix:"):
@@ -121,8 +125,6 @@ def _primary(address: SentinelAddress, options: dict[str, Any], seconds: float |
     }
     sentinels: Any = _Sentinels
     names = {"db": address.db, "username": address.username, "password": address.password, **address.tls_options}
-    if seconds is not None:
-        options = {**options, "retry": Retry(NoBackoff(), 0)}
     primary = sentinels(address.sentinels, sentinel_kwargs=asking).master_for(
         address.master_name, connection_pool_class=PrimaryPool, **names, **options
     )
