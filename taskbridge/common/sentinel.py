@@ -104,11 +104,16 @@ class SentinelAddress(NamedTuple):
     def broker_options(self) -> dict[str, Any]:
         """The options of kombu's transport that belong to `broker_url`.
 
-        Without its own timeouts, a Sentinel that accepts a connection and never answers would block the worker.
+        Without its own timeouts, a Sentinel that accepts a connection and never answers would block the worker. By
+        default, redis-py keeps trying for seconds if one cannot be reached, before the next one is asked.
         """
+        from redis.backoff import NoBackoff  # noqa: PLC0415 - settings are read without redis-py
+        from redis.retry import Retry  # noqa: PLC0415
+
         timeouts = {"socket_timeout": SENTINEL_SECONDS, "socket_connect_timeout": SENTINEL_SECONDS}
         secret = {} if self.sentinel_password is None else {"password": self.sentinel_password}
-        return {"master_name": self.master_name, "sentinel_kwargs": timeouts | secret | self.tls_options}
+        options = timeouts | secret | self.tls_options | {"retry": Retry(NoBackoff(), 0)}
+        return {"master_name": self.master_name, "sentinel_kwargs": options}
 
 
 def _bracketed(host: str) -> str:

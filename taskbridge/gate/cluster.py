@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import redis
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from taskbridge.common.server_errors import REDIS_AWAY, is_switched
 
@@ -28,7 +27,7 @@ Address = tuple[str, int]
 
 
 class Nodes:
-    """The addresses of a cluster's nodes, shared by the connections of a pool; the slot's last known node comes first.
+    """The addresses of a cluster's nodes, in the order in which the connections of a pool try them.
 
     Args:
         urls: the nodes to ask first.
@@ -38,13 +37,18 @@ class Nodes:
     def __init__(self, urls: list[str], key: str) -> None:
         self.key = key
         parts = map(urlsplit, urls)
-        self.addresses: list[Address] = [(part.hostname or "localhost", part.port or 6379) for part in parts]
-        self.owner: Address | None = None
+        self._configured: list[Address] = [(part.hostname or "localhost", part.port or 6379) for part in parts]
+        self.addresses = self._configured
+        self.are_known = False
+        """Whether a node has listed the nodes of its cluster."""
 
     def found(self, owner: Address, others: list[Address]) -> None:
         """Remember which node has the slot, and the other nodes, which are asked when it is gone."""
-        self.owner = owner
-        self.addresses = [*dict.fromkeys([owner, *self.addresses, *others])]
+        self.addresses = [*dict.fromkeys([owner, *others, *self._configured])]
+
+    def failed(self, address: Address) -> None:
+        """Try this address last from now on."""
+        self.addresses = [*(other for other in self.addresses if other != address), address]
 
 
 class _ToSlot:
@@ -59,7 +63,10 @@ class _ToSlot:
         super().__init__(**options)
 
     def _connect_to_slot(self, connect: Callable[[], object]) -> None:
-        """Connect to the node with the slot; the nodes are asked one after the other."""
+        """Connect to the node with the slot; nodes are asked one after the other, until one does not answer in time.
+
+        That one may have used up the time of the call. The next attempt begins with another node.
+        """
         if self._sock is not None:
             return
         failure: Exception | None = None
@@ -68,6 +75,9 @@ class _ToSlot:
                 self._follow(address, connect)
             except redis.RedisError as error:
                 if not isinstance(error, REDIS_AWAY) and not is_switched(error):
+                    raise
+                self._nodes.failed(address)
+                if isinstance(error, redis.TimeoutError):
                     raise
                 failure = error
             else:
@@ -81,8 +91,7 @@ class _ToSlot:
             connect()
             try:
                 self._ask("GET", self._nodes.key)
-                if address != self._nodes.owner:
-                    self._nodes.found(address, self._others())
+                self._nodes.found(address, self._others())
             except BaseException as error:
                 connection.disconnect()
                 moved = _MOVED.fullmatch(f"{type(error).__name__} {error}")
@@ -95,11 +104,17 @@ class _ToSlot:
         raise redis.ConnectionError("the nodes of the cluster do not agree on who has the slot")
 
     def _others(self) -> list[Address]:
-        """Return the nodes that this one knows; none if it is no node of a cluster, or does not tell this user."""
-        with suppress(ResponseError):
+        """Return the nodes that this one knows; none if it is a single server, or does not allow the command."""
+        try:
             ranges = self._ask("CLUSTER", "SLOTS")
-            return [(node[0] or self.host, node[1]) for _, _, *nodes in ranges for node in nodes]
-        return []
+        except NoPermissionError:
+            return []
+        except ResponseError as error:
+            if self._nodes.are_known:
+                raise redis.ConnectionError("the server at this address is no node of the cluster") from error
+            return []
+        self._nodes.are_known = True
+        return [(node[0] or self.host, node[1]) for _, _, *nodes in ranges for node in nodes]
 
     def _ask(self, *command: str) -> Any:
         connection: Any = self

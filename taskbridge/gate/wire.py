@@ -38,7 +38,7 @@ from taskbridge.common.server_errors import (
 )
 from taskbridge.gate.cluster import Nodes, to_slot
 
-__all__ = ["COMMAND", "Call", "Wire", "client", "deadline"]
+__all__ = ["COMMAND", "Call", "Wire", "client", "deadline", "find_primary"]
 
 CHUNK: Final = 500
 """Calls per round trip."""
@@ -79,12 +79,16 @@ def client(
     Raises:
         ValueError: the URL cannot be read.
     """
-    tries_once_more = interactive or seconds is not None
+    if seconds is not None:
+        # After a timeout, too little of the deadline is left for another attempt.
+        retry = Retry(NoBackoff(), 0)
+    else:
+        retry = Retry(NoBackoff(), 1) if interactive else Retry(ExponentialBackoff(cap=1, base=0.05), 3)
     options: dict[str, Any] = {
         "decode_responses": True,
         "socket_timeout": INTERACTIVE_TIMEOUT if interactive else TIMEOUT,
         "socket_connect_timeout": INTERACTIVE_TIMEOUT if interactive else TIMEOUT,
-        "retry": Retry(NoBackoff(), 1) if tries_once_more else Retry(ExponentialBackoff(cap=1, base=0.05), 3),
+        "retry": retry,
         "retry_on_error": list(REDIS_SWITCHED),
     }
     if url.startswith("unix:"):
@@ -121,8 +125,6 @@ def _primary(address: SentinelAddress, options: dict[str, Any], seconds: float |
     }
     sentinels: Any = _Sentinels
     names = {"db": address.db, "username": address.username, "password": address.password, **address.tls_options}
-    if seconds is not None:
-        options = {**options, "retry": Retry(NoBackoff(), 0)}
     primary = sentinels(address.sentinels, sentinel_kwargs=asking).master_for(
         address.master_name, connection_pool_class=PrimaryPool, **names, **options
     )
@@ -153,6 +155,13 @@ class PrimaryPool(SentinelConnectionPool):
                     asking.join(SENTINEL_ANSWERS_WITHIN)
         return bool((connection.host, connection.port) != self.master_address)
 
+    def owns_connection(self, connection: Any) -> bool:
+        """Whether this process opened the connection, also if it leads to an old primary.
+
+        redis-py 6 to 8.0 never stop counting a connection that does not belong to the pool, and 8.0 has a maximum.
+        """
+        return bool(connection.pid == self.pid)
+
     def _ask(self) -> None:
         with suppress(redis.RedisError):
             self.get_master_address()  # type: ignore[no-untyped-call]
@@ -160,30 +169,48 @@ class PrimaryPool(SentinelConnectionPool):
 
 class _Sentinels(Sentinel):
     def discover_master(self, service_name: str) -> Any:
-        """See redis-py, whose error quotes the options of all connections, and names no cause."""
-        began = time.monotonic()
-        try:
-            return super().discover_master(service_name)  # type: ignore[no-untyped-call]
-        except MasterNotFoundError:
-            waited = time.monotonic() - began
-        if waited >= float(self.sentinel_kwargs["socket_timeout"]):
-            raise redis.TimeoutError("no Sentinel has answered in time")
-        raise MasterNotFoundError(self._cause(service_name))
+        """See `find_primary`."""
+        return find_primary(self, service_name)
 
-    def _cause(self, service_name: str) -> str:
-        """Ask each Sentinel again, and return what is wrong; `taskbridge.common.server_errors` translates it."""
-        cause = "no Sentinel can be reached"
-        for sentinel in self.sentinels:
-            try:
-                primaries: Any = sentinel.sentinel_masters()
-            except redis.AuthenticationError:
-                return SENTINEL_LOGIN
-            except REDIS_AWAY:
-                continue
-            if service_name not in primaries:
-                return SENTINEL_NAME
-            cause = SENTINEL_DOWN
-        return cause
+
+def find_primary(manager: Sentinel, name: str) -> tuple[str, int]:
+    """Return the address of the primary after the latest failover that a majority of the Sentinels knows of.
+
+    redis-py takes the first answer, which may be that of a Sentinel that is cut off together with an old primary. If no
+    majority answers, the latest of the answers counts. A Sentinel that does not answer is asked last from then on.
+
+    Raises:
+        MasterNotFoundError: its text is a cause that `taskbridge.common.server_errors` translates; redis-py's own text
+            quotes the options of all connections.
+        redis.TimeoutError: no Sentinel has answered in time.
+    """
+    count = len(manager.sentinels)
+    failures: list[redis.RedisError] = []
+    answers: list[tuple[int, bool, str, int]] = []
+    for sentinel in [*manager.sentinels]:
+        try:
+            primaries: Any = sentinel.sentinel_masters()
+        except REDIS_AWAY as error:
+            failures.append(error)
+            manager.sentinels = [*(other for other in manager.sentinels if other is not sentinel), sentinel]
+            continue
+        if state := primaries.get(name):
+            is_up: bool = manager.check_master_state(state, name)  # type: ignore[no-untyped-call]
+            answers.append((state["config-epoch"], is_up, state["ip"], state["port"]))
+            if len(answers) > count // 2 and max(answers)[1]:
+                break
+    _, is_up, host, port = max(answers, default=(0, False, "", 0))
+    if is_up:
+        return host, port
+    if answers:
+        raise MasterNotFoundError(SENTINEL_DOWN)
+    if len(failures) < count:
+        raise MasterNotFoundError(SENTINEL_NAME)
+    if any(isinstance(failure, redis.AuthenticationError) for failure in failures):
+        raise MasterNotFoundError(SENTINEL_LOGIN)
+    if any(isinstance(failure, redis.TimeoutError) for failure in failures):
+        raise redis.TimeoutError("no Sentinel has answered in time")
+    raise MasterNotFoundError("no Sentinel can be reached")
 
 
 class deadline:  # noqa: N801 - used like a function

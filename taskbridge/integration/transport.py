@@ -37,6 +37,7 @@ from redis.exceptions import ReadOnlyError, ResponseError
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import counted, error_line
 from taskbridge.gate.message import RUN_TASK
+from taskbridge.gate.wire import find_primary
 from taskbridge.integration.broker_watch import watched
 from taskbridge.process.connections import broker_connection
 
@@ -349,6 +350,11 @@ class SentinelChannel(_WaitingChannel, redis.SentinelChannel):
 
     connection_class = watched(redis.SentinelChannel.connection_class)
     connection_class_ssl = watched(redis.SentinelChannel.connection_class_ssl)
+
+    def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
+        pool = super()._sentinel_managed_pool(asynchronous)  # type: ignore[misc]
+        pool.sentinel_manager.discover_master = partial(find_primary, pool.sentinel_manager)
+        return pool
 
 
 class SentinelTransport(_WaitingTransport, redis.SentinelTransport):

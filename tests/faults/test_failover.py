@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import redis
 from sqlalchemy import Engine
 
 from taskbridge.declaring.pipeline import Pipelines
+from taskbridge.declaring.policy import Spacing
 from taskbridge.embedded import Guarded, Servers
 from taskbridge.embedded.launch import free_port
 from taskbridge.errors import ConfigurationError, Unavailable
-from taskbridge.gate import Keys
+from taskbridge.gate import Gate, Keys, client, wire
 from taskbridge.handlers.journal import JOURNAL
 from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import Level, examine
@@ -39,28 +41,34 @@ TENANTS = [f"tenant-{number}" for number in range(20)]
 
 
 class Watched:
-    """A primary, a replica and a Sentinel. Sentinel and replica log in as a user of their own.
+    """A primary, a replica and two Sentinels. Sentinel and replica log in as a user of their own.
+
+    The second Sentinel has no contact with the first, as if it was cut off together with the primary.
 
     `seen_at`: returns the port at which the Sentinel and its clients reach the primary.
     """
 
     def __init__(self, directory: Path, stack: ExitStack, seen_at: Callable[[int], int] = lambda port: port) -> None:
         self._directory, self._stack = directory, stack
-        first, second, self.port = free_ports(), free_ports(), free_ports()
+        first, second, self.port, self._cut_off = free_ports(), free_ports(), free_ports(), free_ports()
         self.ports = first, second
-        self.primary, self.replica = self._serve(first, ""), self.serve_replica(second)
+        lonely = f'user lonely on ">{PASSWORD}" ~* &* +@all -publish -subscribe\n'
+        self.primary, self.replica = self._serve(first, lonely), self.serve_replica(second)
         watched = (
-            f"sentinel monitor shop 127.0.0.1 {seen_at(first)} 1\nsentinel auth-user shop watcher\n"
-            "sentinel auth-pass shop {password}\n"
+            f"sentinel monitor shop 127.0.0.1 {seen_at(first)} {{quorum}}\nsentinel auth-user shop {{user}}\n"
+            f'sentinel auth-pass shop "{PASSWORD}"\n'
             "sentinel down-after-milliseconds shop 500\nsentinel failover-timeout shop 2000\n"
         )
-        self._run(self.port, watched.format(password=f'"{PASSWORD}"'), "--sentinel")
+        self._run(self.port, watched.format(quorum=1, user="watcher"), "--sentinel")
+        self._run(self._cut_off, watched.format(quorum=2, user="lonely"), "--sentinel")
         self.sentinel = redis.Redis(port=self.port, decode_responses=True)
         wait_until(self._knows_the_replica, "Sentinel knows the replica")
 
     @property
     def url(self) -> str:
-        return f"sentinel://:{QUOTED}@127.0.0.1:{self.port}/3;sentinel://127.0.0.1:1?master_name=shop"
+        ports = self._cut_off, 1, self.port
+        first, *others = (f"127.0.0.1:{port}" for port in ports)
+        return ";sentinel://".join([f"sentinel://:{QUOTED}@{first}/3", *others]) + "?master_name=shop"
 
     def address(self) -> int:
         found: Any = self.sentinel.sentinel_get_master_addr_by_name("shop")
@@ -208,7 +216,10 @@ def test_sentinel_and_primary_are_used_through_tls(engine: Engine, servers: Serv
 def test_a_primary_that_is_cut_off_from_its_sentinels_is_left(
     engine: Engine, servers: Servers, tmp_path: Path, watched: Watched
 ) -> None:
-    """It still takes what clients write: that is lost, and its records are delivered a little later."""
+    """It still takes what clients write: that is lost, and its records are delivered a little later.
+
+    The Sentinel beside it, which is the first in the URL, still names it.
+    """
     with deployed(engine, servers, tmp_path, redis_url=watched.url) as shop, shop.worker() as worker:
         shop.save("warm", "1")
         wait_until(lambda: shop.deliveries() == [("warm", "1")], "the first one is delivered")
@@ -222,6 +233,30 @@ def test_a_primary_that_is_cut_off_from_its_sentinels_is_left(
             wait_until(lambda: sorted(shop.deliveries()) == expected, "all are delivered")
             wait_until(lambda: not any(map(is_ours, old.client_list())), "nobody uses the old primary")
             assert worker.process.poll() is None
+
+
+def test_connections_to_old_primaries_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "ASK_SENTINELS_EVERY", 0.0)
+    ports = [free_ports() for _ in range(3)]
+    with ExitStack() as stack:
+        for port, options in zip(ports, ([], [], ["--sentinel"]), strict=True):
+            stack.enter_context(redis_server(tmp_path, port, "", *options))
+        *primaries, sentinel = (stack.enter_context(redis.Redis(port=port)) for port in ports)
+        wait_until(lambda: all(map(answers, (*primaries, sentinel))), "all servers answer")
+        sentinel.sentinel_monitor("shop", "127.0.0.1", ports[0], 1)
+        url = f"sentinel://127.0.0.1:{ports[2]}?master_name=shop"
+        gate = Gate(stack.enter_context(client(url)), Keys("shop"), publish=lambda *_: None)
+        gate._client.connection_pool.max_connections = 2
+
+        def leads_to(primary: redis.Redis) -> bool:
+            gate.notify("invoices", "acme", Spacing(delay=0))
+            return bool(primary.dbsize())
+
+        for number in (1, 0, 1, 0):
+            primaries[number].flushall()
+            sentinel.sentinel_remove("shop")
+            sentinel.sentinel_monitor("shop", "127.0.0.1", ports[number], 1)
+            wait_until(partial(leads_to, primaries[number]), "the gate uses the new primary")
 
 
 def test_a_failover_in_a_cluster_loses_nothing(engine: Engine, servers: Servers, tmp_path: Path) -> None:
