@@ -113,7 +113,8 @@ def _read(delays: Path) -> list[float]:
 NO_EVENT: Final = Benchmark(
     "no-event",
     "Nobody has to notify: records written by plain SQL, or by a producer that died, are found.",
-    "Milliseconds from the commit of a record without an event until its handler is called, in 99 of 100 cases.",
+    "Milliseconds from the commit of a record by plain SQL until its handler is called, in 99 of 100 cases. "
+    "The section also has the figure for producers that died.",
     "Measures the time from a commit without an event until the handler is called with the record, on an idle system. "
     "Some records are written by plain SQL. Others are written by producers that are killed between commit and event.",
     _measure,

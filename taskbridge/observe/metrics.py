@@ -139,7 +139,7 @@ METRICS: Final = (
         "gauge",
         _BACKLOGS,
         "Pending records of the 1000 tenants that are due first; 100000 means at least 100000. "
-        "Absent if no worker polls for records.",
+        "Absent if no worker polls for records and none of these is pending.",
         "pending",
     ),
     Metric(

@@ -1,4 +1,4 @@
-"""In whichever way a record fails, it is in quarantine after a bounded number of attempts, and the rest continue.
+"""While others are handled, a record that fails in whichever way is in quarantine after a bounded number of attempts.
 
 What ends a process is in `test_deaths.py` and, with real workers, in `tests/faults/test_workers.py`.
 """
