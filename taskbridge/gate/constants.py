@@ -20,7 +20,10 @@ class Constant(int, Enum):
     WALK = 13, "probes in a cycle: one tries the first record, the rest try records further and further ahead"
     BEHIND = (
         100_000_000_000_000,
-        "added to a score: sorts continuations behind first events in a wait queue, and marks runs of reminders",
+        (
+            "added to a score: in a wait queue, it sorts continuations behind first events; in the set of queued runs, "
+            "it marks those that a reminder queued"
+        ),
     )
     SLOW_START_ENDS = 64, "runs at a time that end the slow start of a pipeline without a cap"
     FIRSTS_IN_A_ROW = 3, "first events in a row that go before a waiting continuation"
@@ -34,11 +37,17 @@ class Constant(int, Enum):
     )
     GRACE_MS = (
         1_000,
-        "how long a run message still counts as queued after its deadline, because it may be published again",
+        (
+            "how long a run message still counts towards the limits on queued runs after its deadline: it may be "
+            "published again within that time"
+        ),
     )
     LONGEST_REPUBLISH_MS = (
         300_000,
-        "the longest wait before a message is published again, or before a tenant leaves the wait queue",
+        (
+            "the longest wait before a message is published again, or before a tenant in the wait queue asks again to "
+            "begin"
+        ),
     )
     REPEATED_WITHIN_MS = 15_000, "how long a worker that lost the reply of a `take` can ask for its messages again"
     EMPTY_RUN_MS = (

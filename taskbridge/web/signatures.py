@@ -57,7 +57,7 @@ class Scheme(Protocol):
     def delivery(self) -> str | None:
         """Where the provider's webhook id is: a JSONPath that begins with `$`, or a header. None: there is no id.
 
-        You can give several headers, separated by commas. The first one that the request has counts.
+        You can give several headers, separated by commas. The first of these headers that the request contains is used.
         """
 
     @property

@@ -191,7 +191,7 @@ If the test program itself fails, or has no result within {within:g} minutes, th
 {table}
 | column | meaning |
 | --- | --- |
-| alone | how often the fault struck alone. The columns to the right are about these only |
+| alone | how often the fault struck alone; in the last row, two together. The columns to the right are about these |
 | held up | how often its tenants had to wait |
 | median, worst | the time from "counted from" to the tenant's next delivery |
 | beyond | how often the time exceeded the bound |
@@ -205,6 +205,9 @@ machine itself stalls. A recovery is late only if it is beyond its bound by more
 
 {margin:g} s of each bound is for what every recovery needs: a pass of the ticker, a message, a worker that reconnects.
 Each attempt at a record has another {look:g} s.
+
+In bounds with "outage / 0.75": waits double, and each is shortened at random by up to a quarter. So the wait in
+progress when the outage ends is at most the circuit's first wait plus outage / 0.75.
 
 Two bounds depend on the tenant.
 
