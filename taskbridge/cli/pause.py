@@ -99,7 +99,7 @@ def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path,
 def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> None:
     """Resume TENANT, or the whole pipeline if TENANT is omitted.
 
-    All tenants with pending records start at once. A tenant that was paused by name must be resumed by name.
+    What you resume starts at once if it has pending records. A tenant that was paused by name must be resumed by name.
     """
     scope = _Scope.of(data_dir, pipeline, tenant)
     pauses, gate = scope.runtime.pauses, scope.runtime.gate

@@ -30,7 +30,8 @@ def pipeline() -> None:
 def remove(name: str, yes: bool, data_dir: Path, as_json: bool) -> None:
     """Delete the cursors, quarantine and pauses of the pipeline NAME. You cannot undo this.
 
-    The pipeline must no longer be declared. Its records are kept until you run `taskbridge prune`.
+    The pipeline must no longer be declared. Its records are kept. `taskbridge prune` deletes them only if another
+    pipeline reads their source.
     """
     from taskbridge.store import forget_pipeline, read_ages
 

@@ -68,7 +68,7 @@ def status(
     data_dir: Path,
     as_json: bool,
 ) -> None:
-    """Show the health of the deployment, the runs that each pipeline saved, and the state of its tenants.
+    """Show the health of the deployment, how many runs batching avoided in each pipeline, and the state of its tenants.
 
     To find noisy tenants, use --sort runs. For current failures use --failing, for past ones --recent-failures.
 
