@@ -1,4 +1,4 @@
-"""Alerts from a log: a service's first error at once, further ones at most every five minutes.
+"""Alerts from a log: a service's first message at once, further ones at most every five minutes.
 
 After a service's last alert, a warning waits for up to fifteen minutes and an error for up to five. The first that is
 due takes along everything that waits. Lines with other levels match no criterion and are stored as unmatched.

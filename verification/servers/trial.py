@@ -161,7 +161,8 @@ def _record(bridge: Bridge, tenant: str, key: str) -> None:
 def _insert(stage: Stage, tenant: str) -> None:
     def is_inserted() -> bool:
         parameters = {**parameters_of(stage.postgres_url), "prepare_threshold": None}
-        with suppress(psycopg.OperationalError), psycopg.connect(**parameters) as connection:
+        # A pooler that is killed may also mix up answers.
+        with suppress(psycopg.OperationalError, psycopg.InternalError), psycopg.connect(**parameters) as connection:
             connection.execute(f"{INSERT} ON CONFLICT DO NOTHING", (tenant,))
             return True
         return False
