@@ -37,6 +37,9 @@ __all__ = [
 VERSION_TABLE: Final = "taskbridge_schema"
 """Where Alembic keeps the revision: a table of our own, so that an application's Alembic can share the database."""
 
+ALL_DAYS: Final = 36_500
+"""How many days of the run history a migration keeps: all. Workers delete old ones, according to their settings."""
+
 
 def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | None]:
     """Bring the schema to `revision` ("head": the newest; "base": none) and return the revisions before and after.
@@ -67,6 +70,8 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
                 config = Config(attributes={"connection": connection, "schema": schema})
                 config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
                 command.upgrade(config, revision)
+                # Else a new deployment's first runs wait for the first worker to create them, and may have no row.
+                driver.execute(queries(engine)("keep_runs"), {"days": ALL_DAYS})
             after = _current(driver, schema)
     except SchemaMismatch:
         raise

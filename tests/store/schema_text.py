@@ -31,7 +31,8 @@ NOISE: Final = {
 
 def schema_text(engine: Engine) -> str:
     """Return the page: what pg_dump says of the schema, without what it says about itself."""
-    text = dump(engine, "--schema-only", "--schema=taskbridge", f"--exclude-table=taskbridge.{VERSION_TABLE}")
+    without = [f"--exclude-table=taskbridge.{name}" for name in (VERSION_TABLE, "runs_2*")]
+    text = dump(engine, "--schema-only", "--schema=taskbridge", *without)
     for noise, rest in NOISE.items():
         text = re.sub(noise, rest, text, flags=re.MULTILINE)
     return f"{HEAD}{text.strip()}\n"

@@ -180,6 +180,11 @@ def partitions(engine: Engine) -> list[str]:
     return [name for (name,) in rows(engine, parts)]
 
 
+def drop_partitions(engine: Engine) -> None:
+    """Leave what a deployment has whose workers have not run for days."""
+    run(engine, *(f"DROP TABLE {name}" for name in partitions(engine) if name != OTHER))
+
+
 def named(*ahead: int) -> list[str]:
     today = datetime.now(UTC).date()
     return [f"taskbridge.runs_{today + timedelta(days):%Y%m%d}" for days in ahead]
@@ -210,7 +215,8 @@ def insert(where: Engine | Connection, days_ago: float, **columns: Any) -> None:
 
 
 def test_partitions_are_made_ahead_and_dropped_when_their_days_are_over(engine: Engine) -> None:
-    assert partitions(engine) == [OTHER]
+    assert len(partitions(engine)) == len([*named(0, 1, 2), OTHER]), "the migration made them"
+    drop_partitions(engine)
     keep_runs(engine, 7)
     assert partitions(engine) == [*named(0, 1, 2), OTHER]
     (old,) = named(-8)
@@ -230,6 +236,7 @@ def test_partitions_are_made_ahead_and_dropped_when_their_days_are_over(engine: 
 def test_a_run_of_a_day_without_a_partition_is_kept_and_who_writes_keeps_no_other_from_being_made(
     engine: Engine,
 ) -> None:
+    drop_partitions(engine)
     insert(engine, 0, tenant="today")
     insert(engine, 9, tenant="old")
     keep_runs(engine, 7)
@@ -243,6 +250,7 @@ def test_a_run_of_a_day_without_a_partition_is_kept_and_who_writes_keeps_no_othe
 
 
 def test_who_looks_at_the_history_for_long_holds_up_no_run(engine: Engine) -> None:
+    drop_partitions(engine)
     cursors = Cursors(engine)
     write(engine, "1")
     page = claim(cursors)
