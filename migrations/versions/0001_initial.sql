@@ -75,9 +75,9 @@ RETURN pg_visible_in_snapshot(xid, snapshot)
 COMMENT ON FUNCTION @schema.is_handled IS
     'Whether a record lies behind a cursor: visible in its snapshot, or passed in the sweep that is on.';
 
--- Makes partitions ahead, and drops those that are too old. It is called by workers, who do not own the table. A partition
--- is made as a table and attached, which locks neither the history nor the partition of today against inserts. To drop one
--- locks all of it for a moment: inserts would wait behind a lock that is waited for, so it gives up soon, and is called again.
+-- Makes partitions ahead, and drops those that are too old. It is called by migrations, and by workers, who do not own the table. A
+-- partition is made as a table and attached, which locks neither the history nor the partition of today against inserts. Dropping
+-- one locks all of it for a moment: inserts would wait behind a lock that is waited for, so it gives up soon, and is called again.
 CREATE FUNCTION @schema.keep_runs(days integer) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '10ms' SET client_min_messages = warning AS $$
 DECLARE

@@ -38,7 +38,7 @@ VERSION_TABLE: Final = "taskbridge_schema"
 """Where Alembic keeps the revision: a table of our own, so that an application's Alembic can share the database."""
 
 ALL_DAYS: Final = 36_500
-"""How many days of the run history a migration keeps: all. Workers delete old ones, according to their settings."""
+"""Days of run history that a migration keeps: more than there can be. Workers delete old ones as configured."""
 
 
 def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | None]:
@@ -70,7 +70,7 @@ def migrate(engine: Engine, revision: str = "head") -> tuple[str | None, str | N
                 config = Config(attributes={"connection": connection, "schema": schema})
                 config.set_main_option("script_location", str(_migrations()).replace("%", "%%"))
                 command.upgrade(config, revision)
-                # Else a new deployment's first runs wait for the first worker to create them, and may have no row.
+                # Runs that end while a worker creates the partition that they need may be missing from the history.
                 driver.execute(queries(engine)("keep_runs"), {"days": ALL_DAYS})
             after = _current(driver, schema)
     except SchemaMismatch:

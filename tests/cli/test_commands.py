@@ -166,7 +166,7 @@ def test_each_command_says_what_its_snapshot_has(
             run(engine, "DELETE FROM taskbridge.tails")
             gate_redis.flushdb()
         elif name == "prune" and name not in found:
-            # The last records of the steps before are as old as its option says.
+            # The steps before have just written records, and `--older-than 1s` is to include them.
             time.sleep(1)
         ended = scene(name, *arguments)
         assert "Traceback" not in ended.stderr

@@ -181,7 +181,7 @@ def partitions(engine: Engine) -> list[str]:
 
 
 def drop_partitions(engine: Engine) -> None:
-    """Leave what a deployment has whose workers have not run for days."""
+    """Drop the partitions of days, as if no worker had run for days."""
     run(engine, *(f"DROP TABLE {name}" for name in partitions(engine) if name != OTHER))
 
 
@@ -215,7 +215,8 @@ def insert(where: Engine | Connection, days_ago: float, **columns: Any) -> None:
 
 
 def test_partitions_are_made_ahead_and_dropped_when_their_days_are_over(engine: Engine) -> None:
-    assert len(partitions(engine)) == len([*named(0, 1, 2), OTHER]), "the migration made them"
+    # The migration may have run before midnight.
+    assert len(partitions(engine)) == 4, "the migration created those of three days"
     drop_partitions(engine)
     keep_runs(engine, 7)
     assert partitions(engine) == [*named(0, 1, 2), OTHER]
