@@ -12,14 +12,14 @@ from redis.crc import key_slot
 
 from taskbridge.embedded import Guarded
 from taskbridge.embedded.binaries import find_redis
-from taskbridge.embedded.launch import free_port
+from tests.scraping import free_ports
 from tests.waiting import wait_until
 
 __all__ = ["Node", "RedisCluster", "answers", "redis_cluster", "redis_server"]
 
 SLOTS: Final = 16384
-HIGHEST_PORT: Final = 55_000
-"""The nodes talk to each other on a port that is higher by 10,000."""
+BUS: Final = 10_000
+"""By how much the port on which the nodes talk to each other is higher."""
 SETTINGS: Final = (
     'save ""\ncluster-enabled yes\ncluster-config-file nodes-{port}.conf\ncluster-node-timeout 500\n'
     "cluster-replica-validity-factor 0\nrepl-diskless-sync-delay 0\n{password}"
@@ -141,7 +141,7 @@ def redis_cluster(
     with ExitStack() as stack:
         nodes = []
         for _ in range(masters * (1 + replicas)):
-            port = next(port for port in iter(free_port, 0) if port < HIGHEST_PORT)
+            port = free_ports(2, apart=BUS)
             settings = SETTINGS.format(port=port, password=secret)
             nodes.append(Node(port, stack.enter_context(redis_server(directory, port, settings)), password))
             stack.callback(nodes[-1].client.close)

@@ -17,17 +17,17 @@ SAMPLES: Final = {one.name + part for one in METRICS for part in PARTS.get(one.k
 """Every name that a query may use."""
 
 
-def free_ports(count: int = 1) -> int:
-    """Return the first of `count` ports in a row that nobody uses.
+def free_ports(count: int = 1, *, apart: int = 1) -> int:
+    """Return the first of `count` ports, each higher by `apart` than the one before, that nobody uses.
 
     They lie below those that the system gives to connections, which would take one before it is used here.
     """
     while True:
-        first = 20_000 + secrets.randbelow(10_000)
+        first = 10_000 + secrets.randbelow(22_000 - (count - 1) * apart)
         with ExitStack() as stack:
             try:
-                for more in range(count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", first + more))
+                for number in range(count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", first + number * apart))
             except OSError:
                 continue
             return first

@@ -19,7 +19,6 @@ from sqlalchemy import Engine
 from taskbridge.declaring.pipeline import Pipelines
 from taskbridge.declaring.policy import Spacing
 from taskbridge.embedded import Guarded, Servers
-from taskbridge.embedded.launch import free_port
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.gate import Gate, Keys, client, wire
 from taskbridge.handlers.journal import JOURNAL
@@ -84,7 +83,7 @@ class Watched:
 
     def serve_replica(self, port: int | None = None) -> Guarded:
         """Run a replica of the first primary."""
-        return self._serve(port or free_port(), f"replicaof 127.0.0.1 {self.ports[0]}\n")
+        return self._serve(port or free_ports(), f"replicaof 127.0.0.1 {self.ports[0]}\n")
 
     def _knows_the_replica(self) -> bool:
         with suppress(redis.RedisError):
@@ -296,7 +295,7 @@ def test_a_cluster_that_cannot_be_used_is_refused_at_the_start_of_a_worker(
 def test_what_is_wrong_with_the_sentinels_is_named(
     deployment: Deployment, tmp_path: Path, parameters: str, remedy: str
 ) -> None:
-    port = free_port()
+    port = free_ports()
     settings = "requirepass a\nsentinel monitor shop 127.0.0.1 1 1\nsentinel down-after-milliseconds shop 50\n"
     with redis_server(tmp_path, port, settings, "--sentinel"), redis.Redis(port=port, password="a") as sentinel:
         wait_until(lambda: answers(sentinel) and sentinel.sentinel_master("shop")["is_sdown"], "the primary is down")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import redis
 
-from taskbridge.embedded.launch import free_port
 from taskbridge.gate import Answer, Queue, State
 from taskbridge.integration.app import make_app
 from taskbridge.process.publisher import BROKER_TIMEOUT
@@ -21,6 +20,7 @@ from taskbridge.producer.notify import notify, notify_many, send_committed
 from tests.deployment import Deployment
 from tests.ending import ended
 from tests.gate.test_wire import redis_at
+from tests.scraping import free_ports
 from tests.transactions.black_hole import BlackHole
 from tests.waiting import taking_at_most, wait_until
 
@@ -32,7 +32,7 @@ BOUND = 20.0
 def nowhere(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of a broker that refuses connections, or of one that takes them and says nothing."""
     if request.param == "stopped":
-        yield f"redis://127.0.0.1:{free_port()}/0"
+        yield f"redis://127.0.0.1:{free_ports()}/0"
         return
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"redis://127.0.0.1:{listener.getsockname()[1]}/0"

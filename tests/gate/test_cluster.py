@@ -15,10 +15,10 @@ import redis
 from taskbridge.common.server_errors import is_refused
 from taskbridge.declaring.policy import Spacing
 from taskbridge.embedded import Servers
-from taskbridge.embedded.launch import free_port
 from taskbridge.errors import Unavailable
 from taskbridge.gate import Answer, Gate, Keys, client, deadline, wire
 from tests.redis_cluster import Node, RedisCluster, answers, redis_cluster, redis_server
+from tests.scraping import free_ports
 from tests.transactions.black_hole import BlackHole
 from tests.waiting import wait_until
 
@@ -133,7 +133,7 @@ def test_a_call_to_a_silent_cluster_takes_no_longer_than_to_a_silent_server(
 
 
 def test_another_server_at_a_known_address_is_not_taken_for_a_node_of_the_cluster(tmp_path: Path) -> None:
-    port = free_port()
+    port = free_ports()
     with redis_cluster(tmp_path, masters=1) as cluster, redis_server(tmp_path, port, ""):
         gate = gate_at(f"{cluster.url};redis://127.0.0.1:{port}")
         gate.notify("invoices", "acme", SPACING)

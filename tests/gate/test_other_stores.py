@@ -13,13 +13,13 @@ import pytest
 import redis
 
 from taskbridge.declaring.policy import Spacing
-from taskbridge.embedded.launch import free_port
 from taskbridge.gate import Gate, Keys, client
 from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import Level, examine
 from taskbridge.process.runtime import runtime_of
 from tests.deployment import Deployment
 from tests.redis_cluster import answers, redis_server
+from tests.scraping import free_ports
 from tests.waiting import wait_until
 
 INFO = b"redis_version:7.4.0\r\nrole:master\r\n"
@@ -86,7 +86,7 @@ def test_a_server_that_refuses_writes_for_now_is_not_taken_for_another_store(tmp
 
 def check_after(directory: Path, keys: Keys, command: str) -> None:
     """Check a server on which this command was executed."""
-    port = free_port()
+    port = free_ports()
     with redis_server(directory, port, ""), client(f"redis://127.0.0.1:{port}") as own:
         wait_until(lambda: answers(own), "the server answers")
         gate = Gate(own, keys, publish=lambda *_: None)

@@ -14,11 +14,11 @@ from sqlalchemy import make_url
 
 from taskbridge.declaring.policy import Spacing
 from taskbridge.embedded import Servers
-from taskbridge.embedded.launch import free_port
 from taskbridge.embedded.redis_server import RedisServer
 from taskbridge.errors import Unavailable
 from taskbridge.gate import Answer, Gate, Keys, client
 from tests.ending import ended
+from tests.scraping import free_ports
 from tests.transactions.black_hole import BlackHole
 from tests.waiting import wait_until
 
@@ -29,7 +29,7 @@ SPACING = Spacing(delay=0)
 def redis_at(directory: Path) -> Iterator[str]:
     """A Redis server of its own; its URL."""
     directory.mkdir()
-    server, port = RedisServer(directory, directory, None), free_port()
+    server, port = RedisServer(directory, directory, None), free_ports()
     with (directory / "output").open("wb") as output, server.start(port, output) as process:
         wait_until(lambda: server.answers(port, process.pid), "the server answers")
         yield server.url(port)

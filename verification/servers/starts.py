@@ -12,7 +12,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from taskbridge.embedded import Guarded
-from taskbridge.embedded.launch import HOST, free_port, server_environment
+from taskbridge.embedded.launch import HOST, server_environment
+from tests.scraping import free_ports
 from tests.waiting import wait_until
 
 __all__ = ["Missing", "RabbitMQ", "program"]
@@ -40,7 +41,7 @@ class RabbitMQ:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._command = program(f"{RABBITMQ}/rabbitmq-server")
         self._stack, self._log = stack, stack.enter_context((directory / "rabbitmq.log").open("wb"))
-        self.port, distribution, epmd = free_port(), free_port(), free_port()
+        self.port, distribution, epmd = free_ports(), free_ports(), free_ports()
         self._environment = {
             **server_environment(),
             "PATH": os.environ["PATH"],

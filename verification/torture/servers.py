@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import secrets
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -21,14 +19,11 @@ from taskbridge.embedded.guarded import Guarded
 from taskbridge.embedded.launch import HOST, Server, server_environment
 from taskbridge.embedded.postgres import Postgres
 from taskbridge.embedded.redis_server import RedisServer
+from tests.scraping import free_ports
 from tests.waiting import wait_until
 from verification.torture.server_clock import ServerClock, compiler
 
 __all__ = ["PostgresHere", "RedisHere"]
-
-# Below the ports that the system gives to outgoing connections: a client that tries to reach a server that is down
-# could be given the server's own port and reach itself.
-PORTS = range(20_000, 30_000)
 
 REDIS_SETTINGS = """\
 bind {host}
@@ -48,7 +43,7 @@ class _Here:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.port = _free_port()
+        self.port = free_ports()
         self.process: Guarded | None = None
 
     def start(self) -> None:
@@ -183,7 +178,7 @@ class RedisHere(_Here):
             if address_follows:
                 old.replicaof(HOST, str(there.port))
                 time.sleep(address_follows)
-            old.config_set("port", str(_free_port()))
+            old.config_set("port", str(free_ports()))
             new.config_set("port", str(self.port))
             old.replicaof(HOST, str(self.port))
         self._redis = self.server = successor
@@ -202,14 +197,3 @@ class RedisHere(_Here):
     def _make(self, directory: Path) -> _Redis:
         environment = self.clock.environment if self.clock else {}
         return _Redis(directory, self._account, self._password, environment, self._settings, self._program)
-
-
-def _free_port() -> int:
-    while True:
-        port = random.SystemRandom().choice(PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -22,7 +21,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -36,9 +35,10 @@ from taskbridge.web import StandardWebhooks
 from tests.deployment import worker_command
 from tests.ending import kill_all
 from tests.memory import keep_temporary_files_in_memory
+from tests.scraping import free_ports
 from tests.waiting import wait_until
 from tests.web.secrets import SECRET
-from verification.torture.servers import PORTS, PostgresHere, RedisHere
+from verification.torture.servers import PostgresHere, RedisHere
 
 __all__ = ["Account", "survive"]
 
@@ -252,7 +252,7 @@ def at_work(folder: Path, app: str) -> Iterator[Scene]:
         for server in (postgres, redis):
             stack.callback(server.close)
             server.start()
-        scene = Scene(folder, app, downstream, postgres, redis, _free_port())
+        scene = Scene(folder, app, downstream, postgres, redis, free_ports())
         migrated = subprocess.run(
             [*TASKBRIDGE, "migrate"], env=scene.environment, cwd=ROOT, check=False, capture_output=True, text=True
         )
@@ -347,14 +347,6 @@ def _check(answered: Sequence[Delivery], requests: Sequence[tuple[str, dict[str,
     assert [one for one, data in contents.items() if any(other != data[0] for other in data)] == [], (
         "one id, two bodies"
     )
-
-
-def _free_port() -> int:
-    while True:
-        port = random.choice(PORTS)  # noqa: S311 - no secret
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def main(arguments: Sequence[str]) -> int:
