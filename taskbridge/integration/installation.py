@@ -31,6 +31,7 @@ from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
 from taskbridge.integration.transport import (
     DECLARED_COMMAND,
     REDIS_SCHEMES,
+    FailoverConnection,
     check_versions,
     scheme_of_broker,
     transport_of,
@@ -178,6 +179,7 @@ def _worker_begins(instance: Any, options: Any, **_: Any) -> None:
     serves_ours = not names or any(str(name).strip().startswith(OURS) for name in names)
     if serves_ours and (transport := transport_of(app.conf)):
         app.conf.broker_transport = transport
+        app.amqp.Connection = FailoverConnection
 
 
 def _use_named_redis(app: Celery, settings: Settings) -> None:
