@@ -93,10 +93,10 @@ class ConfigurationError(TaskBridgeError):
 class ForeignGate(ConfigurationError):
     """The Redis database and key prefix belong to a deployment with another Postgres database."""
 
-    def __init__(self, owner: str, key: str) -> None:
+    def __init__(self, owner: str, key: str, variable: str = "TASKBRIDGE_REDIS_URL") -> None:
         super().__init__(
             f"this Redis database and key prefix belong to another deployment, whose records are in {owner}",
-            "set TASKBRIDGE_KEY_PREFIX, or another database in TASKBRIDGE_REDIS_URL, for one of the two; "
+            f"set TASKBRIDGE_KEY_PREFIX, or another database in {variable}, for one of the two; "
             "if your records have moved, stop the workers that still use the former database and run "
             f"`redis-cli DEL {key}`",
         )

@@ -27,7 +27,6 @@ __all__ = [
     "Settings",
     "check_password",
     "check_token",
-    "for_redis",
     "redis_variable",
     "unknown_variables",
 ]
@@ -282,11 +281,6 @@ def _variable(name: str) -> str:
 def redis_variable(name: str) -> str:
     """Return the variable with the URL of a named Redis, or of "", the default one."""
     return f"{NAMED_REDIS}{name.upper()}" if name else _variable("redis_url")
-
-
-def for_redis(name: str, text: str) -> str:
-    """Return the text of an error, which names the variable of the default Redis, for a named one."""
-    return re.sub(rf"\b{redis_variable('')}\b", redis_variable(name), text)
 
 
 def _fields() -> list[Field[Any]]:

@@ -76,30 +76,25 @@ def runtime_without_app(data_dir: Path) -> Runtime:
 def context(data_dir: Path, *, redis: bool = True) -> Context:
     """Choose and check the servers, and return what answers are made from; `redis=False` does not use Redis.
 
-    A Redis that does not answer is left to what needs it: there may be others.
+    The context knows which of several Redis servers do not answer.
 
     Raises: as `existing`; TaskBridgeError: a server cannot be used.
     """
-    from redis import RedisError
-
     from taskbridge.observe.context import Context
 
     found = runtime_without_app(data_dir)
     found.check(redis=False)
-    for each in found.by_redis() if redis else ():
-        with suppress(RedisError):
-            each.check_gate()
-    return Context.of(found)
+    return Context.of(found, found.check_gates() if redis else {})
 
 
 def checked_runtime(data_dir: Path, pipeline: str | None = None) -> Runtime:
-    """Choose and check the servers, and return the runtime, that of a pipeline's Redis if one is given.
+    """Choose and check the servers, and return the runtime: that of a pipeline's Redis; without one, no Redis is used.
 
     Raises: as `context`.
     """
     existing(data_dir)
     found = runtime() if pipeline is None else runtime().on(pipeline)
-    found.check()
+    found.check(redis=pipeline is not None)
     return found
 
 

@@ -11,7 +11,7 @@ from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples
 from taskbridge.common.texts import counted
 from taskbridge.errors import SchemaMismatch, UsageError
-from taskbridge.settings import for_redis, redis_variable
+from taskbridge.settings import redis_variable
 
 if TYPE_CHECKING:
     from taskbridge.store import Rebased
@@ -101,7 +101,7 @@ def _rebase(data_dir: Path, *, yes: bool) -> None:
         console.show(f"{pipeline}: {counted(count, 'pending record')} will be handled first")
     for redis, error in errors.items():
         console.complain(
-            f"{for_redis(redis, str(error))}. Its gate still belongs to the previous cluster: when it is available "
+            f"{error}. Its gate still belongs to the previous cluster: when it is available "
             f"again, run `redis-cli DEL {runtime.keys.owner}` on the server of {redis_variable(redis)}"
         )
     if errors:

@@ -128,7 +128,7 @@ def record(pipeline: str, file: Path, id_field: str | None, data_dir: Path, as_j
 
     done = _Recording(pipeline, id_field)
     with _opened(file) as stream:
-        runtime = environment.checked_runtime(data_dir)
+        runtime = environment.checked_runtime(data_dir, pipeline)
         criteria_of(runtime, pipeline)
         try:
             for number, raw in _lines(stream):

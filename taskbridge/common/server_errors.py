@@ -34,6 +34,7 @@ __all__ = [
     "POSTGRES_AWAY",
     "REDIS_AWAY",
     "REDIS_SWITCHED",
+    "REDIS_URL",
     "SENTINEL_DOWN",
     "SENTINEL_LOGIN",
     "SENTINEL_NAME",
@@ -44,6 +45,7 @@ __all__ = [
     "is_switched",
     "loaded_class",
     "note_address",
+    "note_variable",
     "sqlstate",
     "translated_errors",
     "wrapped_error",
@@ -56,6 +58,8 @@ FOREIGN_CLUSTER: Final = (
 FOREIGN_CLUSTER_STATE: Final = "TB001"
 """The SQLSTATE that the triggers raise in that case."""
 
+REDIS_URL: Final = "TASKBRIDGE_REDIS_URL"
+"""The variable with the URL of the default Redis, which the remedies below name."""
 REDIS_AWAY: Final = (redis.ConnectionError, redis.TimeoutError)
 REDIS_SWITCHED: Final = (
     *(ReadOnlyError, BusyLoadingError, MasterDownError),
@@ -322,6 +326,26 @@ def address_of(server: str) -> str:
     return next(iter(_addresses[server])) if len(_addresses[server]) == 1 else ""
 
 
+_VARIABLE: Final = "taskbridge_variable"
+
+
+class note_variable:  # noqa: N801 - used like a function
+    """Note in the errors of redis-py that leave the block which variable has the URL of the server."""
+
+    __slots__ = ("_variable",)
+
+    def __init__(self, variable: str) -> None:
+        self._variable = variable
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Note the variable in the error, if there is one."""
+        if isinstance(error, redis.RedisError):
+            setattr(error, _VARIABLE, self._variable)
+
+
 # The translation.
 
 
@@ -350,7 +374,8 @@ def _meaning(error: BaseException) -> Unavailable | None:
         text = _first_match(_REDIS, f"{names} {error}")
         if text is None:
             return Unavailable("Redis refuses the command", str(error))
-        return _unavailable("Redis", text, _address_of_redis(error))
+        remedy = text.remedy.replace(REDIS_URL, getattr(error, _VARIABLE, REDIS_URL))
+        return _unavailable("Redis", text._replace(remedy=remedy), _address_of_redis(error))
     if isinstance(
         error, (loaded_class("kombu.exceptions", "KombuError"), loaded_class("amqp.exceptions", "AMQPError"))
     ):

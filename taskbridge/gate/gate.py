@@ -103,9 +103,9 @@ class Gate(Inspector):
         except redis.ResponseError as error:
             if is_refused(error) or _NOT_PERMITTED.search(f"{type(error).__name__} {error}"):
                 return
-            raise incompatible(error) from None
+            raise incompatible(self._client, error) from None
         if not passed:
-            raise incompatible("its Lua gives other results")
+            raise incompatible(self._client, "its Lua gives other results")
 
     def notify(self, pipeline: str, tenant: str, spacing: Spacing) -> Answer:
         """Count one event and start the tenant's runner if it has none; return STARTED, DELAYED or ABSORBED."""

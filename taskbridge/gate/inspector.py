@@ -14,6 +14,7 @@ import redis
 from taskbridge.errors import ConfigurationError, Unavailable
 from taskbridge.gate.keys import Keys, Queue
 from taskbridge.gate.state import State
+from taskbridge.gate.wire import variable_of
 
 if TYPE_CHECKING:
     from taskbridge.declaring.policy import Limits, RateLimit
@@ -357,7 +358,7 @@ class Inspector:
         except redis.ResponseError as error:
             if "unknown command" not in str(error):
                 raise
-            raise incompatible(error) from None
+            raise incompatible(self._client, error) from None
         version = str(info.get("redis_version", "0.0"))
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
             raise Unavailable(f"Redis {version} is too old: upgrade it to {_oldest()} or newer, or use Valkey")
@@ -366,8 +367,8 @@ class Inspector:
             return
         if not self._keys.is_hash_tag:
             raise ConfigurationError(
-                "TASKBRIDGE_REDIS_URL names a Redis Cluster, which keeps all keys of a gate on one node only if their "
-                "prefix is a hash tag",
+                f"{variable_of(self._client)} names a Redis Cluster, which keeps all keys of a gate on one node only "
+                "if their prefix is a hash tag",
                 "set TASKBRIDGE_KEY_PREFIX to a name in braces, such as {shop}",
             )
         if self._queues is not None:
@@ -377,10 +378,10 @@ class Inspector:
             )
 
 
-def incompatible(reason: object) -> ConfigurationError:
+def incompatible(client: redis.Redis, reason: object) -> ConfigurationError:
     """Return the error for a server that lacks something that Redis has."""
     return ConfigurationError(
-        f"the server of TASKBRIDGE_REDIS_URL is not compatible with Redis ({reason})",
+        f"the server of {variable_of(client)} is not compatible with Redis ({reason})",
         f"use Redis {_oldest()} or newer, or Valkey",
     )
 

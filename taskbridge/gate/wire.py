@@ -31,14 +31,16 @@ from taskbridge.common.sentinel import SentinelAddress, node_urls
 from taskbridge.common.server_errors import (
     REDIS_AWAY,
     REDIS_SWITCHED,
+    REDIS_URL,
     SENTINEL_DOWN,
     SENTINEL_LOGIN,
     SENTINEL_NAME,
     is_switched,
+    note_variable,
 )
 from taskbridge.gate.cluster import Nodes, to_slot
 
-__all__ = ["COMMAND", "Call", "Wire", "client", "deadline", "find_primary"]
+__all__ = ["COMMAND", "Call", "Wire", "client", "deadline", "find_primary", "variable_of"]
 
 CHUNK: Final = 500
 """Calls per round trip."""
@@ -63,7 +65,12 @@ INTERACTIVE_TIMEOUT: Final = 2.0
 
 
 def client(
-    url: str, seconds: float | None = None, *, interactive: bool = False, slot_key: str | None = None
+    url: str,
+    seconds: float | None = None,
+    *,
+    interactive: bool = False,
+    slot_key: str | None = None,
+    variable: str = REDIS_URL,
 ) -> redis.Redis:
     """Return a client for `url`. It times out instead of hanging if Redis does not answer.
 
@@ -75,6 +82,7 @@ def client(
         seconds: the longest time that a call may take; the block of `deadline` around the call sets the actual limit.
         interactive: a person waits for the reply, so the client gives up sooner than that of a worker.
         slot_key: a key; if the server is a node of a cluster, the client uses the node with the slot of this key.
+        variable: the variable with the URL, which error messages name.
 
     Raises:
         ValueError: the URL cannot be read.
@@ -106,7 +114,14 @@ def client(
         pool.connection_kwargs["nodes"] = Nodes(urls, slot_key)
     if seconds is not None:
         pool.connection_class = _with_deadline(pool.connection_class)
+    if variable != REDIS_URL:
+        pool.connection_class = type("NamedConnection", (_Named, pool.connection_class), {"variable": variable})
     return redis.Redis.from_pool(pool)
+
+
+def variable_of(client: redis.Redis) -> str:
+    """Return the variable with the URL of a client."""
+    return str(getattr(client.connection_pool.connection_class, "variable", REDIS_URL))
 
 
 def _primary(address: SentinelAddress, options: dict[str, Any], seconds: float | None) -> redis.ConnectionPool:
@@ -261,6 +276,27 @@ class _WithDeadline:
 @cache
 def _with_deadline(kind: type) -> type:
     return type(f"Deadline{kind.__name__}", (_WithDeadline, kind), {})
+
+
+class _Named:
+    """Mixin for a redis-py connection to a named server: its errors say which variable has the URL."""
+
+    variable: str
+
+    def connect(self) -> None:
+        above: Any = super()
+        with note_variable(self.variable):
+            above.connect()
+
+    def send_packed_command(self, *arguments: Any, **options: Any) -> None:
+        above: Any = super()
+        with note_variable(self.variable):
+            above.send_packed_command(*arguments, **options)
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        above: Any = super()
+        with note_variable(self.variable):
+            return above.read_response(*arguments, **options)
 
 
 class Wire:

@@ -36,7 +36,7 @@ from taskbridge.observe.context import Context
 from taskbridge.observe.health import health, nobody_looks
 from taskbridge.process.connections import broker_connection
 from taskbridge.process.runtime import ALSO_CHECKED, Runtime
-from taskbridge.settings import for_redis
+from taskbridge.settings import redis_variable
 from taskbridge.store import (
     check_adoptions,
     check_cluster,
@@ -192,7 +192,7 @@ def examine(runtime: Runtime) -> list[Finding]:
 
 def _examine(examined: _Examined, checks: Sequence[Check]) -> list[Finding]:
     """Run checks, and add those that find no problem to `examined.sound`."""
-    found, redis = list[Finding](), examined.runtime.settings.redis
+    found = list[Finding]()
     for check in checks:
         if not examined.sound.issuperset(check.needs) or (check.name in OF_WORKERS and not examined.needs_workers):
             continue
@@ -210,7 +210,7 @@ def _examine(examined: _Examined, checks: Sequence[Check]) -> list[Finding]:
             examined.sound.add(check.name)
         if not findings and check.sound:
             findings.append(Finding(Level.OK, check.sound))
-        found += [replace(one, check=check.name, remedy=for_redis(redis, one.remedy)) for one in findings]
+        found += [replace(one, check=check.name) for one in findings]
     return found
 
 
@@ -367,8 +367,8 @@ def _journal(examined: _Examined) -> Findings:
 def _broker(examined: _Examined) -> Findings:
     app = examined.runtime.app
     check_serializer(app)
-    if examined.runtime.publishes_in_gate:
-        # Its error names the cause, and the setting to correct.
+    if examined.runtime.publishes_in_gate or examined.runtime.broker:
+        # The broker is the gate's Redis. Its error names the cause, and the setting to correct.
         examined.runtime.redis.ping()
     with broker_connection(app, **bounded(app, examined.runtime.broker)) as connection:
         connection.ensure_connection(max_retries=1, interval_start=0, timeout=BROKER_SECONDS)
@@ -511,7 +511,8 @@ def _unanswered(examined: _Examined, queue: str, *, is_taken: bool) -> Finding:
     if is_taken:
         return _problem(
             f"a worker took a probe from {queue}, but did not answer in this Redis within {PROBE_SECONDS:g} s",
-            "use the same TASKBRIDGE_REDIS_URL for this process and all workers; otherwise read the workers' logs",
+            f"use the same {redis_variable(examined.runtime.settings.redis)} for this process and all workers; "
+            "otherwise read the workers' logs",
         )
     return _problem(
         f"no worker took a probe from {within}, although some serve it",

@@ -31,6 +31,7 @@ from taskbridge.integration.tasks import NOTIFY_TASK, RECORD_TASK, register
 from taskbridge.integration.transport import (
     DECLARED_COMMAND,
     REDIS_SCHEMES,
+    FailoverConnection,
     check_versions,
     scheme_of_broker,
     transport_of,
@@ -38,7 +39,7 @@ from taskbridge.integration.transport import (
 from taskbridge.observe.metrics_server import MetricsStep
 from taskbridge.process.runtime import Runtime, keys_of, runtime_of, serves
 from taskbridge.producer.producer import Bridge
-from taskbridge.settings import Settings, for_redis, unknown_variables
+from taskbridge.settings import Settings, unknown_variables
 from taskbridge.store import is_adopted
 from taskbridge.worker.ticker import TickerStep
 
@@ -178,6 +179,7 @@ def _worker_begins(instance: Any, options: Any, **_: Any) -> None:
     serves_ours = not names or any(str(name).strip().startswith(OURS) for name in names)
     if serves_ours and (transport := transport_of(app.conf)):
         app.conf.broker_transport = transport
+        app.amqp.Connection = FailoverConnection
 
 
 def _use_named_redis(app: Celery, settings: Settings) -> None:
@@ -276,12 +278,10 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
         return
     for name, text in unknown_variables(os.environ):
         sys.stderr.write(f"taskbridge: the variable {name} is unknown and ignored: {text}\n")
-    redis = ""
     try:
         check_pool(sender.pool_cls)
         check_serializer(app)
         runtime = runtime_of(app)
-        redis = runtime.settings.redis
         _check_named_redis(runtime)
         with _report_silence("Redis", "Redis"), translated_errors():
             runtime.gate.check_server()
@@ -297,7 +297,7 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
         _answer_doctor()
     except TaskBridgeError as error:
         text = f"{error.what}: {spoken(error.remedy)}" if error.remedy else str(error)
-        sys.stderr.write(f"taskbridge: {for_redis(redis, text)}\n")
+        sys.stderr.write(f"taskbridge: {text}\n")
         raise SystemExit(error.exit_status) from None
     except Exception:
         traceback.print_exc()

@@ -47,6 +47,7 @@ __all__ = [
     "DECLARED_COMMAND",
     "REDIS_SCHEMES",
     "TRANSPORTS",
+    "FailoverConnection",
     "SentinelTransport",
     "Transport",
     "bounded",
@@ -376,6 +377,15 @@ REDIS_SCHEMES: Final = frozenset(_NAMES)
 
 # Celery logs a connection as a URL, whose scheme is the transport's name unless that is an alias.
 Connection.resolve_aliases = {**Connection.resolve_aliases, **{name: scheme for scheme, name in _NAMES.items()}}
+
+
+class FailoverConnection(Connection):
+    """kombu's connection, which keeps our transport when it switches to the next of several broker URLs."""
+
+    def switch(self, conn_str: str) -> None:
+        """Switch to another URL."""
+        super().switch(conn_str)
+        self.transport_cls = _NAMES.get(self.transport_cls, self.transport_cls)
 
 
 def _first_broker(conf: Any) -> Any:

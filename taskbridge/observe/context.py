@@ -40,6 +40,7 @@ class Context:
         others: the gates of pipelines on other Redis servers, by pipeline.
         pipelines: the pipelines to report on, by name.
         settings: the settings of the workers, which decide whether a run counts as alive.
+        away: the errors of gates that did not answer just now; `survey` does not ask them again.
 
     Raises, in every call:
         psycopg.Error, redis.RedisError: a server does not answer, or a query took longer than 3 s. Use
@@ -51,16 +52,17 @@ class Context:
     pipelines: Mapping[str, Pipeline]
     settings: Settings
     others: Mapping[str, Inspector] = field(default_factory=dict)
+    away: Mapping[Inspector, redis.RedisError] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, runtime: Runtime) -> Context:
-        """Return the context for a process's deployment and pipelines."""
+    def of(cls, runtime: Runtime, away: Mapping[Runtime, redis.RedisError] | None = None) -> Context:
+        """Return the context for a process's deployment and pipelines; `away`: what `Runtime.check_gates` returned."""
         declared = {name: runtime.pipelines[name] for name in runtime.pipelines.names()}
-        others: dict[str, Inspector] = {}
-        for other, names in runtime.by_redis().items():
-            if other is not runtime:
-                others |= dict.fromkeys(names, other.inspector)
-        return cls(runtime.engine, runtime.inspector, declared, runtime.settings, others)
+        by_redis = runtime.by_redis()
+        inspectors = {each: each.inspector for each in by_redis}
+        others = {name: inspectors[each] for each, names in by_redis.items() for name in names if each is not runtime}
+        silent = {inspectors[each]: error for each, error in (away or {}).items()}
+        return cls(runtime.engine, inspectors[runtime], declared, runtime.settings, others, silent)
 
     @property
     def ttl_ms(self) -> int:
@@ -108,6 +110,8 @@ class Context:
         for inspector, names in self._by_inspector(pipelines).items():
             try:
                 with translated_errors():
+                    if inspector in self.away:
+                        raise self.away[inspector]
                     surveys |= inspector.survey(names, most)
             except Unavailable as error:
                 errors |= dict.fromkeys(names, error)

@@ -13,7 +13,6 @@ from taskbridge.gate import RunnerStatus, State, Survey
 from taskbridge.observe.context import Context
 from taskbridge.observe.status import state_of
 from taskbridge.observe.types import ActiveTenant, Finding, Health, PipelineLine
-from taskbridge.settings import for_redis
 from taskbridge.store import Backlog, read_ages, read_backlogs, unmatched_sources
 
 if TYPE_CHECKING:
@@ -175,7 +174,7 @@ def _unavailable(context: Context, errors: Mapping[str, Unavailable]) -> dict[st
         redis = context.pipelines[names[0]].redis
         found[redis or "default"] = Finding(
             f"Redis ({redis or 'default'}): {error.what}; its pipelines ({', '.join(names)}) are not shown",
-            for_redis(redis, error.remedy),
+            error.remedy,
             grave=True,
         )
     return found

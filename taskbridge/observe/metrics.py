@@ -31,7 +31,6 @@ from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import TaskBridgeError
 from taskbridge.observe.health import MOST_RUNNERS, nobody_looks
 from taskbridge.process.runtime import Runtime
-from taskbridge.settings import for_redis
 from taskbridge.store import Counters, read_ages, read_backlogs, read_counters
 
 __all__ = ["METRICS", "Metric", "Metrics", "registry"]
@@ -309,7 +308,7 @@ class Metrics(Collector):
         except Exception as error:
             sentence = str(error) if isinstance(error, TaskBridgeError) else f"{type(error).__name__}: {error}"
             if name:
-                sentence = f"Redis ({name}): {for_redis(name, sentence)}"
+                sentence = f"Redis ({name}): {sentence}"
             if sentence in self.problems:
                 return
             self.problems.append(sentence)

@@ -38,7 +38,7 @@ def redis_of(settings: Settings, seconds: float | None = None, *, interactive: b
     try:
         keys = Keys(settings.key_prefix)
         slot_key = keys.owner if keys.is_hash_tag else None
-        redis_client = client(url, seconds, interactive=interactive, slot_key=slot_key)
+        redis_client = client(url, seconds, interactive=interactive, slot_key=slot_key, variable=variable)
         pool = redis_client.connection_pool
         pool.connection_class(**pool.connection_kwargs)
     except (TypeError, AttributeError, ValueError, redis.RedisError) as error:

@@ -19,12 +19,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
+from redis import RedisError
+
 # Their names are imported on first use: a process that only reads needs neither scripts nor cursors.
 import taskbridge.gate
 import taskbridge.store
 from taskbridge.common.histogram import Histogram
 from taskbridge.common.sentinel import stay
-from taskbridge.common.server_errors import note_address, translated_errors
+from taskbridge.common.server_errors import REDIS_AWAY, note_address, translated_errors
 from taskbridge.declaring.pipeline import DECLARED, Pipeline, Pipelines
 from taskbridge.errors import ConfigurationError, ForeignGate, TaskBridgeError, Unavailable
 from taskbridge.gate.inspector import Inspector
@@ -33,7 +35,7 @@ from taskbridge.handlers.journal import JOURNAL
 from taskbridge.process.connections import CHECKED_FIRST, redis_of
 from taskbridge.process.heartbeat import Heartbeat
 from taskbridge.process.pace import Paces
-from taskbridge.settings import Settings
+from taskbridge.settings import Settings, redis_variable
 from taskbridge.store.db import check_version, connect, driver_error, parameters_of
 
 if TYPE_CHECKING:
@@ -471,6 +473,27 @@ class Runtime:
         self.inspector.check_server()
         self.check_owner()
 
+    def check_gates(self) -> dict[Runtime, RedisError]:
+        """Check the gates of all Redis servers side by side, and return the errors of the servers that do not answer.
+
+        Raises:
+            TaskBridgeError: as `check_gate`.
+        """
+        runtimes = [*self.by_redis()]
+        with ThreadPoolExecutor(len(runtimes), "taskbridge-gates") as threads:
+            errors = threads.map(Runtime._away, runtimes)
+        return {runtime: error for runtime, error in zip(runtimes, errors, strict=True) if error is not None}
+
+    def _away(self) -> RedisError | None:
+        """Check the gate; return the error if the server does not answer. One that refuses is left to what needs it."""
+        try:
+            self.check_gate()
+        except REDIS_AWAY as error:
+            return error
+        except RedisError:
+            pass
+        return None
+
     def check_owner(self) -> None:
         """Raise ForeignGate if workers of another database use the gate."""
         self._refuse_foreign(self.inspector)
@@ -506,7 +529,7 @@ class Runtime:
         """Return whether the gate has an owner, which is this database; raise ForeignGate if it is another one."""
         owner = inspector.owner()
         if owner is not None and owner[0] != self.deployment[0]:
-            raise ForeignGate(owner[1], self.keys.owner)
+            raise self._foreign(owner[1])
         return owner is not None
 
     def own_gate(self) -> None:
@@ -517,8 +540,11 @@ class Runtime:
         """
         other, began_ms = self.gate.own(*self.deployment, self._owns_since_ms, self.names())
         if other:
-            raise ForeignGate(other, self.keys.owner)
+            raise self._foreign(other)
         self._owns_since_ms = began_ms
+
+    def _foreign(self, owner: str) -> ForeignGate:
+        return ForeignGate(owner, self.keys.owner, redis_variable(self.settings.redis))
 
     def release_gate(self) -> dict[str, TaskBridgeError]:
         """Let any deployment take the gates; a deployment with running workers takes them back.

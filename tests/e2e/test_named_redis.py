@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,6 +227,95 @@ def test_the_dashboard_is_about_the_servers_that_answer_and_names_the_others(dep
         assert visitor.get("/tenant", pipeline="orders", tenant="a").status_code == 503
 
 
+@pytest.mark.parametrize("is_away", [True, False])
+def test_an_error_about_a_named_redis_names_its_setting(
+    deployment: Deployment, tmp_path: Path, orders_url: str, is_away: bool
+) -> None:
+    refusing = make_url(orders_url).set(password="wrong").render_as_string(hide_password=False)
+    url = AWAY if is_away else refusing
+    runtime = runtime_of(make_app(replace(deployment.settings, redis_urls={"orders": url})).app)
+    declare(runtime, orders="orders")
+    for call in (
+        lambda: send(runtime, [(("orders", "a"), None)]),
+        lambda: start(runtime.app, ["a"], "orders"),
+        lambda: act(runtime, "notify", Target("orders", "a", None, None, None), "ada"),
+    ):
+        with pytest.raises(Unavailable) as raised:
+            call()
+        assert re.findall(r"TASKBRIDGE_\w+", raised.value.remedy) == ["TASKBRIDGE_REDIS_URL_ORDERS"]
+    runtime.close()
+    taskbridge = Program(tmp_path, deployment.environment(TASKBRIDGE_PIPELINES=MODULE))
+    for command in ("notify", "inspect"):
+        ended = taskbridge(command, "a", "--pipeline", "orders", TASKBRIDGE_REDIS_URL_ORDERS=url)
+        assert ended.status == 1
+        assert re.findall(r"TASKBRIDGE_REDIS\w+", ended.stderr) == ["TASKBRIDGE_REDIS_URL_ORDERS"], command
+
+
+def with_modules(directory: Path, deployment: Deployment, **variables: str) -> Program:
+    """Return the program in a directory from which it can import modules."""
+    environment = deployment.environment(**variables)
+    return Program(directory, environment | {"PYTHONPATH": f"{environment['PYTHONPATH']}{os.pathsep}{directory}"})
+
+
+ALERTS = """
+from taskbridge import Criterion, DelaySinceLastRun, pipeline
+
+@pipeline("alerts", redis="orders", policy=DelaySinceLastRun((Criterion("$.level", "ERROR", "$.service", 60),)))
+def alert(batch): ...
+"""
+
+
+def test_record_needs_only_the_redis_of_its_pipeline(deployment: Deployment, tmp_path: Path) -> None:
+    (tmp_path / "alerts.py").write_text(ALERTS)
+    (tmp_path / "messages").write_text('{"level": "ERROR", "service": "a"}\n')
+    taskbridge = with_modules(tmp_path, deployment, TASKBRIDGE_PIPELINES="alerts")
+    recorded = taskbridge("record", "alerts", "messages", "--json", TASKBRIDGE_REDIS_URL=AWAY)
+    assert (recorded.status, recorded.json["matched"]) == (0, 1), recorded.stderr
+    assert runtime_of(deployment.app).on("orders").gate.active("alerts") == ["a"]
+    unreachable = taskbridge("record", "alerts", "messages", TASKBRIDGE_REDIS_URL_ORDERS=AWAY)
+    assert (unreachable.status, "TASKBRIDGE_REDIS_URL_ORDERS" in unreachable.stderr) == (1, True)
+    assert deployment.rows("SELECT count(*) FROM taskbridge.records WHERE source = 'alerts'") == [(1,)]
+
+
+def test_commands_that_need_only_postgres_ask_no_redis(deployment: Deployment, tmp_path: Path) -> None:
+    away = {"TASKBRIDGE_REDIS_URL": AWAY, "TASKBRIDGE_REDIS_URL_ORDERS": AWAY, "TASKBRIDGE_PIPELINES": MODULE}
+    taskbridge = Program(tmp_path, deployment.environment(**away))
+    for command in ("quarantine discard --all --yes --pipeline orders", "prune --older-than 30d"):
+        ended = taskbridge(*command.split())
+        assert ended.status == 0, ended.stderr
+
+
+ON_SILENT_SERVERS = """
+from taskbridge import pipeline
+
+@pipeline("billing", redis="billing")
+def bill(batch): ...
+
+@pipeline("mail", redis="mail")
+def send(batch): ...
+
+@pipeline("invoices")
+def take(batch): ...
+"""
+
+
+def test_status_waits_for_silent_servers_together_and_only_once(deployment: Deployment, tmp_path: Path) -> None:
+    (tmp_path / "on_silent_servers.py").write_text(ON_SILENT_SERVERS)
+    with ExitStack() as stack:
+        listeners = {name: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for name in ("billing", "mail")}
+        urls = {
+            f"TASKBRIDGE_REDIS_URL_{name.upper()}": f"redis://127.0.0.1:{listener.getsockname()[1]}"
+            for name, listener in listeners.items()
+        }
+        taskbridge = with_modules(tmp_path, deployment, TASKBRIDGE_PIPELINES="on_silent_servers", **urls)
+        # Each wait for one of them takes 4 s.
+        with taking_at_most(7):
+            ended = taskbridge("status", "--json")
+    assert (ended.status, [*ended.json["pipelines"]]) == (1, ["invoices"])
+    remedies = [one["remedy"] for one in ended.json["health"]["findings"]]
+    assert urls.keys() <= {*re.findall(r"\w+", " ".join(remedies))}
+
+
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 def test_a_run_is_published_on_its_redis_whatever_the_broker_of_the_app(
     deployment: Deployment, serializer: str
@@ -381,7 +471,7 @@ def test_each_redis_has_its_owner(deployment: Deployment, tmp_path: Path) -> Non
     runtime = runtime_of(deployment.app)
     orders = runtime.on("orders")
     orders.gate.own("another", "another database")
-    with pytest.raises(ForeignGate):
+    with pytest.raises(ForeignGate, match="another database in TASKBRIDGE_REDIS_URL_ORDERS,"):
         install(deployment.app).record("a", "1", {}, source="orders")
     runtime.own_gate()
     with pytest.raises(ForeignGate):

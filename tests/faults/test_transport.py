@@ -8,17 +8,20 @@ import ssl
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, signals
 from kombu import Connection, Consumer, Exchange, Queue
+from sqlalchemy import make_url
 
 from taskbridge.declaring.pipeline import Pipeline, Pipelines
 from taskbridge.declaring.policy import LatencyNeutral
 from taskbridge.gate.message import RUN_TASK
 from taskbridge.integration.app import make_app
-from taskbridge.integration.transport import transport_of
+from taskbridge.integration.transport import Transport, transport_of
 from taskbridge.process.connections import broker_connection
 from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
@@ -200,6 +203,17 @@ def test_a_transport_of_ours_stands_in_for_kombus_and_for_no_other(
         app.conf.broker_transport = found
         # Not every kombu shows a password where there is none.
         assert app.connection_for_read().as_uri().replace(":**@", "") == shown
+
+
+@pytest.mark.e2e
+def test_a_worker_keeps_our_transport_when_it_switches_to_the_next_broker(deployment: Deployment) -> None:
+    brokers = f"redis://127.0.0.1:1/0;{deployment.settings.redis_url}"
+    app = make_app(replace(deployment.settings, broker_url=brokers)).app
+    signals.celeryd_init.send(sender="host", instance=SimpleNamespace(app=app), conf=app.conf, options={})
+    with app.connection_for_read() as first, first.clone() as connection:
+        connection.ensure_connection(max_retries=2, interval_start=0)
+        assert connection.port == make_url(deployment.settings.redis_url).port
+        assert isinstance(connection.transport, Transport)
 
 
 @pytest.mark.parametrize("redis", ["", "orders"])
