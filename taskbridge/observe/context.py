@@ -117,11 +117,11 @@ class Context:
                 errors |= dict.fromkeys(names, error)
         return {name: surveys[name] for name in pipelines if name in surveys}, errors
 
-    def longest_queued(self, tenants: Mapping[str, Sequence[str]], ttl_ms: int) -> dict[str, Queued]:
+    def longest_queued(self, tenants: Mapping[str, Sequence[str]]) -> dict[str, Queued]:
         """Do what `Inspector.longest_queued` does."""
         found: dict[str, Queued] = {}
         for inspector, names in self._by_inspector(tenants).items():
-            found |= inspector.longest_queued({name: tenants[name] for name in names}, ttl_ms)
+            found |= inspector.longest_queued({name: tenants[name] for name in names}, self.ttl_ms)
         return found
 
     def queued(self, pipelines: Iterable[str]) -> int | None:

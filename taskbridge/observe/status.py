@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from taskbridge.common.times import moment
 from taskbridge.gate import Hold, RunnerStatus, State
 from taskbridge.observe.context import Context
-from taskbridge.observe.types import Cause, ErrorGroup, QuarantineRow, Sort, TenantLine
+from taskbridge.observe.types import ActiveTenant, Cause, ErrorGroup, QuarantineRow, Sort, TenantLine
 from taskbridge.process.heartbeat import BEATS
 
 __all__ = [
     "LATE_MS",
     "MOST_OF_A_TENANT",
     "MOST_SORTED",
+    "active",
     "failing",
     "is_alive",
     "late_ms",
@@ -148,12 +149,36 @@ def tenant_values(
         "state": state_of(runner, now_ms, context.ttl_ms, paused=paused, pending=bool(counts["pending"])),
         "burst_events": of_burst[0],
         "burst_runs": of_burst[1],
-        "lease_seconds": max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000),
+        "lease_seconds": _lease_seconds(runner, now_ms),
         "held": runner.held,
         "paused": paused,
         "due_at": due_at,
         "next_try_at": due_at if runner.hold in UNTIL_A_TIME and not paused else None,
     }
+
+
+def active(context: Context, pipeline: str, tenants: Sequence[str], *, paused: bool) -> list[ActiveTenant]:
+    """Return tenants with their runners; `paused`: whether their pipeline is paused."""
+    inspector = context.inspector_of(pipeline)
+    now_ms, found = inspector.now_ms(), []
+    for tenant, runner in zip(tenants, inspector.look(pipeline, tenants), strict=True):
+        is_running = runner.state is State.RUNNING
+        found.append(
+            ActiveTenant(
+                tenant,
+                state_of(runner, now_ms, context.ttl_ms, paused=paused),
+                _lease_seconds(runner, now_ms),
+                runner.events,
+                runner.runs,
+                (runner.worker or None) if is_running else None,
+                moment(runner.began_ms) if is_running else None,
+            )
+        )
+    return found
+
+
+def _lease_seconds(runner: RunnerStatus, now_ms: int) -> float:
+    return max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000)
 
 
 def failing(context: Context, pipeline: str | None = None, limit: int = 50) -> list[ErrorGroup]:

@@ -6,35 +6,27 @@ unchanged, so whatever displays it must escape markup and unprintable characters
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from taskbridge.common.texts import counted, one_line
-
-if TYPE_CHECKING:
-    from taskbridge.gate import Survey
 
 __all__ = [
     "ActiveTenant",
     "Burst",
     "By",
     "Cause",
-    "Colour",
     "Delay",
     "ErrorGroup",
     "FailedGroup",
     "FailedRuns",
-    "Finding",
     "Found",
-    "Health",
     "Holder",
     "Noisy",
     "NoisyTenants",
     "PauseRow",
-    "PipelineLine",
     "QuarantineRow",
     "RecordLine",
     "RunRow",
@@ -47,7 +39,6 @@ __all__ = [
     "TenantLine",
 ]
 
-Colour = Literal["green", "yellow", "red"]
 By = Literal["events", "runs", "records", "failures", "run time"]
 """What makes a tenant noisy."""
 Sort = Literal["name", "failures", "oldest", "pending", "quarantined"]
@@ -86,29 +77,6 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that an operator may have to act on.
-
-    `remedy`: a command or advice; may be empty. `grave`: work has stopped, and nobody stopped it on purpose.
-    `tenant`: the tenant that the sentence names. `fails`: the page about failures has details. `seconds`: how long ago
-    it began; infinite if unknown.
-    """
-
-    sentence: str
-    remedy: str = ""
-    grave: bool = False
-    pipeline: str | None = None
-    tenant: str | None = None
-    fails: bool = False
-    seconds: float = math.inf
-
-    @property
-    def colour(self) -> Colour:
-        """Red if it is grave, otherwise yellow."""
-        return "red" if self.grave else "yellow"
-
-
-@dataclass(frozen=True, slots=True)
 class ActiveTenant:
     """A tenant with a runner. `events` and `runs` count those of its burst; `since`: when its run began."""
 
@@ -119,60 +87,6 @@ class ActiveTenant:
     runs: int
     worker: str | None
     since: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineLine:
-    """The current state of a pipeline. Records and failing tenants are counted up to a limit.
-
-    `oldest_tenant`: the tenant of the oldest pending record; `fails`: a tenant whose last run failed. `unseen`: there
-    may be more pending records, and older ones. `active`: the tenants whose runners are due first.
-    """
-
-    pipeline: str
-    runners: int
-    pending: int
-    oldest_seconds: float
-    oldest_tenant: str | None
-    quarantined: int
-    failing: int
-    fails: str | None
-    unseen: bool
-    survey: Survey
-    paused: bool
-    active: list[ActiveTenant]
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """The health of all pipelines together.
-
-    `seconds_since_poll`: seconds since a worker last polled for records; infinite if never. `workers`: workers with a
-    run, among the runners that are due first. `queued`: run messages in the two queues; None if the broker is another
-    server. `overdue_seconds`: seconds since the earliest deadline on which no worker has acted. Pending records are
-    counted for the tenants whose runners are due first; `unseen`: there may be more, and older ones. `unavailable`: the
-    names of the Redis servers that cannot be used, whose pipelines are left out.
-    """
-
-    colour: Colour
-    sentence: str
-    findings: list[Finding]
-    pipelines: list[PipelineLine]
-    oldest_pending_seconds: float
-    overdue_seconds: float
-    is_overdue: bool
-    seconds_since_poll: float
-    is_looked_for: bool
-    open_circuits: list[str]
-    runners: int
-    workers: list[str]
-    queued: int | None
-    pending: int
-    unseen: bool
-    quarantined: int
-    paused: int
-    failing: int
-    unavailable: list[str]
 
 
 @dataclass(frozen=True, slots=True)

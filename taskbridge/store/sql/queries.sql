@@ -79,9 +79,9 @@ SELECT EXISTS (
 SELECT source FROM {schema}.messages WHERE key = %(key)s AND source = ANY (%(sources)s::text[])
 
 -- name: look_paused
--- How many tenants of each pipeline are paused, up to `size`, the first by name, and whether the pipeline itself is.
-SELECT n.pipeline, count(p.tenant) FILTER (WHERE p.tenant <> '') AS tenants,
-       min(p.tenant) FILTER (WHERE p.tenant <> '') AS first, coalesce(bool_or(p.tenant = ''), false) AS whole
+-- The paused tenants of each pipeline by name, up to `size`, and whether the pipeline itself is paused.
+SELECT n.pipeline, coalesce(array_agg(p.tenant ORDER BY p.tenant) FILTER (WHERE p.tenant <> ''), '{}') AS tenants,
+       coalesce(bool_or(p.tenant = ''), false) AS whole
 FROM unnest(%(pipelines)s::text[]) AS n (pipeline)
 LEFT JOIN LATERAL (
     SELECT tenant FROM {schema}.pauses WHERE pipeline = n.pipeline COLLATE "C" ORDER BY tenant LIMIT %(size)s
