@@ -142,9 +142,9 @@ def _counts(answer: TenantAnswer) -> Iterator[str]:
 def _inspect_record(
     context: Context, names: Sequence[str], key: str, source: str | None, tenant: str | None, *, as_json: bool
 ) -> None:
-    from taskbridge.observe.record import records_everywhere, story
+    from taskbridge.observe.record import records, story
 
-    found = records_everywhere(context, key, source, tenant)
+    found = records(context, key, source, tenant)
     if len(names) < len(context.pipelines):
         found = [one for one in found if one.pipeline in names]
     stories = [

@@ -15,7 +15,7 @@ from taskbridge.errors import Unavailable, UnknownPipeline
 from taskbridge.gate.inspector import Inspector
 from taskbridge.settings import Settings
 from taskbridge.store import LOOK_SECONDS, Tenants
-from taskbridge.store.db import fetch_within, rows
+from taskbridge.store.db import rows
 from taskbridge.store.queries import queries
 from taskbridge.store.stats import bucket_sums, limited
 
@@ -162,10 +162,6 @@ class Context:
         """Return the rows of a named query."""
         with limited(self.database) as driver:
             return rows(driver, bucket_sums(queries(self.database)(query)), values)
-
-    def rows_however_long(self, query: str, **values: Any) -> list[dict[str, Any]]:
-        """Return the rows of a named query, without a time limit."""
-        return fetch_within(self.database, None, query, values)
 
     def value(self, query: str, **values: Any) -> Any:
         """Return the only column of a query's only row."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
+import psycopg
+
 from taskbridge.common.names import check_tenant, key_spellings
 from taskbridge.common.texts import counted, one_line
 from taskbridge.common.times import ago, moment
@@ -13,15 +15,15 @@ from taskbridge.gate import State
 from taskbridge.observe.context import Context
 from taskbridge.observe.history import NO_HISTORY, run_row
 from taskbridge.observe.types import Found, RecordLine, RunRow, Step, Story
+from taskbridge.store.db import fetch_within
 
-__all__ = ["document", "find", "records", "records_everywhere", "story"]
+__all__ = ["document", "find", "records", "story"]
 
 MOST: Final = 50
-MOST_EVERYWHERE: Final = 100
+MOST_RECORDS: Final = 100
+SEARCH_SECONDS: Final = 3.0
 MOST_TENANTS: Final = 10
 """How many tenants of a pipeline are found by a prefix of their names."""
-MOST_SEARCHED: Final = 1_000
-"""The key is searched for in this many tenants, in addition to those with a runner."""
 MOST_ACTIONS: Final = 10_000
 """How many of the last actions are searched for those on one record."""
 MOST_READERS: Final = 20_000
@@ -37,16 +39,21 @@ _LAST_CHARACTER: Final = "\U0010ffff"
 def find(context: Context, text: str) -> tuple[list[Found], str | None]:
     """Return up to 50 tenants, records, messages and deliveries named `text`, and tenants that start with it.
 
-    The second value says which records were not searched; None: all were.
+    The second value says that records were not found in time; None: all were searched.
     """
     if not text:
         return [], None
     readers = context.readers()
-    found = [*_tenants(context, text, readers)]
+    found, lines, note = [*_tenants(context, text, readers)], list[RecordLine](), None
     try:
-        lines, note = records(context, text)
+        lines = records(context, text, seconds=SEARCH_SECONDS)
     except InvalidName:
         return found, None
+    except psycopg.errors.QueryCanceled:
+        note = (
+            f"the search for a record with this key took longer than {SEARCH_SECONDS:g} s: search for the tenant, or "
+            "create an index on `records (key)`"
+        )
     found += [_found(line) for line in lines]
     sources, known = sorted({*readers.values()}), {line.source for line in lines}
     for row in context.rows("look_messages", key=text, sources=sources):
@@ -58,30 +65,19 @@ def find(context: Context, text: str) -> tuple[list[Found], str | None]:
     return found[:MOST], note
 
 
-def records(context: Context, key: str) -> tuple[list[RecordLine], str | None]:
-    """Return up to 50 records with a key, once for each pipeline that reads them.
-
-    Without an index on the key, only a limited number of tenants is searched; the second value says so if there may be
-    more records.
-    """
-    readers = context.readers()
-    # With an index, this also finds the records of sources that no pipeline reads.
-    sources, tenants, note = None, None, None
-    if not context.value("look_key_index"):
-        sources = sorted({*readers.values()})
-        tenants, note = _searched(context, readers)
-    return _records(
-        context.rows("look_records", keys=key_spellings(key), sources=sources, tenants=tenants, limit=MOST)
-    ), note
-
-
-def records_everywhere(
-    context: Context, key: str, source: str | None = None, tenant: str | None = None
+def records(
+    context: Context, key: str, source: str | None = None, tenant: str | None = None, *, seconds: float | None = None
 ) -> list[RecordLine]:
-    """Return up to 100 records with a key, of one source and tenant or of all, without a time limit."""
+    """Return up to 100 records with a key, of one source and tenant or of all, once for each pipeline that reads them.
+
+    Without an index on the key, this may read all records; `seconds` limits the time.
+
+    Raises:
+        psycopg.errors.QueryCanceled: it takes longer.
+    """
     sources, tenants = ([one] if one is not None else None for one in (source, tenant))
-    values = {"keys": key_spellings(key), "sources": sources, "tenants": tenants, "limit": MOST_EVERYWHERE}
-    return _records(context.rows_however_long("look_records", **values))
+    values = {"keys": key_spellings(key), "sources": sources, "tenants": tenants, "limit": MOST_RECORDS}
+    return [RecordLine(**row) for row in fetch_within(context.database, seconds, "look_records", values)]
 
 
 def document(context: Context, source: str, tenant: str, key: str, longest: int) -> tuple[str | None, bool]:
@@ -94,25 +90,6 @@ def document(context: Context, source: str, tenant: str, key: str, longest: int)
         return None, False
     text, is_longer = found[0].values()
     return text, bool(is_longer)
-
-
-def _records(rows: Sequence[dict[str, Any]]) -> list[RecordLine]:
-    return [RecordLine(**row) for row in rows]
-
-
-def _searched(context: Context, readers: Mapping[str, str]) -> tuple[list[str], str | None]:
-    """Return the tenants whose records are searched, and a note if that is not all of them."""
-    names, most, is_cut = {""}, MOST_SEARCHED // max(1, len(readers)), False
-    active = context.active([*readers], most)
-    for pipeline, source in readers.items():
-        first = context.tenants_of(source).after(pipeline, "", most + 1)
-        is_cut = is_cut or len(first) > most
-        names.update(first, active[pipeline])
-    note = (
-        f"only {len(names) - 1:,} tenants were searched for the key, those with a runner and the first by name: search "
-        "for the tenant, or create an index on `records (key)`"
-    )
-    return sorted(names), note if is_cut else None
 
 
 def _found(line: RecordLine) -> Found:
