@@ -251,9 +251,6 @@ def _show_failures(context: Context, pipeline: str | None, hours: float, limit: 
         )
     if found.more:
         console.show(f"{counted(found.more, 'more kind')} of error: use --limit")
-    if found.rejected:
-        records = counted(found.rejected, "record was", "records were")
-        console.show(f"{records} rejected in that period: `taskbridge quarantine list` shows why")
     _show_basis(context, pipeline, found.basis)
 
 

@@ -46,8 +46,7 @@ class Before(NamedTuple):
 
 def run_row(row: dict[str, Any]) -> RunRow:
     """Return a row of the history as a value."""
-    values = {name: row[name] for name in RunRow.__dataclass_fields__}
-    return RunRow(**values | {"worker": row["worker"] or None})
+    return RunRow(**{name: row[name] for name in RunRow.__dataclass_fields__})
 
 
 def runs(
@@ -111,8 +110,7 @@ def failed(context: Context, pipeline: str | None = None, *, hours: float = 24, 
     are_all = len(found) < MOST_FAILED or found[-1]["ended_at"] < since
     count = counted(sum(one.runs for one in made), "failed run")
     basis = f"from {count} of the last {_hours(hours)}" if are_all else f"from only the last {count}"
-    rejected = sum(row.rejected for row in _sums(context, pipeline, since, timedelta(hours=1)))
-    return FailedRuns(made[:limit], basis, max(0, len(made) - limit), rejected)
+    return FailedRuns(made[:limit], basis, max(0, len(made) - limit))
 
 
 def _hours(hours: float) -> str:
@@ -172,33 +170,22 @@ def saved(context: Context, pipeline: str | None = None, *, days: int = 7) -> li
     return [Saved(**row) for row in context.rows("past_saved", pipelines=context.names(pipeline), days=days)]
 
 
-def over_time(
-    context: Context, pipeline: str | None = None, *, hours: float = 24, until: datetime | None = None
-) -> list[Sums]:
-    """Return at most 100 points for the `hours` before `until` (None: now), in order.
+def over_time(context: Context, pipeline: str | None = None, *, hours: float = 24) -> list[Sums]:
+    """Return at most 100 points for the last `hours`, in order.
 
     Intervals without a run are left out.
     """
     if pipeline is not None:
         context.pipeline(pipeline)
     seconds = max(1, -(-round(hours * 60) // MOST_POINTS)) * 60
-    since = (until or context.now()) - timedelta(hours=hours) + timedelta(seconds=seconds)
-    return _sums(context, pipeline, since, timedelta(seconds=seconds), until)[-MOST_POINTS:]
-
-
-def _sums(
-    context: Context, pipeline: str | None, since: datetime, width: timedelta, until: datetime | None = None
-) -> list[Sums]:
-    names = ("at", "runs", "failed", "events", "bursts", "records", "rejected", "run_ms")
-    return [
-        Sums(
-            **{name: row[name] for name in names},
-            seconds=round(width.total_seconds()),
-            first_event_p50_ms=quantile(row["first_event_counts"], 0.5),
-            first_event_p99_ms=quantile(row["first_event_counts"], 0.99),
-        )
-        for row in context.rows("past_sums", pipeline=pipeline, since=since, until=until, width=width)
-    ]
+    width = timedelta(seconds=seconds)
+    since = context.now() - timedelta(hours=hours) + width
+    points = []
+    for row in context.rows("past_sums", pipeline=pipeline, since=since, width=width):
+        counts = row.pop("first_event_counts")
+        first_event = {"first_event_p50_ms": quantile(counts, 0.5), "first_event_p99_ms": quantile(counts, 0.99)}
+        points.append(Sums(**row, seconds=seconds, **first_event))
+    return points[-MOST_POINTS:]
 
 
 def noisy(
@@ -210,22 +197,16 @@ def noisy(
     if not context.has_history:
         return NoisyTenants([], NO_HISTORY)
     since = context.now() - timedelta(hours=hours)
-    failures = by == "failures"
-    count = context.value("past_count", pipeline=pipeline, since=since, failed=failures)
     # The sample is taken from the runs of all pipelines.
-    every = context.value("past_count", pipeline=None, since=since, failed=False)
+    every = context.value("past_count", since=since)
     percent = 100.0 if every <= MOST_DRAWN else max(0.01, 90.0 * MOST_DRAWN / every)
-    values = {"pipeline": pipeline, "since": since, "by": by, "percent": percent, "failed": failures}
+    values = {"pipeline": pipeline, "since": since, "by": by, "percent": percent}
     found = context.rows("past_noisy", **values, size=MOST_DRAWN, limit=limit)
     looked = found[0]["looked"] if found else 0
-    scale = max(1.0, count / looked) if percent < 100 and looked else 1.0
     names = ("events", "runs", "records", "failures", "run_ms")
-    tenants = [Noisy(row["pipeline"], row["tenant"], *(round(row[name] * scale) for name in names)) for row in found]
-    what = "failed runs" if failures else "runs"
-    if percent < 100:
-        basis = f"estimated from a random sample of {looked:,} of {count:,} {what} of the last {_hours(hours)}"
-    else:
-        basis = f"from {looked:,} {what} of the last {_hours(hours)}"
-        if looked >= MOST_DRAWN:
-            basis += "; more runs are not counted yet: try again in a minute"
+    tenants = [
+        Noisy(row["pipeline"], row["tenant"], *(round(row[name] * 100 / percent) for name in names)) for row in found
+    ]
+    sample = "estimated from a random sample of " if percent < 100 else "from "
+    basis = f"{sample}{looked:,} runs of the last {_hours(hours)}"
     return NoisyTenants(tenants, basis)

@@ -39,7 +39,7 @@ __all__ = [
     "TenantLine",
 ]
 
-By = Literal["events", "runs", "records", "failures", "run time"]
+By = Literal["events", "runs", "records", "run time"]
 """What makes a tenant noisy."""
 Sort = Literal["name", "failures", "oldest", "pending", "quarantined"]
 """The order of tenants: by name, or the largest value first."""
@@ -431,10 +431,9 @@ class FailedGroup:
 class FailedRuns:
     """Failures, with the error of the most runs first. `basis`: where the numbers come from.
 
-    `more`: how many kinds of error are left out. `rejected`: how many records were rejected in the same period.
+    `more`: how many kinds of error are left out.
     """
 
     groups: list[FailedGroup]
     basis: str
     more: int = 0
-    rejected: int = 0

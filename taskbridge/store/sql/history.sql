@@ -35,17 +35,16 @@ ON CONFLICT DO NOTHING
 
 -- name: run_columns
 -- A part of other queries: the columns shown for a run.
-pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error, first_event_ms
+pipeline, tenant, token, began_at, ended_at, reason, nullif(worker, '') AS worker, events, burst_run, records, rejected, outcome,
+error, first_event_ms
 
 -- name: past_any
 -- Whether the run history has any run.
 SELECT EXISTS (SELECT FROM {schema}.runs)
 
 -- name: past_count
--- How many runs have ended since a time, or how many of them failed, of one pipeline or of all, from the sums per minute.
-SELECT coalesce(sum(CASE WHEN %(failed)s THEN failed ELSE runs END), 0)::bigint
-FROM {schema}.run_minutes
-WHERE minute >= %(since)s::timestamptz AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
+-- How many runs have ended since a time, from the sums per minute.
+SELECT coalesce(sum(runs), 0)::bigint FROM {schema}.run_minutes WHERE minute >= %(since)s::timestamptz
 
 -- name: past_lately
 -- Whether any run of some pipelines ended within the last seconds; null if there is no history.
@@ -69,7 +68,6 @@ FROM (
     SELECT pipeline, tenant, events, records, outcome, began_at, ended_at
     FROM {schema}.runs TABLESAMPLE SYSTEM (%(percent)s)
     WHERE ended_at >= %(since)s::timestamptz AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
-      AND (NOT %(failed)s OR outcome = 'failed')
     LIMIT %(size)s
 ) r
 GROUP BY pipeline, tenant
@@ -77,7 +75,6 @@ ORDER BY CASE %(by)s
              WHEN 'events' THEN sum(events)
              WHEN 'runs' THEN count(*)
              WHEN 'records' THEN sum(records)
-             WHEN 'failures' THEN count(*) FILTER (WHERE outcome = 'failed')
              ELSE sum(date_part('epoch', ended_at - began_at) * 1000)
          END DESC, events DESC, runs DESC, records DESC, failures DESC, run_ms DESC, pipeline, tenant
 LIMIT %(limit)s
@@ -145,7 +142,7 @@ GROUP BY p.pipeline
 ORDER BY p.pipeline
 
 -- name: past_sums
--- Sums of the run history over each `width` between two times, of one pipeline or of all.
+-- Sums of the run history over each `width` since a time, of one pipeline or of all.
 SELECT date_bin(%(width)s::interval, minute, '2000-01-01 00:00:00+00'::timestamptz) AS at,
        sum(runs)::bigint AS runs,
        sum(failed)::bigint AS failed,
@@ -154,11 +151,9 @@ SELECT date_bin(%(width)s::interval, minute, '2000-01-01 00:00:00+00'::timestamp
        sum(records)::bigint AS records,
        sum(rejected)::bigint AS rejected,
        sum(run_ms)::bigint AS run_ms,
-       sum(first_event_ms_sum)::bigint AS first_event_ms_sum,
        ARRAY[{sums}] AS first_event_counts
 FROM {schema}.run_minutes
-WHERE minute >= %(since)s::timestamptz AND (%(until)s::timestamptz IS NULL OR minute < %(until)s)
-  AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
+WHERE minute >= %(since)s::timestamptz AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
 GROUP BY 1
 ORDER BY 1
 
