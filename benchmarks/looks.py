@@ -142,7 +142,7 @@ class _Scene:
             "last runs that failed": (history.runs, (PIPELINE,), {"failed": True}),
             "runs of 12 hours ago": (history.runs, (PIPELINE,), {"before": Before(now - timedelta(hours=12))}),
             "runs of a tenant": (history.runs, (PIPELINE, half), {}),
-            "last bursts": (history.bursts, (PIPELINE,), {}),
+            "last bursts": (history.bursts, (PIPELINE, half), {}),
             "events and runs over a week": (history.saved, (), {}),
             "current failures": (status.failing, (), {}),
             "what failed in a day": (history.failed, (), {}),

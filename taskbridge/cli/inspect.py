@@ -123,7 +123,7 @@ def _counts(answer: TenantAnswer) -> Iterator[str]:
     if answer.delay is not None:
         seconds = None if answer.due_at is None else (answer.due_at - datetime.now(UTC)).total_seconds()
         due = "" if seconds is None else f", due {ahead(seconds)}"
-        yield f"{counted(answer.delay.records, 'record is', 'records are')} delayed by {answer.delay.criterion}{due}"
+        yield f"{counted(answer.delay.waiting, 'record is', 'records are')} delayed by {answer.delay.criterion}{due}"
     lease = f", its lease ends in {answer.lease_seconds:.1f} s" if answer.lease_seconds else ""
     yield f"current burst: {counted(answer.burst_events, 'event')}, {counted(answer.burst_runs, 'run')}{lease}"
     totals = {"event": answer.events, "run": answer.runs, "record": answer.records}
@@ -133,10 +133,8 @@ def _counts(answer: TenantAnswer) -> Iterator[str]:
         yield f"failed {counted(answer.failures, 'time')} in a row{since}: {one_line(answer.last_error or '')}"
     for one in answer.quarantine:
         yield f"{one.state}: {one.key}, {ago(one.at)}: {one_line(one.reason)}"
-    if not answer.history:
-        from taskbridge.observe.history import NO_HISTORY
-
-        yield f"its last runs are unknown: {NO_HISTORY}"
+    if not answer.runs_shown:
+        yield "the run history has no runs of this tenant"
 
 
 def _inspect_record(

@@ -69,11 +69,6 @@ class Context:
         """After how many milliseconds without a heartbeat a run is replaced."""
         return round(self.settings.runner_ttl * 1000)
 
-    @property
-    def has_history(self) -> bool:
-        """Whether the run history contains any run. It stays empty if TASKBRIDGE_HISTORY_DAYS is 0."""
-        return bool(self.value("past_any"))
-
     def pipeline(self, name: str) -> Pipeline:
         """Return a pipeline.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from taskbridge.common.histogram import quantile
 from taskbridge.common.texts import counted
@@ -21,9 +21,8 @@ from taskbridge.observe.types import (
     Sums,
 )
 
-__all__ = ["NO_HISTORY", "Before", "bursts", "failed", "noisy", "over_time", "run_row", "runs", "saved"]
+__all__ = ["Before", "bursts", "failed", "noisy", "over_time", "runs", "saved"]
 
-NO_HISTORY: Final = "there is no run history: no run has ended yet, or TASKBRIDGE_HISTORY_DAYS is 0"
 MOST_POINTS: Final = 100
 MOST_FAILED: Final = 200
 """How many failed runs are read to be grouped."""
@@ -31,7 +30,6 @@ MOST_OF_A_TENANT: Final = 2_000
 """How many of a tenant's last runs are searched for failed ones."""
 MOST_DRAWN: Final = 10_000
 """How many runs are read to find noisy tenants. If there are more, a random sample is read."""
-SHOWN_TENANTS: Final = 5
 RUNS_OF_A_BURST: Final = 10
 """How many runs are read for each requested burst."""
 MOST_FOR_BURSTS: Final = 500
@@ -42,11 +40,6 @@ class Before(NamedTuple):
 
     at: datetime
     token: str = ""
-
-
-def run_row(row: dict[str, Any]) -> RunRow:
-    """Return a row of the history as a value."""
-    return RunRow(**{name: row[name] for name in RunRow.__dataclass_fields__})
 
 
 def runs(
@@ -62,32 +55,18 @@ def runs(
 
     `tenant` requires `pipeline`.
     """
+    context.names(pipeline)
     if pipeline is None or tenant is None:
-        return [run_row(row) for row in _last(context, pipeline, failed=failed, before=before, limit=limit)]
-    context.pipeline(pipeline)
-    at, token = before or (None, "")
-    found = context.rows(
-        "past_of_tenant",
-        pipeline=pipeline,
-        tenant=tenant,
-        failed=failed,
-        before=None if token else at,
-        token=token,
-        size=MOST_OF_A_TENANT if failed else limit,
-        limit=limit,
-    )
-    return [run_row(row) for row in found]
-
-
-def _last(
-    context: Context, pipeline: str | None, *, failed: bool, before: Before | None, limit: int
-) -> list[dict[str, Any]]:
-    """Return the last runs of all tenants, of one pipeline or of all that the database knows."""
-    end = before or Before(context.now() + timedelta(seconds=1))
-    since = end.at - timedelta(days=max(1, context.settings.history_days) + 1)
-    pipelines = sorted(context.readers()) if pipeline is None else context.names(pipeline)
-    values = {"pipelines": pipelines, "since": since, "before": end.at, "token": end.token, "limit": limit}
-    return context.rows("past_of_all", **values, failed=failed)
+        end = before or Before(context.now() + timedelta(seconds=1))
+        since = end.at - timedelta(days=max(1, context.settings.history_days) + 1)
+        values = {"pipelines": _pipelines(context, pipeline), "since": since, "before": end.at, "token": end.token}
+        found = context.rows("past_of_all", **values, failed=failed, limit=limit)
+    else:
+        at, token = before or (None, "")
+        size = MOST_OF_A_TENANT if failed else limit
+        values = {"pipeline": pipeline, "tenant": tenant, "before": None if token else at, "token": token}
+        found = context.rows("past_of_tenant", **values, failed=failed, size=size, limit=limit)
+    return [RunRow(**row) for row in found]
 
 
 def failed(context: Context, pipeline: str | None = None, *, hours: float = 24, limit: int = 50) -> FailedRuns:
@@ -95,58 +74,36 @@ def failed(context: Context, pipeline: str | None = None, *, hours: float = 24, 
 
     Only the last 200 failed runs are considered.
     """
-    if pipeline is not None:
-        context.pipeline(pipeline)
-    if not context.has_history:
-        return FailedRuns([], NO_HISTORY)
     since = context.now() - timedelta(hours=hours)
-    found = _last(context, pipeline, failed=True, before=None, limit=MOST_FAILED)
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in found:
-        if row["ended_at"] >= since:
-            groups.setdefault((row["pipeline"], row["error_kind"] or ""), []).append(row)
-    made = [_failed_group(name, rows) for (name, _), rows in groups.items()]
-    made.sort(key=lambda one: (-one.runs, one.pipeline, one.error))
-    are_all = len(found) < MOST_FAILED or found[-1]["ended_at"] < since
-    count = counted(sum(one.runs for one in made), "failed run")
-    basis = f"from {count} of the last {_hours(hours)}" if are_all else f"from only the last {count}"
-    return FailedRuns(made[:limit], basis, max(0, len(made) - limit))
+    values = {"pipelines": _pipelines(context, pipeline), "since": since, "size": MOST_FAILED}
+    groups = [FailedGroup(**row) for row in context.rows("past_failed", **values)]
+    count = sum(one.runs for one in groups)
+    basis = f"from only the last {count:,} failed runs"
+    if count < MOST_FAILED:
+        basis = f"from {counted(count, 'failed run')} of the last {_hours(hours)}"
+    return FailedRuns(groups[:limit], basis, max(0, len(groups) - limit))
+
+
+def _pipelines(context: Context, pipeline: str | None) -> list[str]:
+    """Return one pipeline, or all that the database knows."""
+    return sorted(context.readers()) if pipeline is None else context.names(pipeline)
 
 
 def _hours(hours: float) -> str:
     return "hour" if hours == 1 else f"{hours:g} hours"
 
 
-def _failed_group(pipeline: str, rows: Sequence[dict[str, Any]]) -> FailedGroup:
-    """Return a group for these failed runs, which start with the last one."""
-    errors = list(dict.fromkeys(row["error"] or "no error was stored" for row in rows))
-    tenants = list(dict.fromkeys(row["tenant"] for row in rows))
-    ended = [row["ended_at"] for row in rows]
-    counts = (len(errors), len(rows), len(tenants))
-    return FailedGroup(pipeline, errors[0], *counts, min(ended), max(ended), tenants[:SHOWN_TENANTS])
-
-
-def bursts(context: Context, pipeline: str, tenant: str | None = None, limit: int = 50) -> list[Burst]:
-    """Return the last bursts of a pipeline, or of one tenant, the last one first."""
+def bursts(context: Context, pipeline: str, tenant: str, limit: int = 50) -> list[Burst]:
+    """Return the last bursts of a tenant, the last one first."""
     found = runs(context, pipeline, tenant, limit=min(MOST_FOR_BURSTS, limit * RUNS_OF_A_BURST))
-    by_tenant: dict[str, list[RunRow]] = {}
+    groups: list[list[RunRow]] = []
     for row in reversed(found):
-        by_tenant.setdefault(row.tenant, []).append(row)
-    made = [_burst(group) for rows in by_tenant.values() for group in _groups(rows)]
-    return sorted(made, key=lambda one: one.began_at, reverse=True)[:limit]
-
-
-def _groups(of_tenant: Iterable[RunRow]) -> Iterator[list[RunRow]]:
-    """Yield the runs of each burst, oldest first, except for bursts whose first run is missing."""
-    group: list[RunRow] = []
-    for row in of_tenant:
-        if row.burst_run == 1 and group:
-            yield group
-            group = []
-        if group or row.burst_run == 1:
-            group.append(row)
-    if group:
-        yield group
+        if row.burst_run == 1:
+            groups.append([])
+        # The first run of the oldest burst may be missing.
+        if groups:
+            groups[-1].append(row)
+    return [_burst(group) for group in reversed(groups)][:limit]
 
 
 def _burst(group: Sequence[RunRow]) -> Burst:
@@ -175,8 +132,7 @@ def over_time(context: Context, pipeline: str | None = None, *, hours: float = 2
 
     Intervals without a run are left out.
     """
-    if pipeline is not None:
-        context.pipeline(pipeline)
+    context.names(pipeline)
     seconds = max(1, -(-round(hours * 60) // MOST_POINTS)) * 60
     width = timedelta(seconds=seconds)
     since = context.now() - timedelta(hours=hours) + width
@@ -192,10 +148,7 @@ def noisy(
     context: Context, pipeline: str | None = None, *, by: By = "events", hours: float = 24, limit: int = 20
 ) -> NoisyTenants:
     """Return the tenants that caused the most load in the last `hours`, in one pipeline or in all."""
-    if pipeline is not None:
-        context.pipeline(pipeline)
-    if not context.has_history:
-        return NoisyTenants([], NO_HISTORY)
+    context.names(pipeline)
     since = context.now() - timedelta(hours=hours)
     # The sample is taken from the runs of all pipelines.
     every = context.value("past_count", since=since)

@@ -13,7 +13,6 @@ from taskbridge.common.times import ago, moment
 from taskbridge.errors import InvalidName
 from taskbridge.gate import State
 from taskbridge.observe.context import Context
-from taskbridge.observe.history import NO_HISTORY, run_row
 from taskbridge.observe.types import Found, RecordLine, RunRow, Step, Story
 from taskbridge.store.db import fetch_within
 
@@ -37,7 +36,7 @@ _LAST_CHARACTER: Final = "\U0010ffff"
 
 
 def find(context: Context, text: str) -> tuple[list[Found], str | None]:
-    """Return up to 50 tenants, records, messages and deliveries named `text`, and tenants that start with it.
+    """Return up to 50 tenants, records and deliveries named `text`, and tenants that start with it.
 
     The second value says that records were not found in time; None: all were searched.
     """
@@ -55,12 +54,7 @@ def find(context: Context, text: str) -> tuple[list[Found], str | None]:
             "create an index on `records (key)`"
         )
     found += [_found(line) for line in lines]
-    sources, known = sorted({*readers.values()}), {line.source for line in lines}
-    for row in context.rows("look_messages", key=text, sources=sources):
-        source = row["source"]
-        if source not in known:
-            sentence = f"{source}: a message with the id {text!r} was recorded; its record was pruned or not found"
-            found.append(Found("message", source, None, "", text, sentence))
+    sources = sorted({*readers.values()})
     found += _deliveries(context.rows("look_deliveries", delivery=text, sources=sources, limit=MOST))
     return found[:MOST], note
 
@@ -104,15 +98,9 @@ def _tenants(context: Context, text: str, readers: Mapping[str, str]) -> Iterato
         check_tenant(text)
     except InvalidName:
         return
-    is_redis_up = True
     for pipeline, source in sorted(readers.items()):
         values = {"pipeline": pipeline, "source": source, "first": text, "but": "", "until": text + _LAST_CHARACTER}
         names = [row["tenant"] for row in context.rows("tenants_from", **values, limit=MOST_TENANTS)]
-        if text not in names and is_redis_up:
-            runner = context.runner(pipeline, text)
-            is_redis_up = runner is not None
-            if runner is not None and runner.state is not State.IDLE:
-                names.insert(0, text)
         here = "" if pipeline in context.pipelines else ", which is not declared here"
         for tenant in names:
             yield Found("tenant", source, pipeline, tenant, "", f"a tenant of {pipeline}{here}")
@@ -155,10 +143,8 @@ def story(context: Context, source: str, tenant: str, key: str, pipeline: str) -
     # The sort is stable: steps with equal times, or without one, keep this order.
     steps.sort(key=lambda step: (step.at is None, step.at or row["changed_at"]))
     note = None
-    if not runs and not context.has_history:
-        note = f"{NO_HISTORY}, so the runs that read it are unknown"
-    elif not runs and state != "pending":
-        note = "the run history no longer contains the run that read the record"
+    if not runs and state != "pending":
+        note = "the run history does not contain the run that read the record"
     return Story(source, tenant, key, pipeline, row["revision"], row["deleted"], state, steps, note)
 
 
@@ -192,10 +178,12 @@ def _runs_since(
         size=MOST_READERS,
         limit=MOST_READERS,
     )
-    found = [*found[:-1][:MOST_FAILED], *found[-1:]]
-    reader = next((run_row(one) for one in found if one["read"]), None)
+    is_read = bool(found) and found[-1].pop("read")
+    runs = [RunRow(**{name: value for name, value in one.items() if name != "read"}) for one in found]
+    runs = [*runs[:-1][:MOST_FAILED], *runs[-1:]]
+    reader = runs[-1] if is_read else None
     is_known = reader is not None or state == "pending" or row["cause"] == "failed"
-    return [run_row(one) for one in found] if is_known else [], reader
+    return runs if is_known else [], reader
 
 
 def _written(row: Mapping[str, Any]) -> Iterator[Step]:

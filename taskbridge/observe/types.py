@@ -9,16 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from taskbridge.common.texts import counted, one_line
+
+if TYPE_CHECKING:
+    from taskbridge.store import Pause
+    from taskbridge.store.stats import WaitingRecords
 
 __all__ = [
     "ActiveTenant",
     "Burst",
     "By",
     "Cause",
-    "Delay",
     "ErrorGroup",
     "FailedGroup",
     "FailedRuns",
@@ -26,7 +29,6 @@ __all__ = [
     "Holder",
     "Noisy",
     "NoisyTenants",
-    "PauseRow",
     "QuarantineRow",
     "RecordLine",
     "RunRow",
@@ -133,11 +135,10 @@ class Found:
     """A search result.
 
     `kind`: `tenant` (with its pipeline), `record` (once for each pipeline that reads it; `pipeline` is None if none
-    does), `unmatched` (it could not become a record), `message` (its id is known, but its record is gone) or
-    `delivery` (a webhook that was received).
+    does), `unmatched` (it could not become a record) or `delivery` (a webhook that was received).
     """
 
-    kind: Literal["tenant", "record", "unmatched", "message", "delivery"]
+    kind: Literal["tenant", "record", "unmatched", "delivery"]
     source: str
     pipeline: str | None
     tenant: str
@@ -188,17 +189,6 @@ class Holder:
     since: datetime | None
     beat_at: datetime | None
     alive: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class PauseRow:
-    """A pause of a tenant, or of the whole pipeline if `tenant` is None. `by`: who paused it; None if unknown."""
-
-    pipeline: str
-    tenant: str | None
-    at: datetime
-    by: str | None
-    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,32 +267,21 @@ class TenantLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Delay:
-    """How many records wait for a criterion's delay after their tenant's last run, and until when."""
-
-    records: int
-    criterion: str
-    due_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
 class TenantAnswer(TenantLine):
     """A tenant in detail; its `sentence` says why it is not running, or since when it has been.
 
-    `history`: whether there is a run history; without one, `runs_shown` is empty. `delay`: for a pipeline with
-    criteria, the records that wait.
+    `delay`: for a pipeline with criteria, the records that wait.
     """
 
     cause: Cause
     sentence: str
     holder: Holder | None = None
-    pause: PauseRow | None = None
+    pause: Pause | None = None
     quarantine: list[QuarantineRow] = field(default_factory=list)
     """The first 10."""
     runs_shown: list[RunRow] = field(default_factory=list)
     """The last 20, the last one first."""
-    history: bool = False
-    delay: Delay | None = None
+    delay: WaitingRecords | None = None
 
     @property
     def known(self) -> bool:

@@ -59,7 +59,7 @@ def seen(who: RunnerStatus, **values: Any) -> Seen:
         "most_runs": 0,
     }
     counts = COUNTS | values.pop("counts", {})
-    return Seen("orders", "acme", who, counts=counts, now_ms=NOW_MS, ttl_ms=TTL_MS, **defaults | values)
+    return Seen("orders", who, counts=counts, now_ms=NOW_MS, ttl_ms=TTL_MS, **defaults | values)
 
 
 def waiting(hold: Hold | None = None, due_in_ms: int = 3_000, **values: Any) -> RunnerStatus:

@@ -38,10 +38,6 @@ ON CONFLICT DO NOTHING
 pipeline, tenant, token, began_at, ended_at, reason, nullif(worker, '') AS worker, events, burst_run, records, rejected, outcome,
 error, first_event_ms
 
--- name: past_any
--- Whether the run history has any run.
-SELECT EXISTS (SELECT FROM {schema}.runs)
-
 -- name: past_count
 -- How many runs have ended since a time, from the sums per minute.
 SELECT coalesce(sum(runs), 0)::bigint FROM {schema}.run_minutes WHERE minute >= %(since)s::timestamptz
@@ -97,7 +93,7 @@ LIMIT %(limit)s
 -- name: past_of_all
 -- The last runs of some pipelines that ended between two times, the latest first; with `failed`, only those that failed, for which
 -- there is an index. Runs that ended exactly at the second time are included if their token is below `token`.
-SELECT {run_columns}, {schema}.error_kind(error) AS error_kind
+SELECT {run_columns}
 FROM unnest(%(pipelines)s::text[]) AS p (name)
 CROSS JOIN LATERAL (
     SELECT * FROM {schema}.runs
@@ -108,6 +104,27 @@ CROSS JOIN LATERAL (
 ) r
 ORDER BY ended_at DESC, token DESC
 LIMIT %(limit)s
+
+-- name: past_failed
+-- The last `size` failed runs of some pipelines since a time, by the kind of error: those with the most runs first. `error`: the
+-- last text, of `texts` different ones; `tenants`: how many failed with it; `sample`: up to 5 of them.
+SELECT pipeline, (array_agg(error ORDER BY ended_at DESC, token DESC))[1] AS error, count(DISTINCT error) AS texts,
+       count(*) AS runs, count(DISTINCT tenant) AS tenants, min(ended_at) AS first, max(ended_at) AS last,
+       (array_agg(DISTINCT tenant))[1:5] AS sample
+FROM (
+    SELECT r.pipeline, coalesce(r.error, 'no error was stored') AS error, r.ended_at, r.token, r.tenant
+    FROM unnest(%(pipelines)s::text[]) AS p (name)
+    CROSS JOIN LATERAL (
+        SELECT * FROM {schema}.runs
+        WHERE pipeline = p.name COLLATE "C" AND outcome = 'failed' AND ended_at >= %(since)s::timestamptz
+        ORDER BY ended_at DESC
+        LIMIT %(size)s
+    ) r
+    ORDER BY r.ended_at DESC
+    LIMIT %(size)s
+) r
+GROUP BY pipeline, {schema}.error_kind(error)
+ORDER BY runs DESC, pipeline, error
 
 -- name: past_reader
 -- The runs of a tenant since a record was written, up to the first one that moved the cursor past the record: that run read it

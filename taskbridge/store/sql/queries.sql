@@ -66,10 +66,6 @@ WHERE pipeline = %(pipeline)s AND failures > 0 AND tenant > %(after)s
 ORDER BY tenant
 LIMIT %(limit)s
 
--- name: look_messages
--- Sources in which a message with this id was recorded.
-SELECT source FROM {schema}.messages WHERE key = %(key)s AND source = ANY (%(sources)s::text[])
-
 -- name: look_paused
 -- The paused tenants of each pipeline by name, up to `size`, and whether the pipeline itself is paused.
 SELECT n.pipeline, coalesce(array_agg(p.tenant ORDER BY p.tenant) FILTER (WHERE p.tenant <> ''), '{}') AS tenants,

@@ -116,7 +116,6 @@ class Reading:
             "saved_days": SAVED_DAYS,
             "hours": hours,
             "all_hours": HOURS,
-            "has_history": bool(sums) or context.has_history,
         }
 
     def tenants(self, query: QueryParams) -> Values:
@@ -212,7 +211,6 @@ class Reading:
             "bursts": bursts,
             "failed": failed,
             "only": tenant,
-            "has_history": bool(runs) or context.has_history,
         }
 
     def _pipeline(self, query: QueryParams) -> str:
