@@ -18,7 +18,9 @@ from taskbridge.common.times import ago, ahead, span
 
 if TYPE_CHECKING:
     from taskbridge.observe.context import Context
-    from taskbridge.observe.types import Burst, RecordLine, Story, TenantAnswer
+    from taskbridge.observe.history import Burst
+    from taskbridge.observe.inspect import TenantAnswer
+    from taskbridge.observe.record import RecordLine, Story
 
 __all__ = ["inspect"]
 

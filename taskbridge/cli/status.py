@@ -17,7 +17,8 @@ from taskbridge.common.times import ago, moment, span
 if TYPE_CHECKING:
     from taskbridge.observe.context import Context
     from taskbridge.observe.health import Finding, PipelineHealth
-    from taskbridge.observe.types import By, Saved, Sort, TenantLine
+    from taskbridge.observe.history import By, Saved
+    from taskbridge.observe.status import Sort, TenantLine
     from taskbridge.store import Paused
 
 __all__ = ["status", "totals_line"]

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import redis
-
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import shown
 from taskbridge.errors import Unavailable, UnknownPipeline
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from taskbridge.declaring.pipeline import Pipeline
-    from taskbridge.gate import RunnerStatus, Survey
+    from taskbridge.gate import Survey
     from taskbridge.gate.inspector import Queued
     from taskbridge.process.runtime import Runtime
 
@@ -135,18 +133,6 @@ class Context:
         """Return the source of each pipeline, including those in Postgres that this process does not declare."""
         stored = {row["pipeline"]: row["source"] for row in self.rows("pipelines")}
         return stored | {name: one.source for name, one in self.pipelines.items()}
-
-    def active(self, pipelines: Sequence[str], most: int) -> Mapping[str, Sequence[str]]:
-        """Return, for each pipeline, the tenants whose runners are due first; none if Redis does not answer."""
-        surveys, errors = self.survey(pipelines, most)
-        return {name: survey.tenants for name, survey in surveys.items()} | dict.fromkeys(errors, ())
-
-    def runner(self, pipeline: str, tenant: str) -> RunnerStatus | None:
-        """Return a tenant's runner; None if Redis does not answer."""
-        try:
-            return self.inspector_of(pipeline).look(pipeline, [tenant])[0]
-        except redis.RedisError:
-            return None
 
     def now(self) -> datetime:
         """Return the current time by Postgres's clock."""

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from taskbridge.common.histogram import quantile
 from taskbridge.common.texts import counted
 from taskbridge.observe.context import Context
-from taskbridge.observe.types import (
-    Burst,
-    By,
-    FailedGroup,
-    FailedRuns,
-    Noisy,
-    NoisyTenants,
-    RunRow,
-    Saved,
-    Sums,
-)
 
-__all__ = ["Before", "bursts", "failed", "noisy", "over_time", "runs", "saved"]
+__all__ = [
+    "Before",
+    "Burst",
+    "By",
+    "FailedGroup",
+    "FailedRuns",
+    "Noisy",
+    "NoisyTenants",
+    "RunRow",
+    "Saved",
+    "Sums",
+    "bursts",
+    "failed",
+    "noisy",
+    "over_time",
+    "runs",
+    "saved",
+]
 
 MOST_POINTS: Final = 100
 MOST_FAILED: Final = 200
@@ -33,6 +40,143 @@ MOST_DRAWN: Final = 10_000
 RUNS_OF_A_BURST: Final = 10
 """How many runs are read for each requested burst."""
 MOST_FOR_BURSTS: Final = 500
+
+By = Literal["events", "runs", "records", "run time"]
+"""What makes a tenant noisy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run of the history; the fields are columns of the table `runs`."""
+
+    pipeline: str
+    tenant: str
+    token: str
+    began_at: datetime
+    ended_at: datetime
+    reason: str
+    worker: str | None
+    events: int
+    burst_run: int
+    records: int
+    rejected: int
+    outcome: str
+    error: str | None
+    first_event_ms: int | None
+
+    @property
+    def run_ms(self) -> float:
+        """How long it took, in milliseconds."""
+        return (self.ended_at - self.began_at).total_seconds() * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Noisy:
+    """A tenant and the load that it caused."""
+
+    pipeline: str
+    tenant: str
+    events: int
+    runs: int
+    records: int
+    failures: int
+    run_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyTenants:
+    """The noisiest tenants, the first one first. `basis`: where the numbers come from, in a sentence."""
+
+    tenants: list[Noisy]
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The events of a pipeline over some days, and the runs and records that they caused.
+
+    Records that nobody notified of have no event, so there may be more records than events.
+    """
+
+    pipeline: str
+    events: int
+    runs: int
+    records: int
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs a system with one job per change would have run."""
+        return max(self.events, self.records)
+
+    @property
+    def runs_saved(self) -> int:
+        """How many fewer runs than these there were."""
+        return max(0, self.jobs - self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Burst(Saved):
+    """A burst: its first run's token and start, and the totals of its runs.
+
+    `first_event_ms`: from its first event to the delivery of the first record; None if unknown.
+    """
+
+    tenant: str
+    token: str
+    began_at: datetime
+    ended_at: datetime
+    failed: int
+    first_event_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The totals of an interval of `seconds` that starts at `at`.
+
+    The delays of first events are upper bounds of buckets, in milliseconds; infinite above 10,000 ms.
+    """
+
+    at: datetime
+    seconds: int
+    runs: int
+    failed: int
+    events: int
+    bursts: int
+    records: int
+    rejected: int
+    run_ms: int
+    first_event_p50_ms: float | None
+    first_event_p99_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedGroup:
+    """Runs that failed with the same kind of error; `tenants` is a count, `sample` has up to 5 of them.
+
+    `error`: the latest of `texts` different texts of that kind. `first` and `last`: when the first and the last of the
+    runs ended.
+    """
+
+    pipeline: str
+    error: str
+    texts: int
+    runs: int
+    tenants: int
+    first: datetime
+    last: datetime
+    sample: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRuns:
+    """Failures, with the error of the most runs first. `basis`: where the numbers come from.
+
+    `more`: how many kinds of error are left out.
+    """
+
+    groups: list[FailedGroup]
+    basis: str
+    more: int = 0
 
 
 class Before(NamedTuple):
@@ -139,8 +283,8 @@ def over_time(context: Context, pipeline: str | None = None, *, hours: float = 2
     points = []
     for row in context.rows("past_sums", pipeline=pipeline, since=since, width=width):
         counts = row.pop("first_event_counts")
-        first_event = {"first_event_p50_ms": quantile(counts, 0.5), "first_event_p99_ms": quantile(counts, 0.99)}
-        points.append(Sums(**row, seconds=seconds, **first_event))
+        p50, p99 = quantile(counts, 0.5), quantile(counts, 0.99)
+        points.append(Sums(**row, seconds=seconds, first_event_p50_ms=p50, first_event_p99_ms=p99))
     return points[-MOST_POINTS:]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -12,18 +13,64 @@ from taskbridge.gate import RunnerStatus, State
 from taskbridge.gate.inspector import CircuitStatus, Hold, Ranks
 from taskbridge.observe.context import Context
 from taskbridge.observe.health import nobody_looks
-from taskbridge.observe.history import runs
-from taskbridge.observe.status import LATE_MS, is_alive, late_ms, quarantined, tenant_values
-from taskbridge.observe.types import Cause, Holder, TenantAnswer
+from taskbridge.observe.history import RunRow, runs
+from taskbridge.observe.status import (
+    LATE_MS,
+    Cause,
+    QuarantineRow,
+    TenantLine,
+    is_alive,
+    late_ms,
+    quarantined,
+    tenant_values,
+)
 from taskbridge.store import Pause, read_ages
+from taskbridge.store.stats import WaitingRecords
 
-__all__ = ["Seen", "tenant", "why"]
+__all__ = ["Holder", "Seen", "TenantAnswer", "tenant", "why"]
 
 MOST_RECORDS: Final = 10_000
 """Records of each state are counted up to this number."""
 SHOWN_RUNS: Final = 20
 SHOWN_QUARANTINE: Final = 10
 ORDER_OF_TURNS: Final = "pipelines alternate, and the tenants of a pipeline are served in order of arrival"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The current run of a tenant: its token and worker, when it began, and its last heartbeat by Redis's clock.
+
+    `alive`: whether the heartbeat is recent enough; None if unknown.
+    """
+
+    token: str
+    worker: str | None
+    since: datetime | None
+    beat_at: datetime | None
+    alive: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantAnswer(TenantLine):
+    """A tenant in detail; its `sentence` says why it is not running, or since when it has been.
+
+    `delay`: for a pipeline with criteria, the records that wait.
+    """
+
+    cause: Cause
+    sentence: str
+    holder: Holder | None
+    pause: Pause | None
+    quarantine: list[QuarantineRow]
+    """The first 10."""
+    runs_shown: list[RunRow]
+    """The last 20, the last one first."""
+    delay: WaitingRecords | None
+
+    @property
+    def known(self) -> bool:
+        """Whether the pipeline knows the tenant."""
+        return self.cause is not Cause.UNKNOWN
 
 
 class Seen(NamedTuple):

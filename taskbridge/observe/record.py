@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, Literal
 
 import psycopg
 
 from taskbridge.common.names import check_tenant, key_spellings
 from taskbridge.common.texts import counted, one_line
-from taskbridge.common.times import ago, moment
+from taskbridge.common.times import moment
 from taskbridge.errors import InvalidName
-from taskbridge.gate import State
 from taskbridge.observe.context import Context
-from taskbridge.observe.types import Found, RecordLine, RunRow, Step, Story
+from taskbridge.observe.history import RunRow
 from taskbridge.store.db import fetch_within
 
-__all__ = ["document", "find", "records", "story"]
+__all__ = ["Found", "RecordLine", "Step", "Story", "document", "find", "records", "story"]
 
 MOST: Final = 50
 MOST_RECORDS: Final = 100
@@ -33,6 +34,92 @@ MOST_FAILED: Final = 100
 """How many failed runs before the one that read a record are considered."""
 SHOWN_FAILED: Final = 5
 _LAST_CHARACTER: Final = "\U0010ffff"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLine:
+    """A record in a pipeline that reads it; `pipeline` is None if none does. `unmatched`: why it is unmatched.
+
+    `state`: `pending`, `handled`, `quarantined` or `discarded`. `reason` and `attempts` are those of its quarantine;
+    `failures` (in a row) and `last_error` are those of its tenant.
+    """
+
+    source: str
+    tenant: str
+    key: str
+    revision: int
+    deleted: bool
+    recorded_at: datetime
+    changed_at: datetime
+    unmatched: str | None
+    pipeline: str | None
+    state: str | None
+    reason: str | None
+    attempts: int | None
+    failures: int | None
+    last_error: str | None
+
+    @property
+    def sentence(self) -> str:
+        """Where the record is, in words."""
+        if self.unmatched:
+            return f"unmatched: {one_line(self.unmatched)}"
+        if self.pipeline is None:
+            return f"no pipeline reads the source {self.source}"
+        where = f"{self.state} in {self.pipeline}"
+        if self.reason:
+            return f"{where} after {counted(self.attempts or 0, 'attempt')}: {one_line(self.reason)}"
+        if self.state == "pending" and self.failures:
+            times = counted(self.failures, "time")
+            return f"{where}; its tenant failed {times} in a row, last: {one_line(self.last_error or '')}"
+        return where
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A search result.
+
+    `kind`: `tenant` (with its pipeline), `record` (once for each pipeline that reads it; `pipeline` is None if none
+    does), `unmatched` (it could not become a record) or `delivery` (a webhook that was received).
+    """
+
+    kind: Literal["tenant", "record", "unmatched", "delivery"]
+    source: str
+    pipeline: str | None
+    tenant: str
+    key: str
+    sentence: str
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of a record's story. `token`: the run of this step.
+
+    `what`: `received`, `recorded`, `started` (its event started a burst), `absorbed` (by an existing runner), `failed`
+    (a run failed before one read it), `read`, `handled`, `rejected`, `quarantined`, `retrying`, `discarded`, `pending`
+    or `skipped` (older than the pipeline's start).
+    """
+
+    at: datetime | None
+    what: str
+    sentence: str
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What happened to a record in a pipeline, in chronological order. `note`: what is unknown, and why."""
+
+    source: str
+    tenant: str
+    key: str
+    pipeline: str
+    revision: int
+    deleted: bool
+    state: str
+    steps: list[Step]
+    note: str | None = None
 
 
 def find(context: Context, text: str) -> tuple[list[Found], str | None]:
@@ -109,12 +196,9 @@ def _tenants(context: Context, text: str, readers: Mapping[str, str]) -> Iterato
 def _deliveries(rows: Sequence[dict[str, Any]]) -> Iterator[Found]:
     for row in rows:
         source, tenant, key = row["source"], row["tenant"] or "", row["key"] or ""
+        result = f"its transaction wrote the record {key!r} of {tenant!r}"
         if row["key"] is None:
             result = "its record has since changed, or was pruned"
-        elif sum(one["source"] == source for one in rows) == 1:
-            result = f"it wrote the record {key!r} of {tenant!r}"
-        else:
-            result = "it wrote this record or another one in the same transaction"
         sentence = f"{source}: the webhook was received; {result}"
         yield Found("delivery", source, None, tenant, key, sentence, row["received_at"])
 
@@ -125,7 +209,7 @@ def story(context: Context, source: str, tenant: str, key: str, pipeline: str) -
     found = context.rows("look_story", pipeline=pipeline, source=source, tenant=tenant, key=key)
     if not found:
         return None
-    row, state = found[0], _state(found[0])
+    row, state = found[0], found[0]["state"]
     runs, reader = _runs_since(context, pipeline, tenant, row, state)
     decisions = list[dict[str, Any]]()
     if row["cause"] is not None or any(run.rejected or run.outcome == "failed" for run in runs):
@@ -136,7 +220,7 @@ def story(context: Context, source: str, tenant: str, key: str, pipeline: str) -
     )
     steps = [*_written(row), *_event(row, runs), *_failed(runs), *_read(row, reader)]
     if state == "pending":
-        steps.append(_pending(context, pipeline, tenant, row))
+        steps.append(_pending(row))
     else:
         steps.append(_ended(row, runs, reader, is_retried=is_retried))
     steps += _decided(row, decisions)
@@ -146,16 +230,6 @@ def story(context: Context, source: str, tenant: str, key: str, pipeline: str) -
     if not runs and state != "pending":
         note = "the run history does not contain the run that read the record"
     return Story(source, tenant, key, pipeline, row["revision"], row["deleted"], state, steps, note)
-
-
-def _state(row: Mapping[str, Any]) -> str:
-    if row["retry_at"] is not None:
-        return "pending"
-    if row["discarded_at"] is not None:
-        return "discarded"
-    if row["cause"] is not None:
-        return "quarantined"
-    return "handled" if row["handled"] else "pending"
 
 
 def _runs_since(
@@ -265,32 +339,20 @@ def _ended(row: Mapping[str, Any], runs: Sequence[RunRow], reader: RunRow | None
     return Step(at, "handled", "handled after a retry" if is_retried else "handled", token)
 
 
-def _pending(context: Context, pipeline: str, tenant: str, row: Mapping[str, Any]) -> Step:
-    runner, failures, sentence = context.runner(pipeline, tenant), row["failures"] or 0, "pending"
-    token = row["owner"] if failures else None
-    if failures:
-        last = one_line(row["last_error"] or "")
-        sentence += f": its tenant failed {counted(failures, 'time')} in a row, last: {last}"
-    if runner is not None and runner.state is State.RUNNING:
-        token, since = runner.token, ago(moment(runner.began_ms))
-        sentence += f"; run {token} of its tenant began {since}, and may be handling it now"
-    return Step(None, "pending", sentence, token)
+def _pending(row: Mapping[str, Any]) -> Step:
+    if not row["failures"]:
+        return Step(None, "pending", "pending")
+    times, last = counted(row["failures"], "time"), one_line(row["last_error"] or "")
+    return Step(None, "pending", f"pending: its tenant failed {times} in a row, last: {last}", row["owner"])
 
 
 def _decided(row: Mapping[str, Any], decisions: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
-    """Yield who retried and who discarded it. An action on many records at once may not have included it."""
-    tries = [(one["at"], _who(one)) for one in decisions if one["action"] == "retry"]
-    if row["retry_at"] is not None:
-        # The audit entry is written just before the action.
-        who = tries.pop()[1] if tries and tries[-1][0] <= row["retry_at"] else "somebody"
-        sentence = f"{who} requested a retry; the next run of its tenant will read it"
-        yield Step(row["retry_at"], "retrying", sentence)
-    for at, who in tries:
-        yield Step(at, "retrying", f"{who} requested a retry")
-    if row["discarded_at"] is not None:
-        last = decisions[-1] if decisions else None
-        who = _who(last) if last and last["action"] == "discard" else "somebody"
-        yield Step(row["discarded_at"], "discarded", f"{who} discarded it")
+    """Yield who requested a retry, and who discarded it. An action on many records at once may not have included it."""
+    for one in decisions:
+        if one["action"] == "retry":
+            yield Step(one["at"], "retrying", f"{_who(one)} requested a retry")
+        elif row["discarded_at"] is not None:
+            yield Step(one["at"], "discarded", f"{_who(one)} discarded it")
 
 
 def _who(decision: Mapping[str, Any]) -> str:

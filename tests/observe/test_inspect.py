@@ -10,7 +10,8 @@ import pytest
 
 from taskbridge.observe import inspect
 from taskbridge.observe.context import Context
-from taskbridge.observe.types import Cause, TenantAnswer
+from taskbridge.observe.inspect import TenantAnswer
+from taskbridge.observe.status import Cause
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import record
 from tests.deployment import Deployment

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -15,7 +14,7 @@ from taskbridge.integration.app import make_app
 from taskbridge.observe import history
 from taskbridge.observe import record as record_answers
 from taskbridge.observe.context import Context
-from taskbridge.observe.types import Step, Story
+from taskbridge.observe.record import Story
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import (
     Incoming,
@@ -95,15 +94,6 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, cont
         begun = told(context, "acme", "2", "handled").steps[1]
         assert begun.sentence == f"run {begun.token} began, started by its event"
         assert begun.at in {one.began_at for one in history.runs(context, "orders", "acme")}
-
-        record(deployment.engine, "orders", "doze", "1", {"seconds": 3})
-        in_hand = r"pending; run \S+ of its tenant began \d+s ago, and may be handling it now"
-
-        def end() -> Step:
-            return told(context, "doze", "1", "pending").steps[-1]
-
-        wait_until(lambda: re.fullmatch(in_hand, end().sentence), "a run has it in hand")
-        assert end().token is not None
 
 
 @pytest.mark.parametrize("events", [0, 2])
@@ -223,16 +213,15 @@ def test_a_search_finds_tenants_keys_messages_and_deliveries(deployment: Deploym
 def test_a_search_that_takes_too_long_says_so(
     deployment: Deployment, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [(f"tenant {number % 90:02}", f"key {number}", {}) for number in range(20_000)]
-    record_many(deployment.engine, "orders", rows)
+    record_many(deployment.engine, "orders", [(f"tenant {number:02}", f"key {number}", {}) for number in range(90)])
     (found,), note = record_answers.find(context, "key 89")
     assert (found.tenant, note) == ("tenant 89", None)
-    monkeypatch.setattr(record_answers, "SEARCH_SECONDS", 0.001)
-    found_in_time, note = record_answers.find(context, "key 89")
-    assert found_in_time == []
+    (line,) = record_answers.records(context, "key 88", tenant="tenant 88")
+    assert line.tenant == "tenant 88"
+    monkeypatch.setattr(record_answers, "SEARCH_SECONDS", 0.1)
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("LOCK TABLE taskbridge.quarantine")
+        in_time, note = record_answers.find(context, "key 89")
+    assert in_time == []
     assert note is not None
     assert "create an index" in note
-    run(deployment.engine, "CREATE INDEX ON taskbridge.records (key)", "ANALYZE taskbridge.records")
-    monkeypatch.undo()
-    (found,) = record_answers.records(context, "key 88", tenant="tenant 88")
-    assert found.tenant == "tenant 88"

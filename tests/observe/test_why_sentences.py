@@ -11,7 +11,7 @@ import pytest
 from taskbridge.gate import Hold, RunnerStatus, State
 from taskbridge.gate.inspector import CircuitStatus, Ranks
 from taskbridge.observe.inspect import Seen, why
-from taskbridge.observe.types import Cause
+from taskbridge.observe.status import Cause
 from taskbridge.store import Pause
 
 NOW_MS: Final = 1_800_000_000_000

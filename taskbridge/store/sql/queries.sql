@@ -87,20 +87,22 @@ WHERE q.pipeline = %(pipeline)s AND (%(tenant)s::text IS NULL OR q.tenant = %(te
 ORDER BY q.tenant, q.external_id
 LIMIT %(limit)s
 
+-- name: record_state
+-- A part of other queries: the state of a record `r` with its row of quarantine `q` and its cursor `c`, in a pipeline `p`.
+CASE
+    WHEN q.retry_at IS NOT NULL THEN 'pending'
+    WHEN q.discarded_at IS NOT NULL THEN 'discarded'
+    WHEN q.external_id IS NOT NULL THEN 'quarantined'
+    WHEN {schema}.is_handled(r.xid, r.id, coalesce(c.snapshot, p.start), c.target, c.at_xid, c.at_id) THEN 'handled'
+    ELSE 'pending'
+END
+
 -- name: look_records
 -- Records with a key, up to `limit`, of some sources and tenants: once for each pipeline that reads them, with their state there.
 -- Null: of all, which reads all records unless there is an index on the key.
 SELECT r.source, r.tenant, r.key, r.revision, r.deleted, r.recorded_at, r.changed_at, r.reason AS unmatched,
        p.pipeline,
-       CASE
-           WHEN p.pipeline IS NULL THEN NULL
-           WHEN q.retry_at IS NOT NULL THEN 'pending'
-           WHEN q.discarded_at IS NOT NULL THEN 'discarded'
-           WHEN q.external_id IS NOT NULL THEN 'quarantined'
-           WHEN {schema}.is_handled(r.xid, r.id, coalesce(c.snapshot, p.start), c.target, c.at_xid, c.at_id)
-               THEN 'handled'
-           ELSE 'pending'
-       END AS state,
+       CASE WHEN p.pipeline IS NOT NULL THEN {record_state} END AS state,
        q.reason, q.attempts, c.failures, c.last_error
 FROM (
     SELECT * FROM {schema}.records
@@ -115,11 +117,11 @@ LEFT JOIN {schema}.sync_cursors c ON c.pipeline = p.pipeline AND c.tenant = r.te
 ORDER BY r.source, r.tenant, p.pipeline
 
 -- name: look_story
--- One record and its state in one pipeline: its position in the log, its row of quarantine, whether it is handled, when the
+-- One record and its state in one pipeline: its position in the log, its row of quarantine, when the
 -- journal delivered it, and how many webhooks arrived in the transaction that wrote it, with the id of one of them.
 SELECT r.revision, r.deleted, r.recorded_at, r.changed_at, r.xid::text AS xid, r.id, r.criterion,
        q.cause, q.reason, q.attempts, q.quarantined_at, q.failing_since, q.retry_at, q.discarded_at,
-       {schema}.is_handled(r.xid, r.id, coalesce(c.snapshot, p.start), c.target, c.at_xid, c.at_id) AS handled,
+       {record_state} AS state,
        pg_visible_in_snapshot(r.xid, p.start) AS skipped,
        c.failures, c.last_error, c.owner,
        d.delivered_at, d.token AS delivered_by,

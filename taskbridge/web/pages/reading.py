@@ -16,7 +16,9 @@ from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.observe import health as healths
 from taskbridge.observe import history, inspect, record, status
 from taskbridge.observe.context import Context
-from taskbridge.observe.types import By, Found, Sort
+from taskbridge.observe.history import By
+from taskbridge.observe.record import Found
+from taskbridge.observe.status import Sort
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.web.endpoint import own_app
 from taskbridge.web.pages.acting import AT_ONCE
