@@ -30,8 +30,6 @@ MOST_READERS: Final = 20_000
 """How many runs of a tenant are searched for the one that read a record."""
 LONGEST_RUN_SECONDS: Final = 3_600
 """The run that read a record was created at most this long before the record was written."""
-MOST_FAILED: Final = 100
-"""How many failed runs before the one that read a record are considered."""
 SHOWN_FAILED: Final = 5
 _LAST_CHARACTER: Final = "\U0010ffff"
 
@@ -250,11 +248,9 @@ def _runs_since(
         since=moment(round(since * 1000)),
         floor=f"{int(since * 1e6):016}",
         size=MOST_READERS,
-        limit=MOST_READERS,
     )
     is_read = bool(found) and found[-1].pop("read")
     runs = [RunRow(**{name: value for name, value in one.items() if name != "read"}) for one in found]
-    runs = [*runs[:-1][:MOST_FAILED], *runs[-1:]]
     reader = runs[-1] if is_read else None
     is_known = reader is not None or state == "pending" or row["cause"] == "failed"
     return runs if is_known else [], reader
@@ -313,9 +309,6 @@ def _read(row: Mapping[str, Any], reader: RunRow | None) -> Iterator[Step]:
         # A record that was written during the run was read later than the run began.
         at = max(reader.began_at, row["changed_at"])
         yield Step(at, "read", f"read by run {reader.token}{where}", reader.token)
-    elif row["delivered_at"] is not None:
-        sentence = f"read by run {row['delivered_by']}, according to the journal"
-        yield Step(row["delivered_at"], "read", sentence, row["delivered_by"])
 
 
 def _ended(row: Mapping[str, Any], runs: Sequence[RunRow], reader: RunRow | None, *, is_retried: bool) -> Step:
@@ -324,9 +317,7 @@ def _ended(row: Mapping[str, Any], runs: Sequence[RunRow], reader: RunRow | None
     if row["cause"] == "failed" and (run is None or row["quarantined_at"] < run.began_at):
         # A failed run quarantined it, and a later run advanced the cursor past it.
         run = next((one for one in reversed(runs) if one.outcome == "failed"), None)
-    at, token = (row["delivered_at"], row["delivered_by"]) if run is None else (run.ended_at, run.token)
-    if is_retried:
-        at, token = None, None
+    at, token = (None, None) if run is None or is_retried else (run.ended_at, run.token)
     if row["cause"] is not None:
         is_rejected = row["cause"] == "rejected"
         how = f"quarantined after {counted(row['attempts'], 'attempt')}"

@@ -146,7 +146,6 @@ FROM (
 ) r
 WHERE reads = 0 AND (read OR ended_at >= %(changed_at)s::timestamptz)
 ORDER BY token
-LIMIT %(limit)s
 
 -- name: past_saved
 -- Events, runs and records of each of some pipelines over the last days, from the sums per minute.

@@ -117,25 +117,19 @@ LEFT JOIN {schema}.sync_cursors c ON c.pipeline = p.pipeline AND c.tenant = r.te
 ORDER BY r.source, r.tenant, p.pipeline
 
 -- name: look_story
--- One record and its state in one pipeline: its position in the log, its row of quarantine, when the
--- journal delivered it, and how many webhooks arrived in the transaction that wrote it, with the id of one of them.
+-- One record and its state in one pipeline: its position in the log, its row of quarantine, and how many webhooks arrived in the
+-- transaction that wrote it, with the id of one of them.
 SELECT r.revision, r.deleted, r.recorded_at, r.changed_at, r.xid::text AS xid, r.id, r.criterion,
-       q.cause, q.reason, q.attempts, q.quarantined_at, q.failing_since, q.retry_at, q.discarded_at,
+       q.cause, q.reason, q.attempts, q.quarantined_at, q.discarded_at,
        {record_state} AS state,
        pg_visible_in_snapshot(r.xid, p.start) AS skipped,
        c.failures, c.last_error, c.owner,
-       d.delivered_at, d.token AS delivered_by,
        w.deliveries, w.delivery
 FROM {schema}.records r
 CROSS JOIN (SELECT {pipeline_start} AS start) p
 LEFT JOIN {schema}.quarantine q
     ON q.pipeline = %(pipeline)s AND q.tenant = r.tenant AND q.external_id = r.key AND q.revision = r.revision
 LEFT JOIN {schema}.sync_cursors c ON c.pipeline = %(pipeline)s AND c.tenant = r.tenant
-LEFT JOIN LATERAL (
-    SELECT d.delivered_at, d.token FROM {schema}.deliveries d
-    WHERE d.pipeline = %(pipeline)s AND d.tenant = r.tenant AND d.external_id = r.key AND d.revision = r.revision
-    ORDER BY d.delivered_at LIMIT 1
-) d ON true
 CROSS JOIN LATERAL (
     SELECT count(*) AS deliveries, min(w.delivery) AS delivery
     FROM (
