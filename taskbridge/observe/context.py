@@ -18,6 +18,7 @@ from taskbridge.store.queries import queries
 from taskbridge.store.stats import bucket_sums, limited
 
 if TYPE_CHECKING:
+    import redis
     from sqlalchemy import Engine
 
     from taskbridge.declaring.pipeline import Pipeline

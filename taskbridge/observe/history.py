@@ -33,8 +33,6 @@ __all__ = [
 MOST_POINTS: Final = 100
 MOST_FAILED: Final = 200
 """How many failed runs are read to be grouped."""
-MOST_OF_A_TENANT: Final = 2_000
-"""How many of a tenant's last runs are searched for failed ones."""
 MOST_DRAWN: Final = 10_000
 """How many runs are read to find noisy tenants. If there are more, a random sample is read."""
 RUNS_OF_A_BURST: Final = 10
@@ -207,9 +205,8 @@ def runs(
         found = context.rows("past_of_all", **values, failed=failed, limit=limit)
     else:
         at, token = before or (None, "")
-        size = MOST_OF_A_TENANT if failed else limit
         values = {"pipeline": pipeline, "tenant": tenant, "before": None if token else at, "token": token}
-        found = context.rows("past_of_tenant", **values, failed=failed, size=size, limit=limit)
+        found = context.rows("past_of_tenant", **values, failed=failed, limit=limit)
     return [RunRow(**row) for row in found]
 
 

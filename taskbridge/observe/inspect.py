@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.texts import counted, one_line
 from taskbridge.common.times import ago, ahead, moment, span
@@ -26,6 +26,9 @@ from taskbridge.observe.status import (
 )
 from taskbridge.store import Pause, read_ages
 from taskbridge.store.stats import WaitingRecords
+
+if TYPE_CHECKING:
+    from taskbridge.declaring.pipeline import Pipeline
 
 __all__ = ["Holder", "Seen", "TenantAnswer", "tenant", "why"]
 
@@ -76,7 +79,7 @@ class TenantAnswer(TenantLine):
 class Seen(NamedTuple):
     """Everything that determines why a tenant is not running."""
 
-    pipeline: str
+    declared: Pipeline
     runner: RunnerStatus
     ranks: Ranks
     circuit: CircuitStatus
@@ -86,7 +89,11 @@ class Seen(NamedTuple):
     seconds_since_poll: float
     ttl_ms: int
     tail_interval: float
-    most_runs: int
+
+    @property
+    def pipeline(self) -> str:
+        """The name of the pipeline."""
+        return self.declared.name
 
     @property
     def nobody_looks(self) -> bool:
@@ -139,7 +146,7 @@ def tenant(context: Context, pipeline: str, name: str) -> TenantAnswer:
     pauses = [Pause(**row) for row in context.rows("pauses", pipeline=pipeline, tenants=[name])]
     pause = pauses[0] if pauses else None
     seen = Seen(
-        pipeline,
+        declared,
         runner,
         inspector.ranks(pipeline, [name])[0],
         inspector.circuit(pipeline),
@@ -149,7 +156,6 @@ def tenant(context: Context, pipeline: str, name: str) -> TenantAnswer:
         read_ages(context.database, [pipeline])[pipeline].poller,
         context.ttl_ms,
         context.settings.tail_interval,
-        declared.max_runs,
     )
     cause, sentence = why(seen)
     delay = None
@@ -253,7 +259,7 @@ def _held(seen: Seen) -> tuple[Cause, str]:
         turn = "" if ranks.for_turn is None else f": it is number {ranks.for_turn:,} of {ranks.turns:,}"
         return Cause.TURN, f"it waits for its turn{turn}; {ORDER_OF_TURNS}"
     if runner.hold is Hold.RATE:
-        return Cause.RATE, f"its rate limit, or that of {seen.pipeline}, is used up; it resumes {seen.due}"
+        return Cause.RATE, f"{_rate_limits(seen.declared)} is used up; it resumes {seen.due}"
     if runner.hold is Hold.WAIT_QUEUE or (circuit.open and ranks.in_wait_queue is not None):
         return _in_wait_queue(seen)
     if seen.late_ms > LATE_MS:
@@ -295,8 +301,20 @@ def _in_wait_queue(seen: Seen) -> tuple[Cause, str]:
             f"{position}: its handler had asked the whole pipeline to wait (RetryAfter), which now resumes with "
             f"{counted(circuit.width, 'run')} at a time, and with more as records are handled"
         )
-    most = f" ({seen.most_runs:,} in all)" if seen.most_runs else ""
+    most = f" ({seen.declared.max_runs:,} in all)" if seen.declared.max_runs else ""
     return Cause.WAIT_QUEUE, f"{position} for a free run slot of {seen.pipeline}{most}"
+
+
+def _rate_limits(declared: Pipeline) -> str:
+    """Name the declared limits, one of which the tenant waits for."""
+    names = []
+    for name, limits in (
+        ("its own rate limit", declared.tenant_rate_limit),
+        (f"the rate limit of {declared.name}", declared.rate_limit),
+    ):
+        if any(limits):
+            names.append(f"{name} ({' and '.join(one.rate for one in limits if one is not None)})")
+    return " or ".join(names) or "its rate limit"
 
 
 def _late(seen: Seen) -> tuple[Cause, str]:

@@ -77,7 +77,7 @@ def test_what_holds_a_tenant_is_named(deployment: Deployment, context: Context) 
         assert paused.pause is not None
         assert (paused.pause.paused_by, paused.state, paused.pending) == ("alice", "paused", 1)
         said(until(context, "orders", "asked", Cause.ASKED_TO_WAIT), r"asked to wait \(RetryAfter\); next try in ")
-        said(until(context, "calls", "limited", Cause.RATE), r"^its rate limit, or that of calls, is used up; it re")
+        said(until(context, "calls", "limited", Cause.RATE), r"^the rate limit of calls \(1/m\) is used up; it re")
         for tenant in ("one", "two", "three"):
             record(deployment.engine, "broken", tenant, "2", {"do": "down"})
         broken = until(context, "broken", "one", Cause.CIRCUIT, 30)

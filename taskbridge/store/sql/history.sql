@@ -76,17 +76,12 @@ ORDER BY CASE %(by)s
 LIMIT %(limit)s
 
 -- name: past_of_tenant
--- The last runs of one tenant that began before a time, or before another run, the latest first; with `failed`, only those of the
--- last `size` runs that failed.
+-- The last runs of one tenant that began before a time, or before another run, the latest first; with `failed`, only those that
+-- failed.
 SELECT {run_columns}
-FROM (
-    SELECT * FROM {schema}.runs
-    WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s
-      AND (%(before)s::timestamptz IS NULL OR began_at < %(before)s) AND (%(token)s = '' OR token < %(token)s)
-    ORDER BY token DESC
-    LIMIT %(size)s
-) r
-WHERE NOT %(failed)s OR outcome = 'failed'
+FROM {schema}.runs
+WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND (NOT %(failed)s OR outcome = 'failed')
+  AND (%(before)s::timestamptz IS NULL OR began_at < %(before)s) AND (%(token)s = '' OR token < %(token)s)
 ORDER BY token DESC
 LIMIT %(limit)s
 
