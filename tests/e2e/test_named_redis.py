@@ -422,11 +422,11 @@ def test_all_of_them_are_shown(deployment: Deployment) -> None:
     for each in (runtime, as_orders):
         context = Context.of(each)
         found = health(context)
-        assert [(one.pipeline, one.runners, one.pending) for one in found.pipelines] == [
+        assert [(one.pipeline, one.survey.runners, one.backlog.pending) for one in found.pipelines] == [
             ("invoices", 1, 1),
             ("orders", 1, 1),
         ]
-        assert found.queued == 2
+        assert context.queued(["invoices", "orders"]) == 2
         assert inspect.tenant(context, "orders", "a").state == State.QUEUED
         assert [one.state for one in status.tenants(context, "orders")] == [State.QUEUED]
         families = Metrics(each).text()

@@ -9,7 +9,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from taskbridge.observe.types import Sums
+from taskbridge.observe.history import Sums
 
 __all__ = ["chart"]
 

@@ -16,7 +16,9 @@ from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.observe import health as healths
 from taskbridge.observe import history, inspect, record, status
 from taskbridge.observe.context import Context
-from taskbridge.observe.types import By, Found, Health, Sort
+from taskbridge.observe.history import By
+from taskbridge.observe.record import Found
+from taskbridge.observe.status import Sort
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.web.endpoint import own_app
 from taskbridge.web.pages.acting import AT_ONCE
@@ -75,7 +77,7 @@ class Reading:
             values["health"] = self._health()
         return values
 
-    def _health(self) -> Health | None:
+    def _health(self) -> healths.Health | None:
         """Return the health; None: a server is unavailable, which the page itself may not need."""
         try:
             with translated_errors():
@@ -85,19 +87,24 @@ class Reading:
 
     def now_live(self, _: QueryParams) -> Values:
         """The live part of the first page."""
-        health = healths.health(self.context)
+        context = self.context
+        health = healths.health(context)
         # A pipeline whose records wait for a worker is not idle.
         grave = {finding.pipeline for finding in health.findings if finding.grave}
         idle = [
             one.pipeline
             for one in health.pipelines
-            if not (one.runners or one.paused or one.survey.circuit.open or {one.pipeline, None} & grave)
+            if not (one.survey.runners or one.is_paused or one.survey.circuit.open or {one.pipeline, None} & grave)
         ]
         return {
             "health": health,
-            "shown": sorted(health.pipelines, key=lambda one: -one.runners),
+            "shown": sorted(health.pipelines, key=lambda one: -one.survey.runners),
+            "active": {
+                one.pipeline: status.active(context, one.pipeline, one.survey.tenants[:ROWS], paused=one.is_paused)
+                for one in health.pipelines
+            },
             "idle": idle,
-            "most_active": ROWS,
+            "queued": context.queued(one.pipeline for one in health.pipelines),
         }
 
     def now(self, query: QueryParams) -> Values:
@@ -111,7 +118,6 @@ class Reading:
             "saved_days": SAVED_DAYS,
             "hours": hours,
             "all_hours": HOURS,
-            "has_history": bool(sums) or context.has_history,
         }
 
     def tenants(self, query: QueryParams) -> Values:
@@ -207,7 +213,6 @@ class Reading:
             "bursts": bursts,
             "failed": failed,
             "only": tenant,
-            "has_history": bool(runs) or context.has_history,
         }
 
     def _pipeline(self, query: QueryParams) -> str:
