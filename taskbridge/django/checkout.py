@@ -6,8 +6,8 @@ refuses `commit`, `rollback` and durable blocks, and `on_commit` hooks run after
 own connection is untouched, and is restored when the call ends.
 
 Django sets its adapters, cursor class and prepared statements on a view of the session, as do backends that prepare
-connections in `get_new_connection`, such as GeoDjango's for PostGIS. What Django sets in the session itself (time zone,
-role and search path) applies from the first use of the ORM until the transaction ends.
+connections in `get_new_connection`, such as GeoDjango's for PostGIS. What Django sets in the session itself (time zone
+and role) applies from the first use of the ORM until the transaction ends.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-import psycopg
 from django.db import connections
 from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -30,9 +29,6 @@ from taskbridge.store.checkout import View
 from taskbridge.store.db import driver_of
 from taskbridge.store.queries import query
 from taskbridge.worker.middleware import Hook
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
 
 __all__ = ["CAUGHT", "OTHER_ISOLATION", "REMEDY", "checkout"]
 
@@ -66,7 +62,7 @@ class CheckedOut:
                 f"Django's database {self.alias!r} {OTHER_ISOLATION}: remove isolation_level, or {REMEDY}"
             )
         session = driver_of(self.batch.connection)
-        own = {"TimeZone": self.timezone_name, "search_path": _search_path(self, session, self.batch.connection.engine)}
+        own = {"TimeZone": self.timezone_name}
         if role := self.settings_dict["OPTIONS"].get("assume_role"):
             own["role"] = role
         session.execute(query("set_parameters"), {"names": [*own], "values": [*own.values()], "locally": True})
@@ -118,36 +114,6 @@ def _wrapper_class(of: type) -> type[Any]:
     """Return a subclass of the project's wrapper that uses a batch's connection."""
     bases = (CheckedOut, BatchConnection) if of is DatabaseWrapper else (CheckedOut, of, BatchConnection)
     return type(f"CheckedOut{of.__name__}", bases, {"__module__": of.__module__})
-
-
-_known_paths: Final[dict[tuple[str, ...], str]] = {}
-
-
-def _search_path(wrapper: Any, session: psycopg.Connection[Any], engine: Engine) -> str:
-    """Return the search path of Django's own sessions, which is looked up once per process, in a separate session.
-
-    Raises:
-        ConfigurationError: Django's database is not the batch's.
-    """
-    settings = wrapper.settings_dict
-    which = (*(str(settings[part]) for part in ("HOST", "PORT", "NAME", "USER", "OPTIONS")), str(engine.url))
-    if which not in _known_paths:
-        own = wrapper.original.copy()
-        try:
-            with own.cursor() as cursor:
-                cursor.execute(query("where_connected"))
-                *database, path = cursor.fetchone()
-        finally:
-            own.close()
-        *batch_s, _ = session.execute(query("where_connected")).fetchone() or ("", "", "")
-        if database != batch_s:
-            raise ConfigurationError(
-                f"Django's database {wrapper.alias!r} ({database[1]}) is not the one in TASKBRIDGE_POSTGRES_URL "
-                f"({batch_s[1]}), so a handler's writes to it cannot commit with the cursor: remove that setting, or "
-                f"{REMEDY}"
-            )
-        _known_paths[which] = path
-    return _known_paths[which]
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def _where(url: str) -> tuple[str, str]:
     """Return the cluster and the name of a database."""
     given: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS, **parameters_of(url)}
     with psycopg.connect(**given) as session:
-        cluster, name, _ = session.execute(query("where_connected")).fetchone() or ("", "", "")
+        cluster, name = session.execute(query("where_connected")).fetchone() or ("", "")
         return cluster, name
 
 
