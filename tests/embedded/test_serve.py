@@ -87,7 +87,7 @@ def test_a_password_is_needed_and_on_no_command_line_in_no_repr_and_in_no_file_f
         assert password not in str(everything)
         assert password not in repr(served.servers)
     files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in served.data_dir.iterdir() if path.is_file()}
-    assert {"servers.json", "postgres.password", "postgres.log", "redis.conf"} <= set(files)
+    assert {"servers.json", "postgres.log", "redis.conf"} <= set(files)
     assert set(files.values()) == {0o600}
 
 
@@ -170,9 +170,9 @@ def test_a_server_that_does_not_answer_in_time_is_stopped(
         pass
 
 
-def test_a_cluster_of_another_major_version_is_refused_with_the_way_out(data_dir_with_cluster: Path) -> None:
+def test_a_cluster_of_another_major_version_is_refused(data_dir_with_cluster: Path) -> None:
     (data_dir_with_cluster / "postgres" / "PG_VERSION").write_text("17\n")
-    with pytest.raises(Unavailable, match=r"created by PostgreSQL 17.*move it away.*pg_dumpall"):
+    with pytest.raises(Unavailable, match=r"(?s)PostgreSQL did not start.*version 17, which is not compatible"):
         serve(data_dir_with_cluster).__enter__()
 
 
