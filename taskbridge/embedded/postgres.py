@@ -136,9 +136,10 @@ class Postgres:
             shutil.rmtree(half_made, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix="postgres.new-", dir=parent) as building:
             cluster, password = Path(building, "cluster"), Path(building, _PWFILE)
+            write_private(password, secrets.token_urlsafe(24))
             if account is not None:
-                os.chown(building, account.pw_uid, account.pw_gid)
-            write_private(password, secrets.token_urlsafe(24), account)
+                for path in (building, password):
+                    os.chown(path, account.pw_uid, account.pw_gid)
             self._initdb(cluster, password)
             password.rename(cluster / _PWFILE)
             cluster.rename(self._cluster)
