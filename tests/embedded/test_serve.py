@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import stat
 import tempfile
 import threading
@@ -16,7 +15,7 @@ import psycopg
 import pytest
 import redis
 
-from taskbridge.embedded import Servers, launch, running, serve
+from taskbridge.embedded import Servers, running, serve
 from taskbridge.embedded.lock import hold, is_held
 from taskbridge.embedded.postgres import Postgres
 from taskbridge.errors import ConfigurationError, Unavailable
@@ -135,22 +134,6 @@ def test_a_data_directory_that_is_a_file_gives_a_clear_error(open_directory: Pat
     with pytest.raises(ConfigurationError, match=r"data directory .*/file cannot be used"), serve(path):
         pass
     assert running(path) is None
-
-
-@pytest.mark.slow
-def test_a_port_that_is_taken_between_choice_and_use_is_tried_again(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        taken = stranger.getsockname()[1]
-        choose = launch.free_port
-        choices = [taken, None, taken, taken]  # PostgreSQL needs two choices, Redis three
-        monkeypatch.setattr(launch, "free_port", lambda: (choices.pop(0) if choices else None) or choose())
-        with serve(data_dir, durable=False) as servers:
-            assert query(servers, "SELECT 1") == "1"
-            with redis.Redis.from_url(servers.redis_url) as client:
-                assert client.ping()
-    assert not choices
 
 
 def test_a_failing_initdb_leaves_no_cluster_and_no_password_file(
