@@ -16,7 +16,6 @@ import psycopg
 
 from taskbridge.embedded.account import as_user, server_account
 from taskbridge.embedded.binaries import find_postgres
-from taskbridge.embedded.databases import has_database, make_database, set_search_path
 from taskbridge.embedded.directories import choose_cluster
 from taskbridge.embedded.files import open_log, tail, write_private
 from taskbridge.embedded.guarded import Guarded
@@ -25,7 +24,7 @@ from taskbridge.errors import Unavailable
 from taskbridge.settings import Settings
 
 NAME = "taskbridge"
-"""The name of the role and of the database."""
+"""The name of the role. The database is the one that initdb creates, `postgres`."""
 
 _PWFILE = "pwfile"
 _STOP = ((signal.SIGINT, 15.0), (signal.SIGQUIT, 5.0))  # fast shutdown, then immediate
@@ -64,8 +63,9 @@ class Postgres:
         self._account = server_account(data_dir / "postgres")
         self._cluster = choose_cluster(data_dir, self._account)
         self._durable = durable
-        self._settings = {**_SETTINGS, **({} if durable else _NOT_DURABLE), **(settings or {})}
-        self._schema = Settings.read().schema
+        # `SELECT * FROM deliveries` finds our tables; those in `public` come first.
+        path = {"search_path": f'public, "{Settings.read().schema}"'}
+        self._settings = {**_SETTINGS, **path, **({} if durable else _NOT_DURABLE), **(settings or {})}
         self._binaries = find_postgres(self._account)
         self._password = ""
 
@@ -80,7 +80,7 @@ class Postgres:
 
     def url(self, port: int) -> str:
         """Return the URL of the database, including the password."""
-        return f"postgresql://{NAME}:{self._password}@{HOST}:{port}/{NAME}"
+        return f"postgresql://{NAME}:{self._password}@{HOST}:{port}/postgres"
 
     def start(self, port: int, output: BinaryIO) -> Guarded:
         """Start the server on `port`."""
@@ -96,7 +96,7 @@ class Postgres:
         )
 
     def answers(self, port: int, pid: int) -> bool:
-        """Whether our own server accepts queries on `port`; creates the database if it is missing."""
+        """Whether our own server accepts connections on `port`."""
         # The server writes its pid in line 1, and "ready" in line 8 once it has the port, so we never talk to another
         # program that took the port.
         try:
@@ -107,27 +107,11 @@ class Postgres:
         if lines[:1] != [str(pid)] or lines[7:8] != ["ready"]:
             return False
         try:
-            with self._connect(port, "postgres") as connection:
-                if not has_database(connection, NAME):
-                    make_database(connection, NAME)
-                # `SELECT * FROM deliveries` finds our tables; those in `public` come first.
-                set_search_path(connection, NAME, ["public", self._schema])
+            # `require_auth`: never reveal the password to another program on this port.
+            psycopg.connect(self.url(port), connect_timeout=5, sslmode="disable", require_auth="scram-sha-256").close()
         except psycopg.OperationalError:
             return False
         return True
-
-    def _connect(self, port: int, database: str) -> psycopg.Connection[tuple[object, ...]]:
-        return psycopg.connect(
-            host=HOST,
-            port=port,
-            user=NAME,
-            password=self._password,
-            dbname=database,
-            autocommit=True,
-            connect_timeout=5,
-            sslmode="disable",
-            require_auth="scram-sha-256",  # never reveal the password to another program on this port
-        )
 
     def _create(self) -> None:
         """Create the cluster in a temporary directory, from which it is moved once it is complete."""
