@@ -17,21 +17,23 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
+import psycopg
 from django.db import connections
 from django.db.backends.postgresql.base import DatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.transaction import Atomic
 
 from taskbridge.declaring.batch import Batch
-from taskbridge.django.configuration import alias_of_handlers, has_other_isolation
+from taskbridge.django.configuration import alias_of_handlers
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.store.checkout import View
 from taskbridge.store.db import driver_of
 from taskbridge.store.queries import query
 from taskbridge.worker.middleware import Hook
 
-__all__ = ["CAUGHT", "OTHER_ISOLATION", "REMEDY", "checkout"]
+__all__ = ["CAUGHT", "checkout"]
 
+READ_COMMITTED: Final = psycopg.IsolationLevel.READ_COMMITTED
 IS_OVER: Final = (
     "the batch is over, but its handler kept Django's connection, which belonged to the batch: get it again from "
     "`django.db.connections`"
@@ -39,11 +41,6 @@ IS_OVER: Final = (
 CAUGHT: Final = (
     "the handler caught a database error, or an error of an inner `atomic` block without a savepoint, after which "
     "nothing can be committed: put what may fail into its own `transaction.atomic()` block"
-)
-OTHER_ISOLATION: Final = "does not have the isolation level of a batch's transaction, READ COMMITTED"
-REMEDY: Final = (
-    "set TASKBRIDGE_DATABASE to the alias of TaskBridge's database, or to None to let handlers write to Django's "
-    "databases independently of the cursor"
 )
 
 
@@ -57,9 +54,12 @@ class CheckedOut:
         """Use the batch's connection, which begins its transaction."""
         if self.batch is None:
             raise HandlerMistake(IS_OVER)
-        if has_other_isolation(self):
+        level = self.settings_dict["OPTIONS"].get("isolation_level", READ_COMMITTED)
+        if level != READ_COMMITTED:
             raise ConfigurationError(
-                f"Django's database {self.alias!r} {OTHER_ISOLATION}: remove isolation_level, or {REMEDY}"
+                f"Django's database {self.alias!r} does not have the isolation level of a batch's transaction, READ "
+                "COMMITTED: remove isolation_level, or set TASKBRIDGE_DATABASE to None to let handlers write to "
+                "Django's databases independently of the cursor"
             )
         session = driver_of(self.batch.connection)
         own = {"TimeZone": self.timezone_name}
@@ -69,15 +69,8 @@ class CheckedOut:
         parameters = self.get_connection_params()
         self.view = View(session, parameters["context"].adapters)
         self.view.cursor_factory = parameters["cursor_factory"]
-        made = self.get_new_connection(parameters)
-        if made is not self.view:
-            made.close()
-            raise ConfigurationError(
-                f"the backend {self.settings_dict['ENGINE']!r} of Django's database {self.alias!r} connects without "
-                f"calling `super().get_new_connection`, so a handler's writes to it cannot commit with the cursor: "
-                f"call it in the backend, or {REMEDY}"
-            )
-        self.connection = made
+        self.get_new_connection(parameters)
+        self.connection = self.view
         connection_created.send(sender=type(self), connection=self)
 
     def close(self) -> None:

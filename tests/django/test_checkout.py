@@ -248,11 +248,6 @@ class Prepares(DatabaseWrapper):
         return made
 
 
-class ConnectsItself(DatabaseWrapper):
-    def get_new_connection(self, conn_params: Any) -> Any:
-        return self.Database.connect(**conn_params)
-
-
 @contextmanager
 def backend(kind: type[DatabaseWrapper]) -> Iterator[None]:
     before = connections["default"]
@@ -285,12 +280,6 @@ def test_a_backend_prepares_the_batch_s_connection_as_its_own(
     assert numbers() == ["1"]
     with drill.runtime.engine.connect() as later, pytest.raises(ProgrammingError, match="cannot adapt"):
         later.exec_driver_sql("SELECT %s", (point,))
-    # One that connects by itself is refused.
-    with backend(ConnectsItself):
-        handled(drill, lambda batch: create(batch) if len(drill.errors) == 1 else None, "2")
-    assert isinstance(drill.errors[1], ConfigurationError)
-    assert "without calling `super().get_new_connection`" in str(drill.errors[1])
-    assert numbers() == ["1"]
 
 
 def test_the_project_s_own_connection_is_not_touched(drill: Drill) -> None:
