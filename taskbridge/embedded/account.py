@@ -8,8 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from taskbridge.errors import Unavailable
-
 __all__ = ["Account", "as_user", "reaches", "server_account"]
 
 Account = pwd.struct_passwd
@@ -21,25 +19,11 @@ def server_account(cluster: Path) -> Account | None:
 
     PostgreSQL refuses to run as root. For root, the account is the owner of the directory `cluster` if it exists and is
     not owned by root, otherwise `nobody`.
-
-    Raises:
-        Unavailable: there is no user `nobody`.
     """
     if os.geteuid() != 0:
         return None
-    try:
-        owner = pwd.getpwuid(cluster.stat().st_uid)
-        if owner.pw_uid != 0:
-            return owner
-    except (FileNotFoundError, KeyError):
-        pass
-    try:
-        return pwd.getpwnam("nobody")
-    except KeyError as error:
-        raise Unavailable(
-            "PostgreSQL does not run as root, and this machine has no user 'nobody': "
-            "run the command as an ordinary user, or set TASKBRIDGE_POSTGRES_URL"
-        ) from error
+    owner = cluster.stat().st_uid if cluster.exists() else 0
+    return pwd.getpwuid(owner) if owner else pwd.getpwnam("nobody")
 
 
 def as_user(account: Account | None) -> dict[str, Any]:

@@ -80,20 +80,13 @@ def stop_leftovers(programs: tuple[str, ...], path: Path) -> None:
 
     Every PostgreSQL process has the cluster as its working directory. After a crash, one of them may keep executing its
     query for hours, and no server can start on the cluster until it ends.
-
-    Raises:
-        Unavailable: a process does not end.
     """
     left = [one for one in psutil.process_iter() if _serves(one, programs, path)]
     for number in (signal.SIGINT, signal.SIGKILL):
         for one in left:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 one.send_signal(number)
-            except psutil.NoSuchProcess:
-                continue
         _, left = psutil.wait_procs(left, LEFTOVER_SECONDS)
-    if left:
-        raise Unavailable(f"process {left[0].pid} still uses {path} and cannot be stopped: restart the machine")
 
 
 def _serves(process: psutil.Process, programs: tuple[str, ...], path: Path) -> bool:

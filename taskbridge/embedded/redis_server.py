@@ -47,7 +47,7 @@ class RedisServer:
         self._password = ""
 
     def prepare(self) -> None:
-        """Stop a server that a killed process left behind; raises as `stop_leftovers`."""
+        """Stop a server that a killed process left behind."""
         stop_leftovers(("redis-server", "valkey-server"), self._settings)
 
     def url(self, port: int) -> str:
@@ -69,15 +69,8 @@ class RedisServer:
 
     def answers(self, port: int, pid: int) -> bool:
         """Whether our own server answers on `port`."""
-        client = redis.Redis(
-            host=HOST,
-            port=port,
-            password=self._password,
-            socket_connect_timeout=_ANSWER_SECONDS,
-            socket_timeout=_ANSWER_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-        )
-        with client:
+        retry = Retry(NoBackoff(), 0)
+        with redis.Redis.from_url(self.url(port), socket_timeout=_ANSWER_SECONDS, retry=retry) as client:
             try:
                 return bool(client.info("server")["process_id"] == pid)
             except redis.RedisError:
