@@ -495,19 +495,6 @@ def test_each_redis_has_its_owner(deployment: Deployment, tmp_path: Path) -> Non
     assert runtime.gate.owner() is None
 
 
-def test_a_resumed_tenant_starts_on_its_redis(deployment: Deployment) -> None:
-    runtime = runtime_of(deployment.app)
-    install(deployment.app).record("a", "1", {}, source="orders")
-    runtime.pauses.pause("orders", "a", None, "ada")
-    deployment.notify_event.delay("a", "orders")
-    orders = runtime.on("orders")
-    assert run_all(orders) == 1
-    assert deployment.deliveries() == []
-    act(runtime, "resume", Target("orders", "a", None, None, None), "ada")
-    assert run_all(orders) == 1
-    assert deployment.deliveries() == [("a", "1")]
-
-
 def test_a_tenant_in_its_back_off_starts_on_its_redis(deployment: Deployment) -> None:
     runtime = runtime_of(deployment.app)
 

@@ -21,15 +21,6 @@ from tests.slot.slots import IMPATIENT, TENANTS, Locks, Slot, do_no_run, failed,
 from tests.waiting import wait_until
 
 
-def test_the_handlers_of_runs_that_began_together_are_advanced_in_one_commit(inline: Slot) -> None:
-    inline.handle(nothing)
-    inline.save()
-    inline.run_together()
-    ids = inline.deployment.rows("SELECT DISTINCT xmin FROM taskbridge.sync_cursors")
-    assert len(ids) == 1
-    assert inline.handled() == dict.fromkeys(TENANTS, 1)
-
-
 def test_what_is_done_is_advanced_before_the_next_handler_is_called_after_a_slow_one(
     inline: Slot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
