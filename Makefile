@@ -65,11 +65,11 @@ test-slow: $(READY) ## The tests that take long or draw at random: some torture,
 
 test-browser: $(READY) ## The dashboard in Chromium (needs the system's chromium; some minutes); writes the pictures of docs
 	$(PIP) playwright
-	TASKBRIDGE_TEST_PICTURES=docs $(BIN)/pytest -m browser tests/browser $(PYTEST_FLAGS)
+	TASKBRIDGE_TEST_PICTURES=docs $(BIN)/pytest -m browser verification/browser $(PYTEST_FLAGS)
 	@for picture in $$(git ls-files --others docs/how-to/dashboard); do grep -qr "$${picture##*/}" docs --include=*.md || rm "$$picture"; done
 
 test-docker: $(READY) ## The tests that deploy in containers (needs a Docker engine; 2 minutes, more when the image is built)
-	$(BIN)/pytest -m docker tests/docker -v --durations=0 $(PYTEST_FLAGS)
+	$(BIN)/pytest -m docker verification/docker -v --durations=0 $(PYTEST_FLAGS)
 
 test-lowest: $(READY) .matrix/lowest/.ready ## The lowest versions of all that TaskBridge needs (MATRIX_TESTS=tests/e2e for a part)
 	$(call in_matrix,lowest)
