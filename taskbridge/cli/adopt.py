@@ -153,7 +153,10 @@ def _backfill(engine: Engine, adopted: Adopted, *, anew: bool) -> None:
     console.show(f"{source}: {counted(rows, 'row was', 'rows were')} recorded{result}")
 
 
-@click.command(epilog=examples("taskbridge unadopt orders", "taskbridge unadopt orders --print-sql"))
+@click.command(
+    short_help="Stop recording changes of an adopted table.",
+    epilog=examples("taskbridge unadopt orders", "taskbridge unadopt orders --print-sql"),
+)
 @click.argument("source")
 @click.option("--print-sql", is_flag=True, help="Do not run the SQL. Print it for your own migration.")
 @data_dir_option

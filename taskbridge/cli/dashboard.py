@@ -16,7 +16,10 @@ from taskbridge.settings import Settings
 __all__ = ["dashboard"]
 
 
-@click.command(epilog=examples("taskbridge dashboard", "taskbridge dashboard --port 8010 --allow-actions"))
+@click.command(
+    short_help="Serve the dashboard.",
+    epilog=examples("taskbridge dashboard", "taskbridge dashboard --port 8010 --allow-actions"),
+)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address to listen on.")
 @click.option(
     "--port",

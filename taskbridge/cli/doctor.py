@@ -20,7 +20,9 @@ __all__ = ["doctor"]
 _STYLES: Final = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
-@click.command(epilog=examples("taskbridge doctor", "taskbridge doctor -A shop"))
+@click.command(
+    short_help="Find problems and suggest remedies.", epilog=examples("taskbridge doctor", "taskbridge doctor -A shop")
+)
 @click.option("-A", "--app", "module", metavar="MODULE", help="The module of your Celery app, as in `celery -A`.")
 @data_dir_option
 @click.option("--strict", is_flag=True, help="Exit with status 1 for warnings, too.")

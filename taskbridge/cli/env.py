@@ -15,6 +15,7 @@ __all__ = ["env"]
 
 
 @click.command(
+    short_help="Print the settings in use as shell commands.",
     epilog=examples('eval "$(taskbridge env)"'),
 )
 @data_dir_option

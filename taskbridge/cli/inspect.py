@@ -28,9 +28,10 @@ SHOWN_BURSTS: Final = 5
 
 
 @click.command(
+    short_help="Show why a tenant does not run, or what happened to a record.",
     epilog=examples(
         "taskbridge inspect France", "taskbridge inspect --record 536365", "taskbridge inspect France --json"
-    )
+    ),
 )
 @click.argument("tenant", required=False)
 @click.option(

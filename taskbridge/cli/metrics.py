@@ -12,7 +12,7 @@ from taskbridge.cli.options import data_dir_option, examples
 __all__ = ["metrics"]
 
 
-@click.command(epilog=examples("taskbridge metrics"))
+@click.command(short_help="Print Prometheus metrics.", epilog=examples("taskbridge metrics"))
 @data_dir_option
 def metrics(data_dir: Path) -> None:
     """Print the metrics of the deployment in Prometheus's text format.

@@ -128,7 +128,10 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
         )
 
 
-@click.command(epilog=examples("taskbridge drain France", "taskbridge drain --pipeline invoices --timeout 60"))
+@click.command(
+    short_help="Wait until all records are handled or in quarantine, then pause.",
+    epilog=examples("taskbridge drain France", "taskbridge drain --pipeline invoices --timeout 60"),
+)
 @click.argument("tenant", required=False)
 @pipeline_option
 @click.option(

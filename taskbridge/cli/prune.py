@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["prune"]
 
 
-@click.command(epilog=examples("taskbridge prune --older-than 30d --dry-run"))
+@click.command(short_help="Delete old records.", epilog=examples("taskbridge prune --older-than 30d --dry-run"))
 @click.option(
     "--older-than",
     type=duration,

@@ -109,7 +109,10 @@ class _Recording:
         return f"{text}. To continue: {rest} | {spoken('taskbridge record')} {self.pipeline} -"
 
 
-@click.command(epilog=examples("taskbridge record log-alerts alerts.jsonl --id-field id"))
+@click.command(
+    short_help="Record messages from a file.",
+    epilog=examples("taskbridge record log-alerts alerts.jsonl --id-field id"),
+)
 @click.argument("pipeline")
 @click.argument("file", type=file_type)
 @click.option(

@@ -18,7 +18,10 @@ from taskbridge.settings import Settings
 __all__ = ["app_named", "serve"]
 
 
-@click.command(epilog=examples("taskbridge serve shop.webhooks:app --port 8080", "taskbridge serve"))
+@click.command(
+    short_help="Serve a webhook receiver.",
+    epilog=examples("taskbridge serve shop.webhooks:app --port 8080", "taskbridge serve"),
+)
 @click.argument("target", metavar="[MODULE:ATTRIBUTE]", required=False)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address to listen on.")
 @click.option(

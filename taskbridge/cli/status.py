@@ -41,7 +41,10 @@ RECORDS_SORTED: Final = 1_000
 """Records of each state are counted up to this number for a tenant, fewer if hundreds are compared."""
 
 
-@click.command(epilog=examples("taskbridge status", "taskbridge status --sort runs --hours 1 --json"))
+@click.command(
+    short_help="Show health, pipelines and tenants.",
+    epilog=examples("taskbridge status", "taskbridge status --sort runs --hours 1 --json"),
+)
 @click.option("--pipeline", metavar="NAME", help="Only this pipeline.  [default: all]")
 @click.option(
     "--sort",

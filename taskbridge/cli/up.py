@@ -41,7 +41,10 @@ class _Request:
     data_dir: Path
 
 
-@click.command(epilog=examples("taskbridge up", "taskbridge up --import invoices.csv --exit-when-idle --json"))
+@click.command(
+    short_help="Run everything on this machine.",
+    epilog=examples("taskbridge up", "taskbridge up --import invoices.csv --exit-when-idle --json"),
+)
 @click.option("--import", "file", type=file_type, metavar="FILE", help="First import the invoices of this CSV file.")
 @click.option(
     "--tenant-column", default="Country", show_default=True, metavar="COLUMN", help="The column with the tenant."

@@ -6,7 +6,7 @@ import gzip
 
 import redis
 
-from taskbridge.cli.main import COMMANDS
+from taskbridge.cli.main import cli
 from taskbridge.gate import Keys
 from tests.cli.program import Ended, Program
 from tests.cli.scenes import HEADER, line
@@ -104,7 +104,7 @@ def test_a_command_without_servers_makes_no_database_that_nobody_asked_for(bare:
     (bare.directory / ".taskbridge").mkdir()
     (bare.directory / ".taskbridge" / "lock").touch()
     # `up` makes servers.
-    for command in sorted(COMMANDS.keys() - {"up"}):
+    for command in sorted(cli.commands.keys() - {"up"}):
         ended = bare(command, *WITHOUT_SERVERS.get(command, ()))
         assert_one_clear_line(
             ended, "TASKBRIDGE_POSTGRES_URL", "TASKBRIDGE_REDIS_URL", "set both", "`taskbridge up`", status=1

@@ -227,7 +227,7 @@ def test_a_worker_of_the_shop_sends_each_order(
             worker.stop()
 
 
-def test_a_worker_that_cannot_start_names_the_project_s_own_settings(taskbridge_servers: Servers) -> None:
+def test_errors_and_help_name_the_project_s_own_settings_and_commands(taskbridge_servers: Servers) -> None:
     broker = taskbridge_servers.redis_url
     nobody = {"PGHOST": "127.0.0.1", "PGPORT": "1"}
     with shop(taskbridge_servers, broker) as environment:
@@ -239,6 +239,8 @@ def test_a_worker_that_cannot_start_names_the_project_s_own_settings(taskbridge_
             done = ended(command, environment | changed, SHOP, seconds=100)
             assert done.returncode == 1, done.stderr
             assert [one for one in expected if one not in done.stderr] == [], done.stderr
+        shown = manage(environment, "taskbridge", "quarantine", "retry", "--help")
+        assert "\n    manage.py taskbridge quarantine retry 536365\n" in shown
 
 
 @pytest.mark.slow
