@@ -24,7 +24,7 @@ CELERY: Final = "celery.__main__"
 
 PRELOADED: Final = (
     PROGRAM,
-    *(f"taskbridge.cli.{module}" for module in ("import_csv", "monitor", "workers")),
+    *(f"taskbridge.cli.{module}" for module in ("import_csv", "workers")),
     "alembic.command",
     "alembic.util",
     "jsonpath_rfc9535",

@@ -10,7 +10,6 @@ import click
 
 from taskbridge.cli import console, interrupts
 from taskbridge.cli.adopt import adopt, unadopt
-from taskbridge.cli.dashboard import dashboard
 from taskbridge.cli.doctor import doctor
 from taskbridge.cli.env import env
 from taskbridge.cli.errors import Group
@@ -24,7 +23,7 @@ from taskbridge.cli.pipeline import pipeline
 from taskbridge.cli.prune import prune
 from taskbridge.cli.quarantine import quarantine
 from taskbridge.cli.record import record
-from taskbridge.cli.serve import serve
+from taskbridge.cli.serve import dashboard, serve
 from taskbridge.cli.status import status
 from taskbridge.cli.up import up
 from taskbridge.settings import unknown_variables
@@ -35,7 +34,7 @@ __all__ = ["cli", "main"]
 @click.group(
     cls=Group,
     epilog=examples("taskbridge up", "taskbridge status"),
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
 )
 @click.version_option(package_name="celery-taskbridge", prog_name="taskbridge", message="%(prog)s %(version)s")
 @click.option("--traceback", is_flag=True, envvar="TASKBRIDGE_TRACEBACK", help="Show tracebacks of errors.")

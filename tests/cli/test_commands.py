@@ -39,6 +39,7 @@ MASKS: Final = (
     (r"\b\d{15,}\b", "ID"),
     (r'("paused_by": )"[^"]+"', r'\1"X"'),
     (r"celery-taskbridge-\S+|taskbridge \d\S+", "VERSION"),
+    (r"^(Fr.nce +SPAN ago) +\S+", r"\1  X"),
     (r" {2,}", "  "),
     (r" +$", ""),
 )
