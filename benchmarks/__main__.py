@@ -32,7 +32,7 @@ def _command(benchmark: Benchmark) -> click.Command:
         if as_json:
             console.emit_json({"benchmark": benchmark.name, **report.as_json()})
         else:
-            _print(console.stdout(), report)
+            _print(console.terminal(), report)
 
     return click.command(
         benchmark.name,
@@ -58,7 +58,7 @@ def _print(terminal: Console, report: Report) -> None:
     for one in report.tables:
         console.show(*([one.title] if one.title else []))
         columns = {heading: column(at) for at, heading in enumerate(one.columns)}
-        console.show_rows(one.rows, columns)
+        console.show_rows(one.rows, **columns)
         if one.note:
             terminal.print(one.note, soft_wrap=True)
     for target in report.targets:

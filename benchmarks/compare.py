@@ -56,7 +56,8 @@ def main(commit: str, name: str, options: tuple[str, ...], rounds: int, as_json:
     columns = {"what": "what", commit[:12]: "there", "here": "here", "here / there": "change"}
     shown_rows: dict[str, Any] = {heading: column(key) for heading, key in columns.items()}
     console.show(f"{name}, {rounds} rounds of each side")
-    console.show_rows(rows, shown_rows | {"of each round": lambda row: ", ".join(map(shown, row["rounds"]))})
+    shown_rows["of each round"] = lambda row: ", ".join(map(shown, row["rounds"]))
+    console.show_rows(rows, **shown_rows)
 
 
 @contextmanager

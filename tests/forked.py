@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from taskbridge.cli.main import COMMANDS
-
 __all__ = ["CELERY", "PROGRAM", "Forked"]
 
 PROGRAM: Final = "taskbridge.cli.main"
@@ -26,8 +24,7 @@ CELERY: Final = "celery.__main__"
 
 PRELOADED: Final = (
     PROGRAM,
-    *(f"taskbridge.cli.{module}" for module, _ in COMMANDS.values()),
-    *(f"taskbridge.cli.{module}" for module in ("import_csv", "monitor", "workers")),
+    *(f"taskbridge.cli.{module}" for module in ("import_csv", "workers")),
     "alembic.command",
     "alembic.util",
     "jsonpath_rfc9535",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -11,7 +9,7 @@ import click
 from taskbridge.cli import console, environment, interrupts
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.cli.options import data_dir_option, examples
-from taskbridge.common.texts import counted
+from taskbridge.common.texts import counted, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,17 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["adopt", "unadopt"]
 
 ALL_COLUMNS: Final = "*"
-CONTINUES: Final = "Run the command again with --backfill to continue."
-FROM_NOW_ON: Final = (
-    "Existing rows are skipped until they change. Run the command again with --backfill to record them, or with "
-    "--from-now-on to dismiss this reminder."
-)
-MISSED: Final = (
-    "Changes may have been missed before. Run the command again with --backfill to record each row again, or with "
-    "--from-now-on to dismiss this reminder."
-)
-PROGRESS_SECONDS: Final = 5.0
-"""Seconds between two progress lines of a backfill without a terminal."""
 
 
 @click.command(
@@ -67,7 +54,6 @@ def adopt(
     again: bool,
     from_now_on: bool,
     print_sql: bool,
-    data_dir: Path,
 ) -> None:
     """Use your own TABLE as a source. Triggers record each change of a row in the same transaction.
 
@@ -79,8 +65,7 @@ def adopt(
         raise click.UsageError("give a TABLE with --tenant and --key, or the --source of an adopted table")
     from taskbridge import store
 
-    environment.existing(data_dir)
-    engine = _engine()
+    engine = environment.engine()
     watched = None if columns is None else () if columns == ALL_COLUMNS else columns.split(",")
     found = store.adoption(
         engine, table, tenant, keys, source=source, watched=watched, needs_rights=not print_sql, other_keys=again
@@ -98,7 +83,7 @@ def adopt(
     if is_new:
         console.tell(f'The pipeline {name} reads it; other pipelines can declare source="{name}".')
         if due and not (backfill or again or from_now_on):
-            console.tell(MISSED if due.missed else FROM_NOW_ON)
+            console.tell(f"{due.what}; {spoken(due.remedy)}")
     if again:
         store.begin_again(engine, name)
     if backfill or again:
@@ -110,46 +95,27 @@ def _print(statements: Sequence[str]) -> None:
         click.echo(f"{statement};\n")
 
 
-def _engine() -> Engine:
-    from taskbridge import store
-
-    engine = environment.runtime().engine
-    store.check_version(engine)
-    store.check_schema(engine)
-    store.check_cluster(engine)
-    return engine
-
-
 def _backfill(engine: Engine, adopted: Adopted, *, anew: bool) -> None:
-    """Backfill page by page, with a progress bar, or lines if there is no terminal. A signal stops it after a page.
+    """Backfill page by page; a signal stops it after a page.
 
     `anew`: this process started it at the first row, so it was not complete before.
     """
     from taskbridge import store
 
-    rows, again, before, told_at = 0, False, False, time.monotonic()
-    with console.progress() as progress:
-        task = progress.add_task("backfill", total=adopted.table.rows or None)
+    rows, again, is_complete = 0, False, False
+    with console.terminal(stderr=True).status("backfilling") as status:
         try:
             for page in interrupts.steps(store.backfill(engine, adopted)):
-                rows, again, before = page.rows, page.again, page.before and not anew
-                # Ignore the estimate once it has been exceeded.
-                total = adopted.table.rows if adopted.table.rows >= max(rows, 1) else None
-                progress.tasks[0].total = total
-                progress.update(task, completed=rows)
-                if progress.disable and time.monotonic() - told_at > PROGRESS_SECONDS:
-                    told_at = time.monotonic()
-                    console.tell(f"{rows:,}{f' of about {total:,}' if total else ''} rows")
+                rows, again, is_complete = page.rows, page.again, page.before and not anew
+                status.update(f"backfilling: {rows:,} of about {adopted.table.rows:,} rows")
         except Interrupted:
-            console.tell(f"The backfill was stopped after {rows:,} rows. {CONTINUES}")
+            console.tell(f"The backfill was stopped after {rows:,} rows. Run it again with --backfill to continue.")
             raise
     source = adopted.definition.source
-    if before:
+    if is_complete:
         console.show(f"{source}: the backfill of {counted(rows, 'row')} was already complete")
         return
-    result = ""
-    if again:
-        result = " again, with new idempotency keys, because changes may have been missed before"
+    result = " again, with new idempotency keys, because changes may have been missed before" if again else ""
     console.show(f"{source}: {counted(rows, 'row was', 'rows were')} recorded{result}")
 
 
@@ -157,15 +123,14 @@ def _backfill(engine: Engine, adopted: Adopted, *, anew: bool) -> None:
 @click.argument("source")
 @click.option("--print-sql", is_flag=True, help="Do not run the SQL. Print it for your own migration.")
 @data_dir_option
-def unadopt(source: str, print_sql: bool, data_dir: Path) -> None:
+def unadopt(source: str, print_sql: bool) -> None:
     """Remove the triggers of the table that is adopted as SOURCE. Its changes are no longer recorded.
 
     Records and cursors are kept. Pending records are still handled.
     """
     from taskbridge import store
 
-    environment.existing(data_dir)
-    engine = _engine()
+    engine = environment.engine()
     if print_sql:
         _print(store.removal_statements(engine, source))
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -18,78 +18,25 @@ from taskbridge.common.times import ago
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
     from rich.text import Text
 
-__all__ = [
-    "SHOWN_PROBLEMS",
-    "answer",
-    "cell",
-    "clock",
-    "complain",
-    "emit_json",
-    "plain",
-    "progress",
-    "show",
-    "show_counts",
-    "show_rows",
-    "stderr",
-    "stdout",
-    "tell",
-]
+__all__ = ["answer", "cell", "clock", "complain", "emit_json", "show", "show_rows", "tell", "terminal"]
 
-SHOWN_PROBLEMS: Final = 20
-"""How many of a file's rejected lines are listed."""
-
-_COLOURS: Final = {
-    "running": "green",
-    "handled": "green",
-    "queued": "cyan",
-    "paused": "magenta",
-    "failed": "red",
-    "quarantined": "red",
-    "rejected": "red",
-    "no heartbeat": "red",
-    "back-off": "yellow",
-    "rate limit": "yellow",
-    "asked to wait": "yellow",
-    "wait queue": "yellow",
-    "turn": "yellow",
-    "pending": "yellow",
-    "waiting": "blue",
-    "idle": "dim",
-}
 _WIDTH_OF_A_PIPE: Final = 100_000
 """Without a terminal, nothing is wrapped or truncated."""
 
 
-def stdout() -> Console:
-    """Return a console on stdout."""
-    return _console(stderr=False)
-
-
-def stderr() -> Console:
-    """Return a console on stderr."""
-    return _console(stderr=True)
-
-
-def _console(*, stderr: bool) -> Console:
+def terminal(*, stderr: bool = False) -> Console:
+    """Return a console on stdout or stderr."""
     from rich.console import Console
 
-    class OurConsole(Console):
-        """A console that raises an error if the reader of a pipe goes away, instead of exiting."""
-
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    made = OurConsole(stderr=stderr, markup=False, highlight=False, emoji=False)
+    made = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
     if not made.is_terminal:
         made.width = _WIDTH_OF_A_PIPE
     return made
 
 
-def plain(text: str) -> str:
-    """Return `text` safe to print: on one line, without control sequences, and with commands as they are typed here."""
+def _plain(text: str) -> str:
     # Only commands in backticks are our own; anything else may be external text.
     return printable(spoken(text, "`"))
 
@@ -97,66 +44,48 @@ def plain(text: str) -> str:
 def show(*lines: str) -> None:
     """Write lines of an answer to stdout."""
     for line in lines:
-        click.echo(plain(line))
+        click.echo(_plain(line))
 
 
 def cell(text: str, style: str = "") -> Text:
-    """Return external text as a table cell."""
+    """Return text, which may be external, for rich to print."""
     from rich.text import Text
 
-    return Text(plain(text), style)
+    return Text(_plain(text), style)
 
 
-def show_rows(rows: Iterable[Any], columns: Mapping[str, str | Callable[[Any], Any]]) -> None:
+def show_rows(rows: Iterable[Any], *names: str, **computed: Callable[[Any], Any]) -> None:
     """Write a table to stdout, or nothing if there are no rows.
 
-    `columns`: for each heading, the attribute to show or a function of the row. Times are shown as how long ago they
-    were, and floats as seconds; numbers and times are right-aligned.
+    `names`: the keys or attributes to show. `computed`: functions of a row for further columns, by their headings.
+    Times are shown as how long ago they were, and floats as seconds; numbers and times are right-aligned.
     """
     from rich.table import Table
 
-    values = [
-        [getattr(row, shown) if isinstance(shown, str) else shown(row) for shown in columns.values()] for row in rows
-    ]
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading, column in zip(columns, zip(*values, strict=True), strict=False):
-        is_number = any(isinstance(one, (int, float, datetime)) for one in column)
-        made.add_column(
-            heading,
-            justify="right" if is_number else "left",
-            no_wrap=is_number,
-            overflow="ellipsis" if is_number else "fold",
-        )
+    values = [[*(_value(row, name) for name in names), *(each(row) for each in computed.values())] for row in rows]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading, column in zip((*names, *computed), zip(*values, strict=True), strict=False):
+        is_number = any(isinstance(value, (int, float, datetime)) for value in column)
+        justify: Literal["left", "right"] = "right" if is_number else "left"
+        table.add_column(heading.replace("_", " "), justify=justify, no_wrap=is_number, overflow="fold")
     for row in values:
-        made.add_row(*map(_cell, row))
+        table.add_row(*(cell(_text(value)) for value in row))
     if values:
-        stdout().print(made)
+        terminal().print(table)
 
 
-def _cell(value: Any) -> Text:
+def _value(row: Any, name: str) -> Any:
+    return row[name] if isinstance(row, Mapping) else getattr(row, name)
+
+
+def _text(value: Any) -> str:
     if value is None:
-        return cell("-")
+        return "-"
     if isinstance(value, float):
-        return cell(f"{value:,.1f} s" if value else "-")
+        return f"{value:,.1f} s" if value else "-"
     if isinstance(value, datetime):
-        return cell(ago(value))
-    text = f"{value:,}" if isinstance(value, int) else str(value)
-    return cell(text, _COLOURS.get(text, ""))
-
-
-def progress() -> Progress:
-    """Return a progress bar on stderr, which is hidden unless that is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    terminal = stderr()
-    terminal.quiet = not terminal.is_terminal
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=terminal, transient=True, disable=terminal.quiet)
-
-
-def show_counts(counts: Mapping[str, int]) -> None:
-    """Write named counts to stdout."""
-    show_rows(counts.items(), {"": lambda one: one[0].replace("_", " "), "count": lambda one: one[1]})
+        return ago(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def clock(at: datetime | None) -> str:
@@ -166,7 +95,7 @@ def clock(at: datetime | None) -> str:
 
 def tell(text: str) -> None:
     """Write a message to stderr; further lines of `text` are indented."""
-    click.echo("\n    ".join(map(plain, text.split("\n"))), err=True)
+    click.echo("\n    ".join(map(_plain, text.split("\n"))), err=True)
 
 
 def complain(text: str) -> None:

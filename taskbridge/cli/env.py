@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 
 import click
 
@@ -14,16 +13,14 @@ from taskbridge.settings import Settings
 __all__ = ["env"]
 
 
-@click.command(
-    epilog=examples('eval "$(taskbridge env)"'),
-)
+@click.command(epilog=examples('eval "$(taskbridge env)"'))
 @data_dir_option
-def env(data_dir: Path) -> None:
-    """Print shell commands that export the settings in use, including passwords.
+def env() -> None:
+    """Print the settings in use as shell commands. They include passwords.
 
     Without servers, nothing is printed, and the variables of the shell stay as they are.
     """
-    environment.existing(data_dir)
+    environment.existing()
     values = Settings.read().as_environment()
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     click.echo("\n".join((*lines, f"export {' '.join(values)}")))

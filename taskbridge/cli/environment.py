@@ -25,16 +25,17 @@ from taskbridge.settings import Settings, redis_variable
 
 if TYPE_CHECKING:
     from celery import Celery
+    from sqlalchemy import Engine
 
     from taskbridge.embedded import Servers
     from taskbridge.observe.context import Context
     from taskbridge.process.runtime import Runtime
 
 __all__ = [
-    "POSTGRES",
-    "REDIS",
     "checked_runtime",
     "context",
+    "data_dir",
+    "engine",
     "existing",
     "kept",
     "note",
@@ -50,6 +51,12 @@ POSTGRES: Final = "TASKBRIDGE_POSTGRES_URL"
 REDIS: Final = "TASKBRIDGE_REDIS_URL"
 
 
+def data_dir() -> Path:
+    """Return the value of the option `--data-dir` of the current command."""
+    directory: Path = click.get_current_context().meta["data_dir"]
+    return directory
+
+
 def runtime(app: Celery | None = None) -> Runtime:
     """Return the runtime of TaskBridge's own app or of another one; choose the servers first."""
     from taskbridge.integration.app import app as own_app
@@ -61,19 +68,18 @@ def runtime(app: Celery | None = None) -> Runtime:
     return found
 
 
-def runtime_without_app(data_dir: Path) -> Runtime:
+def runtime_without_app() -> Runtime:
     """Choose the servers and return a runtime that can neither notify nor run; raises as `existing`."""
     from taskbridge.process.runtime import Runtime
 
-    existing(data_dir)
+    existing()
     found = Runtime(Settings.read())
     # The process may outlive the command, as in Django's tests.
-    if command := click.get_current_context(silent=True):
-        command.call_on_close(found.close_sessions)
+    click.get_current_context().call_on_close(found.close_sessions)
     return found
 
 
-def context(data_dir: Path, *, redis: bool = True) -> Context:
+def context(*, redis: bool = True) -> Context:
     """Choose and check the servers, and return what answers are made from; `redis=False` does not use Redis.
 
     The context knows which of several Redis servers do not answer.
@@ -82,36 +88,43 @@ def context(data_dir: Path, *, redis: bool = True) -> Context:
     """
     from taskbridge.observe.context import Context
 
-    found = runtime_without_app(data_dir)
+    found = runtime_without_app()
     found.check(redis=False)
     return Context.of(found, found.check_gates() if redis else {})
 
 
-def checked_runtime(data_dir: Path, pipeline: str | None = None) -> Runtime:
+def checked_runtime(pipeline: str | None = None) -> Runtime:
     """Choose and check the servers, and return the runtime: that of a pipeline's Redis; without one, no Redis is used.
 
     Raises: as `context`.
     """
-    existing(data_dir)
+    existing()
     found = runtime() if pipeline is None else runtime().on(pipeline)
     found.check(redis=pipeline is not None)
     return found
 
 
-def start(tenants: Iterable[str], pipeline: str) -> None:
-    """Start the runners of tenants that can run again.
+def engine() -> Engine:
+    """Choose the servers, check only the database, and return it; raises as `context`."""
+    from taskbridge import store
 
-    Raises:
-        Unavailable: Redis is unavailable. Nothing is lost, and the message says so.
-    """
+    existing()
+    found = runtime().engine
+    store.check_version(found)
+    store.check_schema(found)
+    store.check_cluster(found)
+    return found
+
+
+def start(tenants: Iterable[str], pipeline: str) -> None:
+    """Start the runners of tenants that can run again. If Redis is unavailable, a worker will notice the change."""
     from taskbridge.producer import notify
 
     try:
         notify.start(runtime().app, sorted(tenants), pipeline)
-    except Unavailable as error:
-        raise Unavailable(
-            f"{error}. The change has been saved; a worker will notice it within TASKBRIDGE_BASE_INTERVAL"
-        ) from error
+    except Unavailable:
+        console.tell("The change has been saved; a worker will notice it within TASKBRIDGE_BASE_INTERVAL.")
+        raise
 
 
 def note(runtime: Runtime, action: str, **what: Any) -> None:
@@ -142,48 +155,38 @@ def tell_left_out(context: Context) -> None:
         console.tell(f"{others.sentence}; {spoken(others.remedy)}")
 
 
-def existing(data_dir: Path) -> None:
+def existing() -> None:
     """Choose servers that are already running.
 
     Raises:
         ConfigurationError: only one of the two variables is set, or one cannot be parsed.
         Unavailable: there are no servers.
     """
-    try:
-        found = _found(data_dir)
-    except MissingExtra as error:
+    if not _found():
         raise Unavailable(
-            f"{POSTGRES} and {REDIS} are not set",
-            f"set both; or, for the embedded servers of `taskbridge up`, {error.remedy}",
-        ) from error
-    if not found:
-        raise Unavailable(
-            f"{POSTGRES} and {REDIS} are not set, and no `taskbridge up` is running for {data_dir}: set both, or start "
-            "`taskbridge up` (--data-dir chooses another directory)"
+            f"{POSTGRES} and {REDIS} are not set, and no `taskbridge up` is running for {data_dir()}: "
+            "set both, or start `taskbridge up` (--data-dir chooses another directory)"
         )
 
 
 @contextmanager
-def kept(data_dir: Path) -> Iterator[None]:
+def kept() -> Iterator[None]:
     """Choose as `existing`, or else start the servers of an earlier `taskbridge up` during the block.
 
     This is for what must be done before `taskbridge up` can start again.
 
     Raises: as `existing`, even if the data directory is empty; as `taskbridge.embedded.serve`.
     """
-    if not (data_dir / "lock").exists() or _found(data_dir):
-        existing(data_dir)
-        yield
-        return
-    from taskbridge import embedded
-
-    with embedded.serve(data_dir) as servers:
-        _choose(servers)
+    if (data_dir() / "lock").exists() and not _found():
+        with served():
+            yield
+    else:
+        existing()
         yield
 
 
 @contextmanager
-def served(data_dir: Path) -> Iterator[bool]:
+def served() -> Iterator[bool]:
     """Use the configured servers, or else start embedded ones during the block; yield whether they are embedded.
 
     Either way the data directory is locked.
@@ -193,20 +196,22 @@ def served(data_dir: Path) -> Iterator[bool]:
     from taskbridge import embedded
 
     if _configured():
-        with embedded.held(data_dir):
+        with embedded.held(data_dir()):
             yield False
         return
-    with embedded.serve(data_dir) as servers:
+    with embedded.serve(data_dir()) as servers:
         _choose(servers)
         yield True
 
 
-def _found(data_dir: Path) -> bool:
+def _found() -> bool:
     if _configured():
         return True
-    from taskbridge import embedded
-
-    servers = embedded.running(data_dir)
+    try:
+        from taskbridge import embedded
+    except MissingExtra:
+        return False
+    servers = embedded.running(data_dir())
     if servers is not None:
         _choose(servers)
     return servers is not None

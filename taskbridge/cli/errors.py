@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import traceback
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -17,10 +15,8 @@ from taskbridge.errors import TaskBridgeError
 
 __all__ = ["Group"]
 
-FAULT = 70
+FAULT: Final = 70
 """Exit status of an unexpected error (EX_SOFTWARE in sysexits.h)."""
-PIPE_CLOSED = 141
-"""Exit status if the reader of our stdout went away: what a shell reports for SIGPIPE."""
 
 
 class Group(click.Group):
@@ -34,20 +30,17 @@ class Group(click.Group):
         """
         try:
             with explained_imports():
-                result = super().invoke(ctx)
-            sys.stdout.flush()
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+                return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
         except (Exception, Interrupted) as error:
-            error = _translated(error)
-            status = _report(error, with_traceback=bool(ctx.params.get("traceback")))
-            raise click.exceptions.Exit(status) from error
-        return result
+            translated = _translated(error) if isinstance(error, Exception) else error
+            if ctx.params.get("traceback"):
+                traceback.print_exception(translated)
+            raise click.exceptions.Exit(_report(translated)) from error
 
 
-def _translated(error: Exception | Interrupted) -> Exception | Interrupted:
-    if isinstance(error, (TaskBridgeError, OSError, Interrupted)):
-        return error
+def _translated(error: Exception) -> Exception:
     from taskbridge.common.server_errors import translated_errors
 
     try:
@@ -57,14 +50,8 @@ def _translated(error: Exception | Interrupted) -> Exception | Interrupted:
         return translated
 
 
-def _report(error: Exception | Interrupted, *, with_traceback: bool) -> int:
+def _report(error: Exception | Interrupted) -> int:
     """Report the error on stderr and return the exit status."""
-    if isinstance(error, BrokenPipeError):
-        # Python flushes stdout again at exit, which must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
-    if with_traceback:
-        traceback.print_exception(error)
     if isinstance(error, Interrupted):
         complain("interrupted")
         return error.exit_status

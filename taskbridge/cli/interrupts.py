@@ -1,8 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP shut a command down cleanly: it stops what it started before the process exits.
-
-The first signal raises `Interrupted` in the running code. While a command is stopping, because of a signal or because
-it is done, another signal only makes it stop faster.
-"""
+"""Ctrl-C, SIGTERM and SIGHUP raise `Interrupted`: a command stops what it started before the process exits."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
-__all__ = ["Interrupted", "check", "install", "is_hurried", "steps", "stopping", "uninterrupted"]
+__all__ = ["Interrupted", "check", "install", "steps", "uninterrupted"]
 
 T = TypeVar("T")
 
@@ -22,52 +18,43 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.number = number
-
-    @property
-    def exit_status(self) -> int:
-        """128 plus the signal number, as shells report it."""
-        return 128 + self.number
+        self.exit_status = 128 + number
+        """As shells report it."""
 
 
 class _State:
-    """This process: whether it is in a step, which signal waits for its end, and whether another one has come."""
+    """Whether this process is in a step, and the first signal that was caught."""
 
-    steps = 0
-    kept: int | None = None
-    stopping = False
-    hurried = False
+    in_step = False
+    caught: int | None = None
 
 
 def install() -> None:
     """Install the signal handlers. SIGHUP stays ignored if it is ignored, as under `nohup`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _caught)
+            signal.signal(number, _catch)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Finish a short step: a first signal raises after the block, a second one at once."""
-    _State.steps += 1
+    _State.in_step = True
     try:
         yield
     finally:
-        _State.steps -= 1
-    if _State.kept is not None and not _State.stopping:
-        _raise(_State.kept)
+        _State.in_step = False
+    check()
 
 
 def steps(of: Iterator[T]) -> Iterator[T]:
     """Iterate over short steps; a first signal raises between two of them."""
-    from taskbridge.common.server_errors import translated_errors
-
     while True:
-        with uninterrupted(), translated_errors():
-            found = next(of, None)
-        if found is None:
+        with uninterrupted():
+            step = next(of, None)
+        if step is None:
             return
-        yield found
+        yield step
 
 
 def check() -> None:
@@ -75,30 +62,11 @@ def check() -> None:
 
     Python swallows exceptions that a signal handler raises in a finalizer or a weakref callback.
     """
-    if _State.kept is not None:
-        _raise(_State.kept)
+    if _State.caught is not None:
+        raise Interrupted(_State.caught)
 
 
-def stopping() -> None:
-    """From now on signals do not raise, because the command is stopping."""
-    _State.stopping = True
-
-
-def is_hurried() -> bool:
-    """Whether a signal has come while the command was stopping."""
-    return _State.hurried
-
-
-def _caught(number: int, _frame: FrameType | None) -> None:
-    if _State.stopping:
-        _State.hurried = True
-    elif _State.steps and _State.kept is None:
-        _State.kept = number
-    else:
-        _raise(number)
-
-
-def _raise(number: int) -> None:
-    _State.kept = number
-    _State.stopping = True
-    raise Interrupted(number)
+def _catch(number: int, _frame: FrameType | None) -> None:
+    is_first, _State.caught = _State.caught is None, number
+    if not (is_first and _State.in_step):
+        raise Interrupted(number)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from taskbridge.cli import console, environment
@@ -14,14 +12,14 @@ __all__ = ["metrics"]
 
 @click.command(epilog=examples("taskbridge metrics"))
 @data_dir_option
-def metrics(data_dir: Path) -> None:
-    """Print the metrics of the deployment in Prometheus's text format.
+def metrics() -> None:
+    """Print the metrics of the deployment for Prometheus.
 
     If Postgres or Redis does not answer, its metrics are missing and the exit status is 1.
     """
     from taskbridge.observe.metrics import Metrics
 
-    collected = Metrics(environment.runtime_without_app(data_dir))
+    collected = Metrics(environment.runtime_without_app())
     click.echo(collected.text(), nl=False)
     for problem in collected.problems:
         console.complain(problem)

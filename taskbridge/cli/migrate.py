@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import click
 
 from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples
 from taskbridge.common.texts import counted
-from taskbridge.errors import SchemaMismatch, UsageError
+from taskbridge.errors import UsageError
 from taskbridge.settings import redis_variable
-
-if TYPE_CHECKING:
-    from taskbridge.store import Rebased
 
 __all__ = ["migrate"]
 
@@ -24,7 +18,6 @@ __all__ = ["migrate"]
     "--to",
     "revision",
     default="head",
-    show_default=True,
     metavar="REVISION",
     help='A revision such as 0001, "head" for the newest, or "base" to drop all tables.',
 )
@@ -35,7 +28,7 @@ __all__ = ["migrate"]
 )
 @click.option("--yes", is_flag=True, help="Confirm --to base or --rebase.")
 @data_dir_option
-def migrate(revision: str, rebase: bool, yes: bool, data_dir: Path) -> None:
+def migrate(revision: str, rebase: bool, yes: bool) -> None:
     """Migrate the schema to the newest revision.
 
     With --rebase, adapt a database that was restored into another cluster. Then
@@ -45,7 +38,8 @@ def migrate(revision: str, rebase: bool, yes: bool, data_dir: Path) -> None:
     if rebase and revision != "head":
         raise click.UsageError("--rebase and --to cannot be combined")
     if rebase:
-        _rebase(data_dir, yes=yes)
+        with environment.kept():
+            _rebase(yes=yes)
         return
     from alembic.util import CommandError
 
@@ -55,50 +49,41 @@ def migrate(revision: str, rebase: bool, yes: bool, data_dir: Path) -> None:
 
     if revision == "base" and not yes:
         raise click.UsageError("--to base drops all tables and their data: add --yes to confirm")
-    environment.existing(data_dir)
+    environment.existing()
     try:
         engine = environment.runtime().engine
         store.check_version(engine)
         before, after = store.migrate(engine, revision)
-        foreign = after == head() and not store.in_its_cluster(engine)
     except CommandError as error:
         raise UsageError(f"there is no revision {revision!r} ({error}); the newest is {head()}") from error
-    if before == after:
-        console.show(f"schema {after or 'none'}: nothing to do")
-    else:
-        console.show(f"schema {before or 'none'} -> {after or 'none'}")
-    if foreign:
+    result = f" -> {after or 'none'}" if before != after else ": nothing to do"
+    console.show(f"schema {before or 'none'}{result}")
+    if after == head() and not store.in_its_cluster(engine):
         console.complain(f"one more step: {FOREIGN_CLUSTER}")
-    if after != revision and revision not in ("head", "base"):
-        raise SchemaMismatch(
-            f"the database is still at {after}: it can only be downgraded with `--to base`, which drops all tables"
-        )
 
 
-def _rebase(data_dir: Path, *, yes: bool) -> None:
+def _rebase(*, yes: bool) -> None:
     from taskbridge import store
+    from taskbridge.store.rebasing import rebase
 
-    with environment.kept(data_dir):
-        engine = environment.runtime().engine
-        store.check_version(engine)
-        store.check_schema(engine)
-        if store.in_its_cluster(engine):
-            console.show("the database is in its own cluster: nothing to do")
-            return
-        if not yes:
-            raise click.UsageError(
-                "--rebase rewrites cursors and transaction ids: add --yes once all workers and producers are stopped"
-            )
-        done = _rebased()
-        # The gate still belongs to the previous cluster.
-        runtime = environment.runtime()
-        errors = runtime.release_gate()
+    engine = environment.runtime().engine
+    store.check_version(engine)
+    store.check_schema(engine)
+    if not yes and not store.in_its_cluster(engine):
+        raise click.UsageError(
+            "--rebase rewrites cursors and transaction ids: add --yes once all workers and producers are stopped"
+        )
+    with console.terminal(stderr=True).status("rebasing") as status:
+        done = rebase(engine, begins=status.update)
     if done is None:
         console.show("the database is in its own cluster: nothing to do")
         return
     console.show(f"rebased {counted(done.cursors, 'cursor')} and {counted(done.rows, 'row')}")
     for pipeline, count in done.quarantined.items():
         console.show(f"{pipeline}: {counted(count, 'pending record')} will be handled first")
+    # The gate still belongs to the previous cluster.
+    runtime = environment.runtime()
+    errors = runtime.release_gate()
     for redis, error in errors.items():
         console.complain(
             f"{error}. Its gate still belongs to the previous cluster: when it is available "
@@ -107,15 +92,3 @@ def _rebase(data_dir: Path, *, yes: bool) -> None:
     if errors:
         raise click.exceptions.Exit(1)
     console.tell("You can start workers and producers again.")
-
-
-def _rebased() -> Rebased | None:
-    from taskbridge.store.rebasing import STEPS, rebase
-
-    with console.progress() as progress:
-        task = progress.add_task("rebasing", total=len(STEPS))
-
-        def begins(step: str) -> None:
-            progress.update(task, description=step, completed=STEPS.index(step))
-
-        return rebase(environment.runtime().engine, begins=begins)

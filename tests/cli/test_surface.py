@@ -76,7 +76,7 @@ def test_nothing_that_others_rely_on_has_changed_unnoticed(taskbridge: Program) 
         "fixtures": sorted(name for name in vars(plugin) if name.startswith("taskbridge_")),
         "tasks": sorted(name for name in api.app.tasks if name.startswith("taskbridge.")),
         "keys": {"lease": Keys().lease("invoices", "acme"), "queues": list(Keys().queues)},
-        "commands": options(cli.all_commands()),
+        "commands": options(cli.commands),
         "up --json": shape(report),
     }
     text = json.dumps(found, indent=2) + "\n"

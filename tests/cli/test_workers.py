@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from taskbridge.cli import interrupts, workers
-from taskbridge.cli.monitor import has_pending, is_idle
-from taskbridge.cli.workers import Workers
+from taskbridge.cli import workers
+from taskbridge.cli.workers import has_pending, is_idle
 from taskbridge.errors import Unavailable
 from tests.deployment import Deployment
 from tests.second.world import PIPELINE, World
@@ -20,27 +19,24 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def dying(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that end at once, and are started again without a pause."""
+    """Workers that end at once."""
     monkeypatch.setattr(workers, "sys", SimpleNamespace(executable="/bin/false"))
-    monkeypatch.setattr(workers, "PAUSES", (0.0, 0.0, 0.0, 0.0))
-    monkeypatch.setattr(interrupts, "_State", type("State", (interrupts._State,), {}))
 
 
 @pytest.mark.usefixtures("dying")
-def test_a_worker_that_dies_at_once_is_given_up_after_its_fifth_death(directory: Path) -> None:
-    said: list[str] = []
-
+def test_a_worker_that_dies_at_once_is_given_up_after_its_fifth_death(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def given_up() -> Unavailable | None:
         try:
-            running.watch()
+            worker.watch()
         except Unavailable as error:
             return error
         return None
 
-    with Workers(1, 1, directory, said.append) as running:
+    with workers.workers(1, 1, directory) as (worker,):
         error = wait_until(given_up, "the worker is given up")
-    assert len(said) == 4
-    assert all("worker1 (pid " in line and "restarting it" in line for line in said)
+    assert capsys.readouterr().err.count("ended with status 1; restarting it") == 4
     assert "ended with status 1, 5 times shortly after starting" in str(error)
     assert str(directory / "worker-1.log") in str(error)
 
@@ -48,10 +44,10 @@ def test_a_worker_that_dies_at_once_is_given_up_after_its_fifth_death(directory:
 @pytest.mark.usefixtures("dying")
 def test_a_worker_that_never_gets_ready_is_an_error_at_once(directory: Path) -> None:
     with (
-        Workers(2, 1, directory, print) as running,
-        pytest.raises(Unavailable, match=r"worker(\d) ended with status 1; the end of its log, .*worker-\1\.log"),
+        workers.workers(2, 1, directory) as running,
+        pytest.raises(Unavailable, match=r"worker(\d) .*ended with status 1; the end of its log, .*worker-\1\.log"),
     ):
-        running.wait_until_ready()
+        workers.wait_until_ready(running)
 
 
 DROPPED = """

@@ -227,7 +227,7 @@ def test_a_worker_of_the_shop_sends_each_order(
             worker.stop()
 
 
-def test_a_worker_that_cannot_start_names_the_project_s_own_settings(
+def test_errors_and_help_name_the_project_s_own_settings_and_commands(
     taskbridge_servers: Servers, tmp_path: Path
 ) -> None:
     (tmp_path / "without.py").write_text('from shop.settings import *\nINSTALLED_APPS.remove("taskbridge.django")\n')
@@ -243,6 +243,8 @@ def test_a_worker_that_cannot_start_names_the_project_s_own_settings(
             done = ended(command, environment | changed, SHOP, seconds=100)
             assert done.returncode == 1, done.stderr
             assert [one for one in expected if one not in done.stderr] == [], done.stderr
+        shown = manage(environment, "taskbridge", "quarantine", "retry", "--help")
+        assert "\n    manage.py taskbridge quarantine retry 536365\n" in shown
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from tests.docs.printed import Printed
 from tests.scraping import SAMPLES
 from verification import redis_servers
 
-COMMANDS = cli.all_commands()
+COMMANDS = cli.commands
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])

@@ -61,7 +61,7 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, cont
     execute(deployment.engine, receive_statement(Incoming("orders", "whk-1", "acme", "1", None, '{"seconds": 0.5}')))
     record(deployment.engine, "orders", "bolt", "rejected", {"do": "reject"})
     record(deployment.engine, "orders", "cask", "failing", {"do": "fail"})
-    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE) as worker:
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
         handled = told(context, "acme", "1", "handled")
         assert in_order(handled) == ["received", "recorded", "started", "read", "handled"]
         first, read = handled.steps[2], handled.steps[3]

@@ -7,13 +7,16 @@ from argparse import REMAINDER
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from taskbridge.django.configuration import variables
 from taskbridge.errors import TaskBridgeError
 from taskbridge.settings import PREFIX
+
+if TYPE_CHECKING:
+    import click
 
 __all__ = ["Command"]
 
@@ -26,9 +29,10 @@ class Command(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run the program and exit with its status."""
-        from taskbridge.cli.main import main  # noqa: PLC0415 - not needed for the help of manage.py
+        from taskbridge.cli.main import cli, main  # noqa: PLC0415 - not needed for the help of manage.py
 
         self._enter()
+        _adapt_examples(cli)
         main(argv[2:], f"{Path(argv[0]).name} taskbridge")
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -61,3 +65,10 @@ class Command(BaseCommand):
         with suppress(TaskBridgeError):
             for name, text in variables().items():
                 os.environ.setdefault(name, text)
+
+
+def _adapt_examples(command: click.Command) -> None:
+    """Let the examples in the help of a command, and of those below it, be what one types in this project."""
+    command.epilog = (command.epilog or "").replace("taskbridge ", "manage.py taskbridge ")
+    for each in getattr(command, "commands", {}).values():
+        _adapt_examples(each)
