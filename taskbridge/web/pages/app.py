@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,11 +15,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from taskbridge.common.texts import counted
 from taskbridge.errors import ConfigurationError, TaskBridgeError, UnknownPipeline, UsageError
 from taskbridge.settings import Settings, check_password
 from taskbridge.web.pages.access import Access, Allow
@@ -41,19 +39,13 @@ FORM_SECONDS: Final = 10.0
 PAGE_SECONDS: Final = 20.0
 """The time limit of a page. Each query has its own, but a page may have to wait for other pages."""
 DONE: Final = "taskbridge_done"
-"""The cookie with the result of an action, for the next page."""
+"""The cookie that says which message the next page shows: a key of `MESSAGES`."""
 DONE_SECONDS: Final = 60
 STATIC: Final = Path(__file__).parent / "static"
 
-NAVIGATION: Final = {
-    "": ("Now", "now"),
-    "tenants": ("Tenants", "tenants"),
-    "record": ("Record", "record"),
-    "failing": ("Failing", "failing"),
-    "runs": ("Runs", "runs"),
-}
-"""For each path, the title, and the name of the template and of the method that reads its values."""
-PAGES: Final = {**NAVIGATION, "tenant": ("Tenant", "tenant")}
+NAVIGATION: Final = ("", "tenants", "record", "failing", "runs")
+"""The paths of the pages that every page links to; the first one is the page Now."""
+PAGES: Final = (*NAVIGATION, "tenant")
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -93,7 +85,6 @@ def dashboard(
     made = Starlette(
         routes=[
             *(Route(f"/{path}", site.page(path), methods=["GET"]) for path in PAGES),
-            Route("/live", site.live, methods=["GET"]),
             Route("/do/{action}", site.act, methods=["POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
@@ -117,7 +108,7 @@ class _Site:
 
     def page(self, path: str) -> Handler:
         """Return the handler of a page."""
-        title, name = PAGES[path]
+        name = path or "now"
         read = getattr(self._reading, name)
 
         async def answer(request: Request) -> Response:
@@ -125,7 +116,7 @@ class _Site:
 
             def make() -> str:
                 values = self._reading.values(read, request.query_params)
-                values |= {"title": title, "here": path, "message": _message(cookie or "")}
+                values |= {"title": name.capitalize(), "here": path, "message": MESSAGES.get(cookie or "")}
                 return self._render(f"{name}.html", request, values)
 
             response = HTMLResponse(await self._in_thread(make, PAGE_SECONDS))
@@ -134,26 +125,6 @@ class _Site:
             return response
 
         return answer
-
-    async def live(self, request: Request) -> Response:
-        """Return the status and the live part of the first page or of a tenant's page, for an open page to update."""
-        query = request.query_params
-        name, read = ("tenant", self._reading.tenant) if "tenant" in query else ("now", self._reading.now_live)
-
-        def make() -> dict[str, str]:
-            try:
-                values = self._reading.values(read, query)
-            except UsageError:
-                raise
-            except TaskBridgeError as error:
-                # Without a new part, the page marks the existing one as outdated.
-                return {"status": self._render("status.html", request, {"health": None, "why": str(error)})}
-            return {
-                "status": self._render("status.html", request, values),
-                "part": self._render(f"{name}_live.html", request, values),
-            }
-
-        return JSONResponse(await self._in_thread(make, PAGE_SECONDS))
 
     async def act(self, request: Request) -> Response:
         """Perform the action of a form, and redirect to its page."""
@@ -173,20 +144,13 @@ class _Site:
         root = _root(request)
         # The page that the form was on: only the dashboard's own pages can send forms.
         response = RedirectResponse(request.headers.get("referer", f"{root}/"), 303)
-        text = f"{done.message}.{done.records}.{done.tenants}"
-        response.set_cookie(DONE, text, DONE_SECONDS, path=root or "/", httponly=True, samesite="strict")
+        response.set_cookie(DONE, done, DONE_SECONDS, path=root or "/", httponly=True, samesite="strict")
         return response
 
     async def error_page(self, request: Request, error: Exception) -> Response:
         """Respond with an error page."""
         status, message = _status_of(error)
-        values = {
-            "title": "Error",
-            "here": None,
-            "message": message,
-            "status_code": status,
-            "pipeline": None,
-        }
+        values = {"title": "Error", "here": None, "message": message, "status_code": status}
         headers = {"Retry-After": "2"} if status == 503 else getattr(error, "headers", None)
         return HTMLResponse(self._render("failed.html", request, values), status, headers)
 
@@ -201,16 +165,14 @@ class _Site:
 
     def _render(self, template: str, request: Request, values: Mapping[str, Any]) -> str:
         common = {"pages": NAVIGATION, "actions": self._actions, "user": request.state.user}
-        query = {"query": request.query_params}
-        return render(template, _root(request), {**common, **query, **values})
+        return render(template, _root(request), common | {"query": request.query_params} | values)
 
 
 def _status_of(error: Exception) -> tuple[int, str]:
     """Return the status and the message for an error."""
     match error:
         case HTTPException():
-            is_default = error.status_code == 404 and error.detail == "Not Found"
-            return error.status_code, "page not found" if is_default else error.detail
+            return error.status_code, error.detail
         case UnknownPipeline():
             return 404, str(error)
         case UsageError():
@@ -245,14 +207,3 @@ async def _form(request: Request) -> dict[str, str]:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"))
     except ValueError:
         raise UsageError("the request is not a form") from None
-
-
-_COOKIE: Final = re.compile(r"([a-z-]+)\.(\d{1,8})\.(\d{1,8})", re.ASCII)
-
-
-def _message(cookie: str) -> str | None:
-    """Return the message about the preceding action; None: there was none."""
-    found = _COOKIE.fullmatch(cookie)
-    if found is None or found[1] not in MESSAGES:
-        return None
-    return MESSAGES[found[1]].format(records=counted(int(found[2]), "record"), tenants=counted(int(found[3]), "tenant"))
