@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Final, NamedTuple
 
 from taskbridge.common.names import check_key, check_tenant
@@ -19,8 +18,6 @@ __all__ = ["ACTIONS", "AT_ONCE", "MESSAGES", "Target", "act"]
 
 AT_ONCE: Final = 10_000
 """The maximum number of records of an action on quarantine."""
-STARTED_AT_ONCE: Final = 1_000
-"""How many tenants are started at once when a whole pipeline is resumed; the reconciler starts the remaining ones."""
 
 MESSAGES: Final = {
     "paused": "Paused. Events are accepted, and records stay pending until you resume it.",
@@ -102,13 +99,13 @@ def _resume(runtime: Runtime, target: Target, user: str) -> str:
     _audit(runtime, target, user, "resume")
     released = runtime.pauses.release(pipeline, target.tenant)
     paused = runtime.pauses.of(pipeline)
-    if target.tenant is None:
-        pending, held = list(islice(runtime.pending(pipeline), STARTED_AT_ONCE)), gate.paused(pipeline)
+    resumed = [target.tenant] if target.tenant else gate.paused(pipeline)
+    resumed = [tenant for tenant in resumed if paused.holding(tenant) is None]
+    if target.tenant:
+        notifying.start(runtime.app, resumed, pipeline, gate)
     else:
-        pending, held = [target.tenant], []
-    if started := [tenant for tenant in pending if paused.holding(tenant) is None]:
-        notifying.start(runtime.app, started, pipeline, gate)
-    gate.expire(pipeline, [tenant for tenant in held if paused.holding(tenant) is None], early=True)
+        # The reconciler starts those that have pending records and no runner.
+        gate.expire(pipeline, resumed, early=True)
     return "resumed" if released else "not-paused"
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from celery import Celery
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -30,14 +30,9 @@ __all__ = ["dashboard"]
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-THREADS: Final = 4
 LONGEST_FORM: Final = 65_536
 MOST_FIELDS: Final = 20
 FORM_SECONDS: Final = 10.0
-PAGE_SECONDS: Final = 20.0
-"""The time limit of a page. Each query has its own, but a page may have to wait for other pages."""
 DONE: Final = "taskbridge_done"
 """The cookie that says which message the next page shows: a key of `MESSAGES`."""
 DONE_SECONDS: Final = 60
@@ -46,8 +41,6 @@ STATIC: Final = Path(__file__).parent / "static"
 NAVIGATION: Final = ("", "tenants", "record", "failing", "runs")
 """The paths of the pages that every page links to; the first one is the page Now."""
 PAGES: Final = (*NAVIGATION, "tenant")
-
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 def dashboard(
@@ -104,23 +97,18 @@ class _Site:
     def __init__(self, reading: Reading, *, actions: bool) -> None:
         self._reading = reading
         self._actions = actions
-        self._threads = ThreadPoolExecutor(THREADS, "taskbridge-dashboard")
 
-    def page(self, path: str) -> Handler:
-        """Return the handler of a page."""
+    def page(self, path: str) -> Callable[[Request], Response]:
+        """Return the handler of a page, which Starlette calls in a thread."""
         name = path or "now"
         read = getattr(self._reading, name)
 
-        async def answer(request: Request) -> Response:
-            cookie = request.cookies.get(DONE)
-
-            def make() -> str:
-                values = self._reading.values(read, request.query_params)
-                values |= {"title": name.capitalize(), "here": path, "message": MESSAGES.get(cookie or "")}
-                return self._render(f"{name}.html", request, values)
-
-            response = HTMLResponse(await self._in_thread(make, PAGE_SECONDS))
-            if cookie is not None:
+        def answer(request: Request) -> Response:
+            message = MESSAGES.get(request.cookies.get(DONE, ""))
+            values = self._reading.values(read, request.query_params)
+            values |= {"title": name.capitalize(), "here": path, "message": message}
+            response = HTMLResponse(self._render(f"{name}.html", request, values))
+            if DONE in request.cookies:
                 response.delete_cookie(DONE, _root(request) or "/")
             return response
 
@@ -139,7 +127,7 @@ class _Site:
             )
         form = await _form(request)
         target, user = Target.of(form), str(request.state.user)
-        done = await self._in_thread(lambda: act(self._reading.runtime, action, target, user))
+        done = await run_in_threadpool(act, self._reading.runtime, action, target, user)
         log.info("dashboard: %s of %s", action, target.pipeline)
         root = _root(request)
         # The page that the form was on: only the dashboard's own pages can send forms.
@@ -147,21 +135,12 @@ class _Site:
         response.set_cookie(DONE, done, DONE_SECONDS, path=root or "/", httponly=True, samesite="strict")
         return response
 
-    async def error_page(self, request: Request, error: Exception) -> Response:
+    def error_page(self, request: Request, error: Exception) -> Response:
         """Respond with an error page."""
         status, message = _status_of(error)
         values = {"title": "Error", "here": None, "message": message, "status_code": status}
         headers = {"Retry-After": "2"} if status == 503 else getattr(error, "headers", None)
         return HTMLResponse(self._render("failed.html", request, values), status, headers)
-
-    async def _in_thread(self, work: Callable[[], T], seconds: float | None = None) -> T:
-        """Call `work` in a thread, because it may wait for a server.
-
-        Raises:
-            TimeoutError: it took longer than `seconds`.
-        """
-        async with asyncio.timeout(seconds):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _render(self, template: str, request: Request, values: Mapping[str, Any]) -> str:
         common = {"pages": NAVIGATION, "actions": self._actions, "user": request.state.user}

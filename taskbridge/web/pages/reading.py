@@ -174,15 +174,13 @@ class Reading:
     def runs(self, query: QueryParams) -> Values:
         """The runs of all pipelines, of a pipeline, or of a tenant, the last one first."""
         context, before, failed = self.context, _before(query), query.get("failed") == "1"
-        pipeline, tenant, bursts = self._pipeline_or_all(query), query.get("tenant") or None, []
+        pipeline, tenant = self._pipeline_or_all(query), query.get("tenant") or None
         if tenant is not None:
-            pipeline = self._pipeline(query)
-            bursts = history.bursts(context, pipeline, check_tenant(tenant)) if before is None else []
+            pipeline, tenant = self._pipeline(query), check_tenant(tenant)
         runs = history.runs(context, pipeline, tenant, failed=failed, before=before, limit=ROWS + 1)
         return {
             "runs": runs[:ROWS],
             "more": runs[ROWS - 1] if len(runs) > ROWS else None,
-            "bursts": bursts,
             "failed": failed,
             "only": tenant,
             "has_history": bool(runs) or context.has_history,
