@@ -145,7 +145,7 @@ class _Deliver:
             scheme = _scheme(self.secret(batch.tenant) if callable(self.secret) else self.secret)
         except ConfigurationError as error:
             raise ConfigurationError(f"tenant {batch.tenant!r}: {error}") from None
-        return self._send(batch, url, scheme, self.app or (current_task.app if current_task else None))
+        return self._send(batch, url, scheme, self.app or getattr(current_task, "app", None))
 
     async def _send(self, batch: Batch, url: str, scheme: StandardWebhooks, app: Celery | None) -> None:
         left: list[Sequence[Record]] = [batch[:]] if self.is_whole else [[record] for record in batch]

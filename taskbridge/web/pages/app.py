@@ -144,7 +144,7 @@ class _Site:
 
     def _render(self, template: str, request: Request, values: Mapping[str, Any]) -> str:
         common = {"pages": NAVIGATION, "actions": self._actions, "user": request.state.user}
-        return render(template, _root(request), common | {"query": request.query_params} | values)
+        return render(template, _root(request), {**common, "query": request.query_params, **values})
 
 
 def _status_of(error: Exception) -> tuple[int, str]:

@@ -16,7 +16,7 @@ from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.observe import health as healths
 from taskbridge.observe import history, inspect, record, status
 from taskbridge.observe.context import Context
-from taskbridge.observe.types import By, Found, Health, Sort
+from taskbridge.observe.types import By, Health, Sort
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.web.endpoint import own_app
 from taskbridge.web.pages.acting import AT_ONCE
@@ -136,7 +136,9 @@ class Reading:
     def record(self, query: QueryParams) -> Values:
         """The story of a record, or a search if it is not identified by source, tenant and key."""
         if not query.get("key"):
-            return self._search(query.get("q", "")[:LONGEST_SEARCH])
+            text = query.get("q", "").replace("\0", "").strip()[:LONGEST_SEARCH]
+            found, note = record.find(self.context, text)
+            return {"story": None, "text": text, "found": found, "note": note, "most": record.MOST}
         source, tenant = check_source_name(query.get("source", "")), check_tenant(query.get("tenant", ""))
         key, pipeline, context = check_key(tenant, query["key"]), self._pipeline(query), self.context
         story = record.story(context, source, tenant, key, pipeline)
@@ -146,14 +148,6 @@ class Reading:
         if self._show_documents:
             document = record.document(context, source, tenant, key, LONGEST_DOCUMENT)
         return {"story": story, "document": document, "show_documents": self._show_documents}
-
-    def _search(self, text: str) -> Values:
-        found, note = list[Found](), None
-        # A name may begin or end with spaces, but in pasted text they are often not part of it.
-        for spelling in dict.fromkeys((text, text.strip())):
-            if spelling and "\0" not in spelling and not found:
-                found, note = record.find(self.context, spelling)
-        return {"story": None, "text": text, "found": found, "note": note, "most": record.MOST}
 
     def failing(self, query: QueryParams) -> Values:
         """Current failures and the quarantine."""
