@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from taskbridge.common.names import check_key, check_tenant
 from taskbridge.common.server_errors import translated_errors
-from taskbridge.common.texts import LONGEST_TEXT, counted, printable
+from taskbridge.common.texts import counted, printable, storable
 from taskbridge.errors import InvalidInput
 from taskbridge.gate import Gate
 from taskbridge.process.runtime import Runtime
@@ -48,7 +48,7 @@ class Target(NamedTuple):
         """Parse a form.
 
         Raises:
-            InvalidName, InvalidInput: a name or a text is not allowed.
+            InvalidName: a name is not allowed.
         """
         tenant, key = form.get("tenant") or None, form.get("key") or None
         if tenant is not None:
@@ -56,12 +56,8 @@ class Target(NamedTuple):
             if key is not None:
                 check_key(tenant, key)
         # Browsers send line breaks as CR LF.
-        texts = {
-            name: form[name].replace("\r\n", "\n").replace("\r", "\n") for name in ("reason", "kind") if name in form
-        }
-        if any("\0" in text or len(text) > LONGEST_TEXT for text in texts.values()):
-            raise InvalidInput(f"the reason is invalid: use up to {LONGEST_TEXT:,} characters of text")
-        return cls(form.get("pipeline", ""), tenant, key, texts.get("reason") or None, texts.get("kind"))
+        kind = storable(form["kind"].replace("\r\n", "\n").replace("\r", "\n")) if "kind" in form else None
+        return cls(form.get("pipeline", ""), tenant, key, storable(form.get("reason", "")) or None, kind)
 
 
 def act(runtime: Runtime, action: str, target: Target, user: str) -> str:
