@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 from celery import Celery
 from starlette.applications import Starlette
@@ -24,7 +24,7 @@ from taskbridge.settings import Settings, check_password
 from taskbridge.web.pages.access import Access, Allow
 from taskbridge.web.pages.acting import ACTIONS, MESSAGES, Target, act
 from taskbridge.web.pages.reading import Reading
-from taskbridge.web.pages.rendering import render
+from taskbridge.web.pages.rendering import TEMPLATES
 
 __all__ = ["dashboard"]
 
@@ -143,8 +143,12 @@ class _Site:
         return HTMLResponse(self._render("failed.html", request, values), status, headers)
 
     def _render(self, template: str, request: Request, values: Mapping[str, Any]) -> str:
-        common = {"pages": NAVIGATION, "actions": self._actions, "user": request.state.user}
-        return render(template, _root(request), {**common, "query": request.query_params, **values})
+        def link(to: str = "", /, **parameters: Any) -> str:
+            given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
+            return f"{_root(request)}/{to}{'?' if given else ''}{urlencode(given)}"
+
+        common = {"link": link, "pages": NAVIGATION, "actions": self._actions, "user": request.state.user}
+        return TEMPLATES.get_template(template).render({**common, "query": request.query_params, **values})
 
 
 def _status_of(error: Exception) -> tuple[int, str]:

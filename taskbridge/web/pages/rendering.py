@@ -1,13 +1,11 @@
-"""Render templates, and format numbers, times, names and links."""
+"""The templates, and how they format numbers, times and names."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
-from urllib.parse import urlencode
+from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -16,7 +14,7 @@ from taskbridge.common.histogram import within
 from taskbridge.common.texts import counted, one_line, printable
 from taskbridge.common.times import ago, ahead, moment
 
-__all__ = ["TEMPLATES", "render"]
+__all__ = ["TEMPLATES"]
 
 _NONE: Final = "–"  # noqa: RUF001 - a dash as wide as a digit
 LONGEST_LINE: Final = 300
@@ -97,13 +95,3 @@ TEMPLATES.filters.update(
     counted=counted,
 )
 TEMPLATES.globals.update(share=_share, second=timedelta(seconds=1))
-
-
-def render(template: str, root: str, values: Mapping[str, Any]) -> str:
-    """Render a page or a part of one. `root` is the path under which the dashboard is mounted."""
-
-    def link(to: str = "", /, **parameters: Any) -> str:
-        given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
-        return f"{root}/{to}{'?' if given else ''}{urlencode(given)}"
-
-    return TEMPLATES.get_template(template).render({"link": link, **values})
