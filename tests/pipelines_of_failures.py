@@ -8,7 +8,7 @@ import time
 
 from taskbridge import Batch, LatencyNeutral, pipeline
 from taskbridge.handlers.journal import journal
-from tests.special_exceptions import LONG, SPECIAL
+from tests.special_exceptions import SPECIAL
 
 
 @pipeline("invoices", policy=LatencyNeutral(), max_attempts=1)
@@ -19,8 +19,6 @@ def handle(batch: Batch) -> None:
         match record.document.get("do"):
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            case "long":
-                raise ValueError("x" * LONG)
             case what if what in SPECIAL:
                 raise SPECIAL[what]("on purpose")
     journal(batch)

@@ -31,7 +31,7 @@ def redis_server(directory: Path, port: int, settings: str, *options: str) -> It
     """Run the machine's Redis server with `settings`, as in its file of settings."""
     file = directory / f"{port}.conf"
     file.write_text(f"bind 127.0.0.1\nport {port}\ndir {directory}\n{settings}")
-    command: list[str | Path] = [find_redis(None), file, *options]
+    command: list[str | Path] = [find_redis(), file, *options]
     with (
         (directory / f"{port}.log").open("wb") as output,
         Guarded(command, output=output, directory=directory) as running,

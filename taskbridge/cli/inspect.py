@@ -18,7 +18,9 @@ from taskbridge.common.times import ago, ahead, span
 
 if TYPE_CHECKING:
     from taskbridge.observe.context import Context
-    from taskbridge.observe.types import Burst, RecordLine, Story, TenantAnswer
+    from taskbridge.observe.history import Burst
+    from taskbridge.observe.inspect import TenantAnswer
+    from taskbridge.observe.record import RecordLine, Story
 
 __all__ = ["inspect"]
 
@@ -123,7 +125,7 @@ def _counts(answer: TenantAnswer) -> Iterator[str]:
     if answer.delay is not None:
         seconds = None if answer.due_at is None else (answer.due_at - datetime.now(UTC)).total_seconds()
         due = "" if seconds is None else f", due {ahead(seconds)}"
-        yield f"{counted(answer.delay.records, 'record is', 'records are')} delayed by {answer.delay.criterion}{due}"
+        yield f"{counted(answer.delay.waiting, 'record is', 'records are')} delayed by {answer.delay.criterion}{due}"
     lease = f", its lease ends in {answer.lease_seconds:.1f} s" if answer.lease_seconds else ""
     yield f"current burst: {counted(answer.burst_events, 'event')}, {counted(answer.burst_runs, 'run')}{lease}"
     totals = {"event": answer.events, "run": answer.runs, "record": answer.records}
@@ -133,18 +135,16 @@ def _counts(answer: TenantAnswer) -> Iterator[str]:
         yield f"failed {counted(answer.failures, 'time')} in a row{since}: {one_line(answer.last_error or '')}"
     for one in answer.quarantine:
         yield f"{one.state}: {one.key}, {ago(one.at)}: {one_line(one.reason)}"
-    if not answer.history:
-        from taskbridge.observe.history import NO_HISTORY
-
-        yield f"its last runs are unknown: {NO_HISTORY}"
+    if not answer.runs_shown:
+        yield "the run history has no runs of this tenant"
 
 
 def _inspect_record(
     context: Context, names: Sequence[str], key: str, source: str | None, tenant: str | None, *, as_json: bool
 ) -> None:
-    from taskbridge.observe.record import records_everywhere, story
+    from taskbridge.observe.record import records, story
 
-    found = records_everywhere(context, key, source, tenant)
+    found = records(context, key, source, tenant)
     if len(names) < len(context.pipelines):
         found = [one for one in found if one.pipeline in names]
     stories = [

@@ -16,7 +16,9 @@ from taskbridge.common.times import ago, moment, span
 
 if TYPE_CHECKING:
     from taskbridge.observe.context import Context
-    from taskbridge.observe.types import By, Finding, PipelineLine, Saved, Sort, TenantLine
+    from taskbridge.observe.health import Finding, PipelineHealth
+    from taskbridge.observe.history import By, Saved
+    from taskbridge.observe.status import Sort, TenantLine
     from taskbridge.store import Paused
 
 __all__ = ["status", "totals_line"]
@@ -141,12 +143,10 @@ def _finding_as_json(one: Finding) -> dict[str, Any]:
 
 
 def _pipeline_as_json(
-    line: PipelineLine, page: Sequence[TenantLine], limit: int, paused: Paused, saved: Saved, *, is_by_name: bool
+    line: PipelineHealth, page: Sequence[TenantLine], limit: int, paused: Paused, saved: Saved, *, is_by_name: bool
 ) -> dict[str, Any]:
-    totals = asdict(line)
-    for key in ("pipeline", "survey", "paused", "active"):
-        del totals[key]
-    if line.unseen and not line.pending:
+    totals = {"runners": line.survey.runners, **line.backlog._asdict(), "unseen": line.unseen}
+    if line.unseen and not line.backlog.pending:
         totals |= {"pending": None, "oldest_seconds": None}
     circuit = line.survey.circuit
     return {
@@ -172,12 +172,13 @@ def _tenant_as_json(one: TenantLine) -> dict[str, Any]:
     return values | {"lease_seconds": round(one.lease_seconds, 3)}
 
 
-def totals_line(one: PipelineLine) -> str:
+def totals_line(one: PipelineHealth) -> str:
     """Return the state of a pipeline on one line."""
-    pending = f"{one.pending:,}{' or more' if one.unseen else ''} pending"
-    if one.unseen and not one.pending:
+    backlog, runners = one.backlog, counted(one.survey.runners, "runner")
+    pending = f"{backlog.pending:,}{' or more' if one.unseen else ''} pending"
+    if one.unseen and not backlog.pending:
         pending = "pending unknown"
-    counts = f"{counted(one.runners, 'runner')}, {pending}, {one.quarantined:,} in quarantine, {one.failing:,} failing"
+    counts = f"{runners}, {pending}, {backlog.quarantined:,} in quarantine, {backlog.failing:,} failing"
     return f"{one.pipeline}: {counts}"
 
 
@@ -251,9 +252,6 @@ def _show_failures(context: Context, pipeline: str | None, hours: float, limit: 
         )
     if found.more:
         console.show(f"{counted(found.more, 'more kind')} of error: use --limit")
-    if found.rejected:
-        records = counted(found.rejected, "record was", "records were")
-        console.show(f"{records} rejected in that period: `taskbridge quarantine list` shows why")
     _show_basis(context, pipeline, found.basis)
 
 

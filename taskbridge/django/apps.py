@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
-from django.db.models.signals import pre_migrate
+from django.db.models.signals import post_migrate, pre_migrate
 
 __all__ = ["TaskBridge"]
 
@@ -21,7 +21,7 @@ class TaskBridge(AppConfig):
         from taskbridge.common.texts import TYPED  # noqa: PLC0415
 
         # `checks` registers its checks.
-        from taskbridge.django import checkout, checks, configuration, migrating, test_databases  # noqa: F401, PLC0415
+        from taskbridge.django import checkout, checks, configuration, migrating, migrations, test_databases  # noqa: F401, PLC0415
         from taskbridge.django.typed import as_typed_here  # noqa: PLC0415
         from taskbridge.process.connections import CHECKED_FIRST  # noqa: PLC0415
         from taskbridge.process.runtime import ALSO_CHECKED, reset_runtimes  # noqa: PLC0415
@@ -38,3 +38,4 @@ class TaskBridge(AppConfig):
             ALSO_CHECKED.append(configuration.check_one_database)
             CHECKED_FIRST.append(test_databases.check_no_project_in_a_test)
             pre_migrate.connect(migrating.bring_up_to_date, sender=self, weak=False)
+            post_migrate.connect(migrations.adopt_again, sender=self)

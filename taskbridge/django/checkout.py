@@ -6,8 +6,8 @@ refuses `commit`, `rollback` and durable blocks, and `on_commit` hooks run after
 own connection is untouched, and is restored when the call ends.
 
 Django sets its adapters, cursor class and prepared statements on a view of the session, as do backends that prepare
-connections in `get_new_connection`, such as GeoDjango's for PostGIS. What Django sets in the session itself (time zone,
-role and search path) applies from the first use of the ORM until the transaction ends.
+connections in `get_new_connection`, such as GeoDjango's for PostGIS. What Django sets in the session itself (time zone
+and role) applies from the first use of the ORM until the transaction ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import psycopg
 from django.db import connections
@@ -24,18 +24,16 @@ from django.db.backends.signals import connection_created
 from django.db.transaction import Atomic
 
 from taskbridge.declaring.batch import Batch
-from taskbridge.django.configuration import alias_of_handlers, has_other_isolation
+from taskbridge.django.configuration import alias_of_handlers
 from taskbridge.errors import ConfigurationError, HandlerMistake
 from taskbridge.store.checkout import View
 from taskbridge.store.db import driver_of
 from taskbridge.store.queries import query
 from taskbridge.worker.middleware import Hook
 
-if TYPE_CHECKING:
-    from sqlalchemy import Engine
+__all__ = ["CAUGHT", "checkout"]
 
-__all__ = ["CAUGHT", "OTHER_ISOLATION", "REMEDY", "checkout"]
-
+READ_COMMITTED: Final = psycopg.IsolationLevel.READ_COMMITTED
 IS_OVER: Final = (
     "the batch is over, but its handler kept Django's connection, which belonged to the batch: get it again from "
     "`django.db.connections`"
@@ -43,11 +41,6 @@ IS_OVER: Final = (
 CAUGHT: Final = (
     "the handler caught a database error, or an error of an inner `atomic` block without a savepoint, after which "
     "nothing can be committed: put what may fail into its own `transaction.atomic()` block"
-)
-OTHER_ISOLATION: Final = "does not have the isolation level of a batch's transaction, READ COMMITTED"
-REMEDY: Final = (
-    "set TASKBRIDGE_DATABASE to the alias of TaskBridge's database, or to None to let handlers write to Django's "
-    "databases independently of the cursor"
 )
 
 
@@ -61,27 +54,23 @@ class CheckedOut:
         """Use the batch's connection, which begins its transaction."""
         if self.batch is None:
             raise HandlerMistake(IS_OVER)
-        if has_other_isolation(self):
+        level = self.settings_dict["OPTIONS"].get("isolation_level", READ_COMMITTED)
+        if level != READ_COMMITTED:
             raise ConfigurationError(
-                f"Django's database {self.alias!r} {OTHER_ISOLATION}: remove isolation_level, or {REMEDY}"
+                f"Django's database {self.alias!r} does not have the isolation level of a batch's transaction, READ "
+                "COMMITTED: remove isolation_level, or set TASKBRIDGE_DATABASE to None to let handlers write to "
+                "Django's databases independently of the cursor"
             )
         session = driver_of(self.batch.connection)
-        own = {"TimeZone": self.timezone_name, "search_path": _search_path(self, session, self.batch.connection.engine)}
+        own = {"TimeZone": self.timezone_name}
         if role := self.settings_dict["OPTIONS"].get("assume_role"):
             own["role"] = role
         session.execute(query("set_parameters"), {"names": [*own], "values": [*own.values()], "locally": True})
         parameters = self.get_connection_params()
         self.view = View(session, parameters["context"].adapters)
         self.view.cursor_factory = parameters["cursor_factory"]
-        made = self.get_new_connection(parameters)
-        if made is not self.view:
-            made.close()
-            raise ConfigurationError(
-                f"the backend {self.settings_dict['ENGINE']!r} of Django's database {self.alias!r} connects without "
-                f"calling `super().get_new_connection`, so a handler's writes to it cannot commit with the cursor: "
-                f"call it in the backend, or {REMEDY}"
-            )
-        self.connection = made
+        self.get_new_connection(parameters)
+        self.connection = self.view
         connection_created.send(sender=type(self), connection=self)
 
     def close(self) -> None:
@@ -118,36 +107,6 @@ def _wrapper_class(of: type) -> type[Any]:
     """Return a subclass of the project's wrapper that uses a batch's connection."""
     bases = (CheckedOut, BatchConnection) if of is DatabaseWrapper else (CheckedOut, of, BatchConnection)
     return type(f"CheckedOut{of.__name__}", bases, {"__module__": of.__module__})
-
-
-_known_paths: Final[dict[tuple[str, ...], str]] = {}
-
-
-def _search_path(wrapper: Any, session: psycopg.Connection[Any], engine: Engine) -> str:
-    """Return the search path of Django's own sessions, which is looked up once per process, in a separate session.
-
-    Raises:
-        ConfigurationError: Django's database is not the batch's.
-    """
-    settings = wrapper.settings_dict
-    which = (*(str(settings[part]) for part in ("HOST", "PORT", "NAME", "USER", "OPTIONS")), str(engine.url))
-    if which not in _known_paths:
-        own = wrapper.original.copy()
-        try:
-            with own.cursor() as cursor:
-                cursor.execute(query("where_connected"))
-                *database, path = cursor.fetchone()
-        finally:
-            own.close()
-        *batch_s, _ = session.execute(query("where_connected")).fetchone() or ("", "", "")
-        if database != batch_s:
-            raise ConfigurationError(
-                f"Django's database {wrapper.alias!r} ({database[1]}) is not the one in TASKBRIDGE_POSTGRES_URL "
-                f"({batch_s[1]}), so a handler's writes to it cannot commit with the cursor: remove that setting, or "
-                f"{REMEDY}"
-            )
-        _known_paths[which] = path
-    return _known_paths[which]
 
 
 @contextmanager

@@ -14,14 +14,12 @@ from taskbridge import store
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import spoken
 from taskbridge.declaring.pipeline import Pipelines
-from taskbridge.django.checkout import OTHER_ISOLATION, REMEDY
 from taskbridge.django.configuration import (
     ALIAS,
     alias_of_handlers,
     alias_of_postgres,
     check_alias,
     check_one_database,
-    has_other_isolation,
     is_of_a_test,
     url_of,
 )
@@ -52,9 +50,6 @@ def check_settings(**_: Any) -> list[CheckMessage]:
         check_alias()
     except TaskBridgeError as error:
         return [_message(error, "E001")]
-    if alias is not None and has_other_isolation(connections[alias]):
-        what = f"the database {alias!r} {OTHER_ISOLATION}, so handlers that use this database fail"
-        found.append(Warning(what, hint=f"remove isolation_level, or {REMEDY}", id="taskbridge.W006"))
     try:
         pipelines = _pipelines()
     except TaskBridgeError as error:

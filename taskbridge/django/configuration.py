@@ -29,7 +29,6 @@ __all__ = [
     "check_alias",
     "check_one_database",
     "defaults",
-    "has_other_isolation",
     "is_of_a_test",
     "url_of",
     "variables",
@@ -41,7 +40,6 @@ _NOT_LIBPQ: Final = ("context", "cursor_factory", "prepare_threshold", "row_fact
 _REDIS: Final = ("redis://", "rediss://")
 _NEEDS_BACKSLASH: Final = re.compile(r"[\s\\]")
 _BACKSLASH: Final = r"\\\g<0>"
-_READ_COMMITTED: Final = psycopg.IsolationLevel.READ_COMMITTED
 _CONNECT_SECONDS: Final = 5
 NAMES: Final[dict[str, object]] = {}
 """The names of the databases when the project was loaded, before tests renamed them."""
@@ -52,12 +50,6 @@ def alias_of_handlers() -> str | None:
     """Return the alias of the database that handlers write to."""
     found: str | None = getattr(settings, ALIAS, DEFAULT_DB_ALIAS)
     return found
-
-
-def has_other_isolation(wrapper: Any) -> bool:
-    """Whether a database has another isolation level than the transaction of a batch."""
-    given: object = wrapper.settings_dict["OPTIONS"].get("isolation_level", _READ_COMMITTED)
-    return given != _READ_COMMITTED
 
 
 def is_of_a_test(alias: str) -> bool:
@@ -99,7 +91,7 @@ def _where(url: str) -> tuple[str, str]:
     """Return the cluster and the name of a database."""
     given: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS, **parameters_of(url)}
     with psycopg.connect(**given) as session:
-        cluster, name, _ = session.execute(query("where_connected")).fetchone() or ("", "", "")
+        cluster, name = session.execute(query("where_connected")).fetchone() or ("", "")
         return cluster, name
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 from django.apps import apps
 from django.conf import settings
-from django.core.exceptions import FieldDoesNotExist
 from django.core.management import CommandError
-from django.db import router, transaction
+from django.db import connections, router, transaction
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations import Migration
 from django.db.migrations.loader import MigrationLoader
@@ -23,26 +22,12 @@ from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import spoken
 from taskbridge.django.configuration import ALIAS, alias_of_handlers
 from taskbridge.django.sessions import sqlalchemy_connection
-from taskbridge.errors import InvalidInput, TaskBridgeError
+from taskbridge.errors import TaskBridgeError
 from taskbridge.settings import Settings
 from taskbridge.store.adopted import Definition
-from taskbridge.store.queries import query, quoted
+from taskbridge.store.queries import quoted
 
-__all__ = ["AdoptTable", "adopting_migration", "unadopted"]
-
-
-class _AtTheEnd:
-    """Runs a function at the end of a migration, when the schema editor converts deferred statements to text."""
-
-    def __init__(self, source: str, do: Callable[[], None]) -> None:
-        self.source: Final = source
-        self._do: Callable[[], None] | None = do
-
-    def __str__(self) -> str:
-        do, self._do = self._do, None
-        if do is not None:
-            do()
-        return query("nothing")
+__all__ = ["AdoptTable", "adopt_again", "adopting_migration", "unadopted"]
 
 
 class AdoptTable(Operation):
@@ -52,7 +37,7 @@ class AdoptTable(Operation):
     transactions meanwhile. It does nothing on databases other than `TASKBRIDGE_DATABASE`.
 
     If you migrate backwards, the operation unadopts the table. If an earlier operation adopted the same source, that
-    adoption is restored instead.
+    adoption is repeated at the end of `manage.py migrate`.
 
     Args:
         source: the name of the source.
@@ -116,47 +101,10 @@ class AdoptTable(Operation):
         from_state: ProjectState,  # noqa: ARG002 - Django's signature
         to_state: ProjectState,  # noqa: ARG002
     ) -> None:
-        """Adopt the table as an earlier migration does, or remove the triggers; records and cursors are kept."""
+        """Remove the triggers; records and cursors are kept."""
         with self._connection(app_label, schema_editor) as connection:
-            if connection is None:
-                return
-            before, deferred = self._before(schema_editor), schema_editor.deferred_sql
-            # If a migration adopts a source twice, its first adoption decides.
-            deferred[:] = [one for one in deferred if not (isinstance(one, _AtTheEnd) and one.source == self.source)]
-            if before is None:
+            if connection is not None:
                 store.unadopt(connection, self.source)
-                return
-        # Reversing the other operations of this migration may restore the column names that the earlier adoption uses.
-        deferred.append(_AtTheEnd(self.source, lambda: self._restore(*before, schema_editor)))
-
-    def _before(self, schema_editor: BaseDatabaseSchemaEditor) -> tuple[AdoptTable, str, ProjectState] | None:
-        """Return the earlier adoption of the source, its app and the models at that point; None: there is none."""
-        loader = MigrationLoader(schema_editor.connection)
-        # Migration modules are loaded only once, so operations can be compared by identity.
-        own = next((key for key, one in loader.graph.nodes.items() if self in adoptions(one)), None)
-        found: tuple[tuple[str, str], AdoptTable] | None = None
-        for key, one in _adoptions(loader, schema_editor.connection.alias, own and loader.graph.forwards_plan(own)):
-            if one is self:
-                break
-            if one.source == self.source:
-                found = key, one
-        if found is None:
-            return None
-        key, one = found
-        return one, key[0], _state_after(loader, key, one)
-
-    def _restore(
-        self, before: AdoptTable, app_label: str, state: ProjectState, schema_editor: BaseDatabaseSchemaEditor
-    ) -> None:
-        with before._connection(app_label, schema_editor) as connection:
-            assert connection is not None  # noqa: S101 - for the type: `database_backwards` has one
-            try:
-                before._adopt(connection, app_label, state)
-            except (InvalidInput, LookupError, FieldDoesNotExist) as error:
-                raise InvalidInput(
-                    f"the earlier adoption cannot be restored ({error})",
-                    "reverse the migration with `manage.py migrate --fake`, then adopt the table by `taskbridge adopt`",
-                ) from error
 
     def _adopt(self, connection: Connection, app_label: str, state: ProjectState) -> None:
         table, tenant, keys, watched = self._names(app_label, state)
@@ -243,12 +191,8 @@ def _state_after(loader: MigrationLoader, key: tuple[str, str], one: AdoptTable)
 
 def unadopted(connection: Any, there: Collection[str]) -> Iterator[tuple[str, str, str]]:
     """Yield the migration, source and command of each applied adoption whose source is missing."""
-    loader = MigrationLoader(connection)
-    applied = loader.graph.nodes.keys() & loader.applied_migrations.keys()
-    in_order = sorted(applied, key=lambda key: len(loader.graph.forwards_plan(key)))
-    # The last adoption of a source counts.
-    found = {one.source: (key, one) for key, one in _adoptions(loader, connection.alias, in_order)}
-    for source, (key, one) in found.items():
+    loader, in_force = _in_force(connection)
+    for source, (key, one) in in_force.items():
         if source not in there:
             table, tenant, keys, watched = one._names(key[0], _state_after(loader, key, one))
             yield ".".join(key), source, Definition(source, tenant, tuple(keys), tuple(watched)).command(table)
@@ -267,11 +211,36 @@ def adopting_migration(alias: str, source: str) -> str | None:
     return next((".".join(key) for key, one in _adoptions(loader, alias, nodes) if one.source == source), None)
 
 
+def adopt_again(using: str, plan: Sequence[tuple[Migration, bool]] = (), **_: Any) -> None:
+    """After migrating backwards, repeat the earlier adoptions of the sources that were unadopted.
+
+    This is done at the end, when columns and tables have their earlier names again.
+    """
+    reversed_sources = {one.source for migration, backwards in plan if backwards for one in adoptions(migration)}
+    if not reversed_sources:
+        return
+    connection = connections[using]
+    loader, in_force = _in_force(connection)
+    for source in in_force.keys() & reversed_sources:
+        key, one = in_force[source]
+        state = _state_after(loader, key, one)
+        with connection.schema_editor() as editor:
+            one.database_forwards(key[0], editor, state, state)
+
+
+def _in_force(connection: Any) -> tuple[MigrationLoader, dict[str, tuple[tuple[str, str], AdoptTable]]]:
+    """Return the last applied adoption of each source, with its migration and the loader of migrations."""
+    loader = MigrationLoader(connection)
+    applied = loader.graph.nodes.keys() & loader.applied_migrations.keys()
+    in_order = sorted(applied, key=lambda key: len(loader.graph.forwards_plan(key)))
+    return loader, {one.source: (key, one) for key, one in _adoptions(loader, connection.alias, in_order)}
+
+
 def _adoptions(
-    loader: MigrationLoader, alias: str, keys: Iterable[tuple[str, str]] | None
+    loader: MigrationLoader, alias: str, keys: Iterable[tuple[str, str]]
 ) -> Iterator[tuple[tuple[str, str], AdoptTable]]:
     """Yield the adoptions in these migrations that apply to this database, each with its migration."""
-    for key in keys or ():
+    for key in keys:
         for one in adoptions(loader.graph.nodes[key]):
             if router.allow_migrate(alias, key[0], model_name=one.model and one.model.lower()):
                 yield key, one

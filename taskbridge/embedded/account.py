@@ -1,4 +1,4 @@
-"""The user that runs the servers, and what that user can access."""
+"""The user that runs PostgreSQL, and what that user can access."""
 
 from __future__ import annotations
 
@@ -6,39 +6,29 @@ import os
 import pwd
 import subprocess
 from pathlib import Path
+from typing import Any
 
-from taskbridge.errors import Unavailable
-
-__all__ = ["Account", "reaches", "server_account"]
+__all__ = ["Account", "as_user", "reaches", "server_account"]
 
 Account = pwd.struct_passwd
 """A user, other than this process's, that runs a server."""
 
 
 def server_account(cluster: Path) -> Account | None:
-    """Return the account that runs the servers; None: the user of this process.
+    """Return the account that runs PostgreSQL; None: the user of this process.
 
     PostgreSQL refuses to run as root. For root, the account is the owner of the directory `cluster` if it exists and is
     not owned by root, otherwise `nobody`.
-
-    Raises:
-        Unavailable: there is no user `nobody`.
     """
     if os.geteuid() != 0:
         return None
-    try:
-        owner = pwd.getpwuid(cluster.stat().st_uid)
-        if owner.pw_uid != 0:
-            return owner
-    except (FileNotFoundError, KeyError):
-        pass
-    try:
-        return pwd.getpwnam("nobody")
-    except KeyError as error:
-        raise Unavailable(
-            "PostgreSQL does not run as root, and this machine has no user 'nobody': "
-            "run the command as an ordinary user, or set TASKBRIDGE_POSTGRES_URL"
-        ) from error
+    owner = cluster.stat().st_uid if cluster.exists() else 0
+    return pwd.getpwuid(owner) if owner else pwd.getpwnam("nobody")
+
+
+def as_user(account: Account | None) -> dict[str, Any]:
+    """Return the arguments of `subprocess.Popen` that make a process run as this account."""
+    return {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": ()}
 
 
 def reaches(account: Account | None, path: Path) -> bool:
@@ -46,5 +36,4 @@ def reaches(account: Account | None, path: Path) -> bool:
     if account is None:
         return True
     command = ["/bin/sh", "-c", 'test -x "$0" && test -r "$0" || test -d "$0" -a -x "$0"', str(path)]
-    user, group = account.pw_uid, account.pw_gid
-    return subprocess.run(command, user=user, group=group, extra_groups=(), check=False).returncode == 0
+    return subprocess.run(command, check=False, **as_user(account)).returncode == 0

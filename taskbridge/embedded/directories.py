@@ -1,4 +1,4 @@
-"""Where the servers keep their files: in the data directory, or elsewhere if their user cannot access it."""
+"""Where root keeps what PostgreSQL's user must be able to access, if that user cannot enter the directory it is in."""
 
 from __future__ import annotations
 
@@ -8,68 +8,58 @@ import subprocess
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
 
 from taskbridge.embedded.account import Account, reaches
-from taskbridge.embedded.files import write_private
 from taskbridge.errors import Unavailable
 
-__all__ = ["choose_directory", "noted_directory", "reachable_copy"]
+__all__ = ["choose_cluster", "reachable_copy"]
 
 SHARED = Path("/var/lib/taskbridge")
-"""Used only by root, if the servers' user cannot enter the data directory, for example below /root."""
-_NOTE: Final = "postgres.location"
 
 
-def noted_directory(data_dir: Path) -> Path:
-    """Return the directory of the cluster of `data_dir`: the one noted in a file there, else `data_dir` itself."""
-    try:
-        return Path((data_dir / _NOTE).read_text(encoding="utf-8").removesuffix("\n"))
-    except FileNotFoundError:
-        return data_dir
+def choose_cluster(data_dir: Path, account: Account | None) -> Path:
+    """Return the directory of the cluster of `data_dir`, which may not exist yet. Modes of existing directories stay.
 
-
-def choose_directory(data_dir: Path, account: Account | None) -> Path:
-    """Return the directory for the cluster, and create it if it is missing. Modes of existing directories stay.
-
-    It is `data_dir` if the servers' account can enter it, else a new directory below /var/lib/taskbridge, which is
-    noted in a file in `data_dir`. Its name is random, so a data directory that is deleted and recreated gets a new
+    It is `data_dir`/postgres. If the account cannot enter `data_dir`, for example below /root, that is a link to a
+    directory in /var/lib/taskbridge. Its name is random, so a data directory that is deleted and recreated gets a new
     cluster.
 
     Raises:
-        Unavailable: the servers' account has no access to the directory.
+        Unavailable: the account has no access to the directory.
     """
-    directory = noted_directory(data_dir)
-    if directory == data_dir:
-        if reaches(account, data_dir):
-            return directory
-        if (data_dir / "postgres").exists():
-            raise Unavailable(
-                f"the user {account and account.pw_name!r}, who runs PostgreSQL for root, no longer has access to the "
-                f"cluster in {data_dir / 'postgres'}: make every directory above it searchable again (chmod o+x)"
-            )
-        directory = SHARED / secrets.token_hex(8)
-        write_private(data_dir / _NOTE, f"{directory}\n")
-    if account is not None:
-        _make_shared(directory, account)
-    return directory
+    cluster = data_dir / "postgres"
+    if not cluster.exists() and not cluster.is_symlink() and not reaches(account, data_dir):
+        cluster.symlink_to(SHARED / secrets.token_hex(8))
+    if cluster.is_symlink():
+        _make_public(SHARED)
+    cluster = cluster.resolve()
+    if account is not None and not reaches(account, cluster.parent):
+        raise Unavailable(
+            f"the user {account.pw_name!r}, who runs PostgreSQL for root, has no access to {cluster.parent}: make it "
+            "searchable (chmod o+x), run the command as an ordinary user, or set TASKBRIDGE_POSTGRES_URL"
+        )
+    return cluster
 
 
-def reachable_copy(account: Account, package: Path, part: str, distribution: str) -> Path:
-    """Return a copy of the directory `package`/`part` that `account` can access, made once per version of its wheel.
+def reachable_copy(account: Account, installed: Path) -> Path:
+    """Return a copy of PostgreSQL's directory in its wheel that `account` can access, made once per version.
 
     It includes the libraries that the wheel keeps next to its package.
+
+    Raises:
+        Unavailable: the account has no access to the copy.
     """
-    parent = SHARED / "binaries"
-    _make_shared(parent, account)
-    target = parent / f"{distribution}-{version(distribution)}"
-    if not (target / package.name / part).exists():
+    package, parent = installed.parent, SHARED / "binaries"
+    _make_public(SHARED, parent)
+    target = parent / f"{package.name}-{version(package.name)}"
+    if not target.exists():
         with tempfile.TemporaryDirectory(prefix=".", dir=parent) as building:
             copy = Path(building, target.name)
-            for name in (f"{package.name}/{part}", f"{package.name}.libs"):
-                if (package.parent / name).exists():
-                    ignored = shutil.ignore_patterns("include")
-                    shutil.copytree(package.parent / name, copy / name, symlinks=True, ignore=ignored)
+            ignored = shutil.ignore_patterns("include")
+            for source in (installed, package.with_name(f"{package.name}.libs")):
+                if source.exists():
+                    place = copy / source.relative_to(package.parent)
+                    shutil.copytree(source, place, symlinks=True, ignore=ignored)
             subprocess.run(["/bin/chmod", "-R", "a+rX", copy], check=True)
             try:
                 copy.rename(target)
@@ -77,16 +67,14 @@ def reachable_copy(account: Account, package: Path, part: str, distribution: str
                 # Another process has made it first.
                 if not target.exists():
                     raise
-    return target / package.name / part
+    found = target / installed.relative_to(package.parent)
+    if not reaches(account, found / "bin" / "postgres"):
+        raise Unavailable(f"the user {account.pw_name!r}, who runs PostgreSQL for root, has no access to {found}")
+    return found
 
 
-def _make_shared(directory: Path, account: Account) -> None:
-    for path in (SHARED, directory):
-        if not path.exists():
-            path.mkdir(parents=True, exist_ok=True)
-            path.chmod(0o755)  # regardless of the umask
-    if not reaches(account, directory):
-        raise Unavailable(
-            f"the user {account.pw_name!r}, who runs PostgreSQL for root, has no access to {directory}: make it "
-            "searchable (chmod o+x), run the command as an ordinary user, or set TASKBRIDGE_POSTGRES_URL"
-        )
+def _make_public(*directories: Path) -> None:
+    for directory in directories:
+        if not directory.exists():
+            directory.mkdir(parents=True, exist_ok=True)
+            directory.chmod(0o755)  # regardless of the umask

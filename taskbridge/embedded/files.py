@@ -7,19 +7,15 @@ import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
-from taskbridge.embedded.account import Account
-
 _LOG_KEPT_BYTES = 10_000_000
 _TAIL_BYTES = 4_000
 
 
-def write_private(path: Path, text: str, account: Account | None = None) -> None:
-    """Write `path` atomically, with mode 600, and sync it to disk; `account` becomes its owner if given."""
+def write_private(path: Path, text: str) -> None:
+    """Write `path` atomically, with mode 600, and sync it to disk."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            if account is not None:
-                os.fchown(descriptor, account.pw_uid, account.pw_gid)
             file.write(text)
             file.flush()
             os.fsync(descriptor)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Self
 
-from taskbridge.embedded.account import Account
+from taskbridge.embedded.account import Account, as_user
 from taskbridge.embedded.files import closed_in_children
 from taskbridge.errors import Unavailable
 
@@ -77,9 +77,7 @@ class Guarded:
                 env=environment,
                 cwd=directory,
                 start_new_session=True,
-                user=None if account is None else account.pw_uid,
-                group=None if account is None else account.pw_gid,
-                extra_groups=None if account is None else (),
+                **as_user(account),
             )
         except OSError as error:
             raise Unavailable(f"{command[0]} cannot be started: {error}") from error

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
+import secrets
 import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
@@ -22,9 +22,7 @@ __all__ = ["HOST", "Server", "free_port", "listen", "server_environment", "stop_
 
 HOST: Final = "127.0.0.1"
 LEFTOVER_SECONDS = 15.0
-_ATTEMPTS: Final = 5
 _POLL_SECONDS: Final = 0.01
-_PORT_TAKEN: Final = re.compile(r"Address (already )?in use")
 
 
 class Server(Protocol):
@@ -45,26 +43,21 @@ class Server(Protocol):
 def listen(server: Server) -> Iterator[tuple[int, Guarded]]:
     """Run `server` on a free port of 127.0.0.1 during the block; yield the port and the process once it answers.
 
-    If another process takes the port first, another port is tried.
-
     Raises:
         Unavailable: it did not start, or did not answer within its `start_seconds`; the message has the end of its log.
     """
-    for attempts_left in reversed(range(_ATTEMPTS)):
-        port = free_port()
-        with open_log(server.log) as output:
-            log_start = output.seek(0, os.SEEK_END)
-            guarded = server.start(port, output)
-        with guarded:
-            deadline = time.monotonic() + server.start_seconds
-            while guarded.poll() is None and time.monotonic() < deadline:
-                if server.answers(port, guarded.pid):
-                    yield port, guarded
-                    return
-                time.sleep(_POLL_SECONDS)
-        output_text = tail(server.log, log_start)
-        if not attempts_left or not _PORT_TAKEN.search(output_text):
-            raise Unavailable(f"{server.name} did not start; the end of its log, {server.log}:\n{output_text}")
+    port = free_port()
+    with open_log(server.log) as output:
+        log_start = output.seek(0, os.SEEK_END)
+        guarded = server.start(port, output)
+    with guarded:
+        deadline = time.monotonic() + server.start_seconds
+        while not server.answers(port, guarded.pid):
+            if guarded.poll() is not None or time.monotonic() > deadline:
+                text = tail(server.log, log_start)
+                raise Unavailable(f"{server.name} did not start; the end of its log, {server.log}:\n{text}")
+            time.sleep(_POLL_SECONDS)
+        yield port, guarded
 
 
 def server_environment() -> dict[str, str]:
@@ -74,11 +67,12 @@ def server_environment() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return an unused port of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """Return an unused port of 127.0.0.1, below those that the system gives to connections, which could take it."""
+    while True:
+        port = 10_000 + secrets.randbelow(22_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 def stop_leftovers(programs: tuple[str, ...], path: Path) -> None:
@@ -86,20 +80,13 @@ def stop_leftovers(programs: tuple[str, ...], path: Path) -> None:
 
     Every PostgreSQL process has the cluster as its working directory. After a crash, one of them may keep executing its
     query for hours, and no server can start on the cluster until it ends.
-
-    Raises:
-        Unavailable: a process does not end.
     """
     left = [one for one in psutil.process_iter() if _serves(one, programs, path)]
     for number in (signal.SIGINT, signal.SIGKILL):
         for one in left:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 one.send_signal(number)
-            except psutil.NoSuchProcess:
-                continue
         _, left = psutil.wait_procs(left, LEFTOVER_SECONDS)
-    if left:
-        raise Unavailable(f"process {left[0].pid} still uses {path} and cannot be stopped: restart the machine")
 
 
 def _serves(process: psutil.Process, programs: tuple[str, ...], path: Path) -> bool:

@@ -11,7 +11,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from taskbridge.embedded.account import Account
 from taskbridge.embedded.binaries import find_redis
 from taskbridge.embedded.files import write_private
 from taskbridge.embedded.guarded import Guarded
@@ -36,20 +35,19 @@ set-proc-title no
 
 
 class RedisServer:
-    """A server without persistence; its log is in `data_dir`, its settings are in `directory`."""
+    """A server without persistence; its log and its settings are in `data_dir`."""
 
     name = "Redis"
     start_seconds = 15.0
 
-    def __init__(self, data_dir: Path, directory: Path, account: Account | None) -> None:
+    def __init__(self, data_dir: Path) -> None:
         self.log = data_dir / "redis.log"
-        self._settings = directory / "redis.conf"
-        self._account = account
-        self._program = find_redis(account)
+        self._settings = data_dir / "redis.conf"
+        self._program = find_redis()
         self._password = ""
 
     def prepare(self) -> None:
-        """Stop a server that a killed process left behind; raises as `stop_leftovers`."""
+        """Stop a server that a killed process left behind."""
         stop_leftovers(("redis-server", "valkey-server"), self._settings)
 
     def url(self, port: int) -> str:
@@ -60,27 +58,19 @@ class RedisServer:
         """Start the server on `port`, with a new password."""
         self._password = secrets.token_urlsafe(24)
         settings = _SETTINGS.format(host=HOST, port=port, password=self._password)
-        write_private(self._settings, settings, self._account)
+        write_private(self._settings, settings)
         return Guarded(
             [self._program, self._settings],
             stop=((signal.SIGTERM, 5.0),),
             output=output,
             environment=server_environment(),
             directory=self._settings.parent,
-            account=self._account,
         )
 
     def answers(self, port: int, pid: int) -> bool:
         """Whether our own server answers on `port`."""
-        client = redis.Redis(
-            host=HOST,
-            port=port,
-            password=self._password,
-            socket_connect_timeout=_ANSWER_SECONDS,
-            socket_timeout=_ANSWER_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-        )
-        with client:
+        retry = Retry(NoBackoff(), 0)
+        with redis.Redis.from_url(self.url(port), socket_timeout=_ANSWER_SECONDS, retry=retry) as client:
             try:
                 return bool(client.info("server")["process_id"] == pid)
             except redis.RedisError:

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from taskbridge.embedded import lock
-from taskbridge.embedded.account import server_account
-from taskbridge.embedded.directories import choose_directory, noted_directory
 from taskbridge.embedded.files import write_private
 from taskbridge.embedded.launch import listen
 from taskbridge.embedded.postgres import Postgres
@@ -99,12 +97,7 @@ def running(data_dir: Path) -> Servers | None:
 
 
 def _start(stack: ExitStack, data_dir: Path, *, durable: bool) -> Servers:
-    account = server_account(noted_directory(data_dir) / "postgres")
-    directory = choose_directory(data_dir, account)
-    if directory != data_dir:  # a copy of the data directory refers to the same cluster
-        stack.enter_context(lock.hold(directory / "lock", data_dir))
-    redis = RedisServer(data_dir, directory, account)
-    postgres = Postgres(data_dir, directory, account, durable=durable)
+    redis, postgres = RedisServer(data_dir), Postgres(data_dir, durable=durable)
     redis.prepare()
     postgres.prepare()
     postgres_port, _ = stack.enter_context(listen(postgres))

@@ -17,7 +17,7 @@ from taskbridge.gate.state import State
 from taskbridge.gate.wire import variable_of
 
 if TYPE_CHECKING:
-    from taskbridge.declaring.policy import Limits, RateLimit
+    pass
 
 __all__ = [
     "OLDEST_REDIS",
@@ -29,7 +29,6 @@ __all__ = [
     "RunnerStatus",
     "Running",
     "Survey",
-    "UsedUp",
     "incompatible",
 ]
 
@@ -136,17 +135,6 @@ class Ranks(NamedTuple):
     turns: int
 
 
-class UsedUp(NamedTuple):
-    """An exhausted rate limit: the tenant's own, or that of its pipeline.
-
-    `until_ms`: when everything charged so far is allowed, in milliseconds since the Unix epoch by Redis's clock.
-    """
-
-    limit: RateLimit
-    is_own: bool
-    until_ms: int
-
-
 class Running(NamedTuple):
     """A run in progress: for how many `seconds`, and on which `worker` ("": unnamed)."""
 
@@ -236,17 +224,6 @@ class Inspector:
             Ranks(None if rank is None else rank + 1, waiting, None if turn is None else turn + 1, turns)
             for rank, turn in zip(ranks[::2], ranks[1::2], strict=True)
         ]
-
-    def used_up(self, pipeline: str, tenants: Sequence[str], whole: Limits, each: Limits) -> list[list[UsedUp]]:
-        """Return which limits of the `whole` pipeline and of `each` tenant are exhausted, in one round trip."""
-        with self._with_clock() as pipe:
-            pipe.mget(self._keys.pipeline_rate(pipeline), self._keys.pipeline_calls(pipeline))
-            for tenant in tenants:
-                pipe.mget(self._keys.tenant_rate(pipeline, tenant), self._keys.tenant_calls(pipeline, tenant))
-            time, clock, of_all, *own = pipe.execute()
-        now_ms = _now_ms(time, clock)
-        shared = _used_up(now_ms, whole, of_all, is_own=False)
-        return [shared + _used_up(now_ms, each, clocks, is_own=True) for clocks in own]
 
     def queued(self) -> int | None:
         """Return how many messages are in the two queues of runs; None: the broker is another server, or unknown."""
@@ -395,16 +372,6 @@ def _now_ms(time: tuple[int, int], clock: list[str | None]) -> int:
     offset, mark = (int(text or 0) for text in clock)
     seconds, microseconds = time
     return max(seconds * 1_000_000 + microseconds + offset, mark) // 1000
-
-
-def _used_up(now_ms: int, limits: Limits, clocks: Sequence[str | None], *, is_own: bool) -> list[UsedUp]:
-    """Return which limits are exhausted, from their virtual clocks as stored by `permit.lua`."""
-    charged = [
-        UsedUp(limit, is_own, int((int(clock) - limit.most * limit.interval_us) / 1000))
-        for limit, clock in zip(limits, clocks, strict=True)
-        if limit is not None and clock is not None
-    ]
-    return [limit for limit in charged if limit.until_ms > now_ms]
 
 
 def _circuit(fields: dict[str, str], waiting: int) -> CircuitStatus:

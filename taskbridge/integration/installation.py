@@ -270,6 +270,20 @@ def _check_named_redis(runtime: Runtime) -> None:
         )
 
 
+def _check_django() -> None:
+    """Check that Django, if the worker has set it up, has our app.
+
+    Raises:
+        ConfigurationError: it has not, so what handlers write with the ORM would not commit together with their batch.
+    """
+    apps = getattr(sys.modules.get("django.apps"), "apps", None)
+    if apps is not None and apps.ready and not apps.is_installed("taskbridge.django"):
+        raise ConfigurationError(
+            "INSTALLED_APPS lacks 'taskbridge.django', so the ORM would write in transactions of its own",
+            "add it; if TaskBridge uses another database than Django, also set TASKBRIDGE_DATABASE to None",
+        )
+
+
 @signals.worker_init.connect(weak=False)
 def _refuse_to_start(sender: Any, **_: Any) -> None:
     """Stop a worker of our queues that could not work, with the reason and a remedy, before it takes a message."""
@@ -281,6 +295,7 @@ def _refuse_to_start(sender: Any, **_: Any) -> None:
     try:
         check_pool(sender.pool_cls)
         check_serializer(app)
+        _check_django()
         runtime = runtime_of(app)
         _check_named_redis(runtime)
         with _report_silence("Redis", "Redis"), translated_errors():

@@ -7,23 +7,22 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import redis
-
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.common.texts import shown
 from taskbridge.errors import Unavailable, UnknownPipeline
 from taskbridge.gate.inspector import Inspector
 from taskbridge.settings import Settings
 from taskbridge.store import LOOK_SECONDS, Tenants
-from taskbridge.store.db import fetch_within, rows
+from taskbridge.store.db import rows
 from taskbridge.store.queries import queries
 from taskbridge.store.stats import bucket_sums, limited
 
 if TYPE_CHECKING:
+    import redis
     from sqlalchemy import Engine
 
     from taskbridge.declaring.pipeline import Pipeline
-    from taskbridge.gate import RunnerStatus, Survey
+    from taskbridge.gate import Survey
     from taskbridge.gate.inspector import Queued
     from taskbridge.process.runtime import Runtime
 
@@ -69,11 +68,6 @@ class Context:
         """After how many milliseconds without a heartbeat a run is replaced."""
         return round(self.settings.runner_ttl * 1000)
 
-    @property
-    def has_history(self) -> bool:
-        """Whether the run history contains any run. It stays empty if TASKBRIDGE_HISTORY_DAYS is 0."""
-        return bool(self.value("past_any"))
-
     def pipeline(self, name: str) -> Pipeline:
         """Return a pipeline.
 
@@ -117,11 +111,11 @@ class Context:
                 errors |= dict.fromkeys(names, error)
         return {name: surveys[name] for name in pipelines if name in surveys}, errors
 
-    def longest_queued(self, tenants: Mapping[str, Sequence[str]], ttl_ms: int) -> dict[str, Queued]:
+    def longest_queued(self, tenants: Mapping[str, Sequence[str]]) -> dict[str, Queued]:
         """Do what `Inspector.longest_queued` does."""
         found: dict[str, Queued] = {}
         for inspector, names in self._by_inspector(tenants).items():
-            found |= inspector.longest_queued({name: tenants[name] for name in names}, ttl_ms)
+            found |= inspector.longest_queued({name: tenants[name] for name in names}, self.ttl_ms)
         return found
 
     def queued(self, pipelines: Iterable[str]) -> int | None:
@@ -141,18 +135,6 @@ class Context:
         stored = {row["pipeline"]: row["source"] for row in self.rows("pipelines")}
         return stored | {name: one.source for name, one in self.pipelines.items()}
 
-    def active(self, pipelines: Sequence[str], most: int) -> Mapping[str, Sequence[str]]:
-        """Return, for each pipeline, the tenants whose runners are due first; none if Redis does not answer."""
-        surveys, errors = self.survey(pipelines, most)
-        return {name: survey.tenants for name, survey in surveys.items()} | dict.fromkeys(errors, ())
-
-    def runner(self, pipeline: str, tenant: str) -> RunnerStatus | None:
-        """Return a tenant's runner; None if Redis does not answer."""
-        try:
-            return self.inspector_of(pipeline).look(pipeline, [tenant])[0]
-        except redis.RedisError:
-            return None
-
     def now(self) -> datetime:
         """Return the current time by Postgres's clock."""
         at: datetime = self.value("clock")
@@ -162,10 +144,6 @@ class Context:
         """Return the rows of a named query."""
         with limited(self.database) as driver:
             return rows(driver, bucket_sums(queries(self.database)(query)), values)
-
-    def rows_however_long(self, query: str, **values: Any) -> list[dict[str, Any]]:
-        """Return the rows of a named query, without a time limit."""
-        return fetch_within(self.database, None, query, values)
 
     def value(self, query: str, **values: Any) -> Any:
         """Return the only column of a query's only row."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from taskbridge.common.texts import counted
-from taskbridge.common.times import moment
-from taskbridge.gate import RunnerStatus, State, Survey
+from taskbridge.gate import Survey
 from taskbridge.observe.context import Context
-from taskbridge.observe.status import state_of
-from taskbridge.observe.types import ActiveTenant, Finding, Health, PipelineLine
 from taskbridge.store import Backlog, read_ages, read_backlogs, unmatched_sources
 
 if TYPE_CHECKING:
@@ -20,16 +18,12 @@ if TYPE_CHECKING:
     from taskbridge.errors import Unavailable
     from taskbridge.gate.inspector import Queued, Running
 
-__all__ = ["MOST_COUNTED", "MOST_RUNNERS", "health", "left_out", "nobody_looks"]
+__all__ = ["MOST_RUNNERS", "Finding", "Health", "PipelineHealth", "health", "left_out", "nobody_looks"]
 
 MOST_RUNNERS: Final = 100
 """Pending records are counted for this many tenants, those whose runners are due first."""
 MOST_COUNTED: Final = 2_000
 """Records, failing tenants and paused tenants of a pipeline are counted up to this number."""
-MOST_UNDECLARED: Final = 1_000
-"""Tenants of a pipeline that is not declared here are counted up to this number."""
-MOST_NAMED: Final = 3
-"""How many pipelines a sentence names."""
 NO_WORKER_SECONDS: Final = 15.0
 """Workers store their position at least every few seconds."""
 OVERDUE_SECONDS: Final = 2.0
@@ -45,52 +39,102 @@ LONG_RUN_SECONDS: Final = 300.0
 """How long a run may take before it is reported, unless its pipeline's time limit is longer."""
 
 
-class _Paused(NamedTuple):
-    """The number of paused tenants of a pipeline, the first of them, and whether the whole pipeline is paused."""
-
-    tenants: int = 0
-    first: str | None = None
-    whole: bool = False
+Colour = Literal["green", "yellow", "red"]
 
 
-class _Seen(NamedTuple):
-    """A pipeline's state in Redis and in Postgres. `since_poll`: seconds since a worker last polled for its records."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that an operator may have to act on, in one line of text.
 
-    pipeline: Pipeline
+    `remedy`: a command or advice; may be empty. `grave`: work has stopped, and nobody stopped it on purpose.
+    `tenant`: the tenant that the sentence names.
+    """
+
+    sentence: str
+    remedy: str = ""
+    grave: bool = False
+    pipeline: str | None = None
+    tenant: str | None = None
+
+    @property
+    def colour(self) -> Colour:
+        """Red if it is grave, otherwise yellow."""
+        return "red" if self.grave else "yellow"
+
+
+class PipelineHealth(NamedTuple):
+    """The current state of a pipeline, in Redis and in Postgres. Most counts have a limit.
+
+    `paused`: the first paused tenants; `is_paused`: whether the whole pipeline is. `seconds_since_poll`: seconds since
+    a worker last polled for its records; infinite if never. `unseen`: there may be more pending records, and older
+    ones, because these are counted only for tenants that are paused or have a runner.
+    """
+
+    declared: Pipeline
     survey: Survey
     backlog: Backlog
-    since_poll: float
-    paused: _Paused
-    tail_interval: float
+    paused: Sequence[str]
+    is_paused: bool
+    seconds_since_poll: float
+    is_polled: bool
 
     @property
-    def name(self) -> str:
-        return self.pipeline.name
+    def pipeline(self) -> str:
+        """The name of the pipeline."""
+        return self.declared.name
 
     @property
-    def nobody_looks(self) -> bool:
-        return nobody_looks(self.since_poll, self.tail_interval)
+    def unseen(self) -> bool:
+        """Whether there may be more pending records than those of the backlog."""
+        is_cut = max(self.survey.runners, len(self.paused)) > MOST_RUNNERS or self.backlog.pending >= MOST_COUNTED
+        return is_cut or self.is_paused or not self.is_polled
 
     @property
     def is_served(self) -> bool:
-        return not self.nobody_looks and self.survey.overdue_seconds <= OVERDUE_SECONDS
+        """Whether workers poll for records and act on deadlines."""
+        return self.is_polled and self.survey.overdue_seconds <= OVERDUE_SECONDS
 
-    def finding(self, sentence: str, remedy: str, **more: Any) -> Finding:
-        return Finding(f"{self.name}: {sentence}", remedy, pipeline=self.name, **more)
+    def finding(self, sentence: str, remedy: str, *, grave: bool = False, tenant: str | None = None) -> Finding:
+        """Return a finding about the pipeline."""
+        return Finding(f"{self.pipeline}: {sentence}", remedy, grave, self.pipeline, tenant)
 
 
-def _look(context: Context, surveys: Mapping[str, Survey]) -> list[_Seen]:
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The health of all pipelines, without those on the Redis servers that are `unavailable`."""
+
+    sentence: str
+    findings: list[Finding]
+    pipelines: list[PipelineHealth]
+    unavailable: list[str]
+
+    @property
+    def colour(self) -> Colour:
+        """The colour of the gravest finding; green if there is none."""
+        return "red" if any(one.grave for one in self.findings) else "yellow" if self.findings else "green"
+
+
+def _look(context: Context, surveys: Mapping[str, Survey]) -> list[PipelineHealth]:
     names, database = [*surveys], context.database
     sources = {name: context.pipelines[name].source for name in names}
-    first = {name: survey.tenants for name, survey in surveys.items()}
-    paused = {
-        row.pop("pipeline"): _Paused(**row) for row in context.rows("look_paused", pipelines=names, size=MOST_COUNTED)
+    pauses = {row["pipeline"]: row for row in context.rows("look_paused", pipelines=names, size=MOST_COUNTED)}
+    counted_tenants = {
+        name: list(dict.fromkeys([*survey.tenants, *pauses[name]["tenants"][:MOST_RUNNERS]]))
+        for name, survey in surveys.items()
     }
-    backlogs = read_backlogs(database, sources, first, MOST_COUNTED)
+    backlogs = read_backlogs(database, sources, counted_tenants, MOST_COUNTED)
     ages = read_ages(database, names)
     interval = context.settings.tail_interval
     return [
-        _Seen(context.pipelines[name], survey, backlogs[name], ages[name].poller, paused[name], interval)
+        PipelineHealth(
+            context.pipelines[name],
+            survey,
+            backlogs[name],
+            pauses[name]["tenants"],
+            pauses[name]["whole"],
+            ages[name].poller,
+            not nobody_looks(ages[name].poller, interval),
+        )
         for name, survey in surveys.items()
     ]
 
@@ -104,59 +148,34 @@ def health(context: Context) -> Health:
     surveys, errors = context.survey(context.names(), MOST_RUNNERS)
     if not surveys:
         raise next(iter(errors.values()))
-    unavailable, seen = _unavailable(context, errors), _look(context, surveys)
-    nobody, others = _nobody_works(seen), left_out(context)
-    slow = _slow_work(context, seen)
+    unavailable, pipelines = _unavailable(context, errors), _look(context, surveys)
+    nobody, others = _nobody_works(pipelines), left_out(context)
+    slow = _slow_work(context, pipelines)
     findings = [
-        *([nobody] if nobody else ()),
         *(
-            found
-            for one in seen
-            for found in (*_unserved(one, is_known=nobody is not None), *slow.get(one.name, ()), *_of_pipeline(one))
+            finding
+            for one in pipelines
+            for finding in (
+                *_unserved(one, is_known=nobody is not None),
+                *slow.get(one.pipeline, ()),
+                *_of_pipeline(one),
+            )
         ),
         *_unmatched(context),
         *([others] if others else ()),
     ]
-    # The most recent problem comes first.
-    findings.sort(key=lambda one: (one is not nobody, one.pipeline is None, not one.grave, one.seconds))
-    findings = [*unavailable.values(), *findings]
-    lines = [_line(context, one) for one in seen]
-    return Health(
-        colour="red" if any(one.grave for one in findings) else "yellow" if findings else "green",
-        sentence=_sentence(findings, sum(one.runners for one in lines)),
-        findings=findings,
-        pipelines=lines,
-        oldest_pending_seconds=max((one.oldest_seconds for one in lines), default=0.0),
-        overdue_seconds=max((one.survey.overdue_seconds for one in lines), default=0.0),
-        is_overdue=any(one.survey.overdue_seconds > OVERDUE_SECONDS for one in lines),
-        seconds_since_poll=max((one.since_poll for one in seen), default=math.inf),
-        is_looked_for=not any(one.nobody_looks for one in seen),
-        open_circuits=[one.pipeline for one in lines if one.survey.circuit.open],
-        runners=sum(one.runners for one in lines),
-        workers=sorted({active.worker for one in lines for active in one.active if active.worker}),
-        queued=context.queued(surveys),
-        pending=sum(one.pending for one in lines),
-        unseen=any(one.unseen for one in lines),
-        quarantined=sum(one.quarantined for one in lines),
-        paused=sum(one.paused.tenants + one.paused.whole for one in seen),
-        failing=sum(one.failing for one in lines),
-        unavailable=[*unavailable],
-    )
+    findings.sort(key=lambda one: not one.grave)
+    findings = [*unavailable.values(), *([nobody] if nobody else ()), *findings]
+    return Health(_sentence(findings, pipelines), findings, pipelines, [*unavailable])
 
 
 def left_out(context: Context) -> Finding | None:
     """Return a finding about pipelines in Postgres that are not declared here, or None if there are none."""
-    found = context.rows("undeclared_pipelines", declared=context.names(), most=MOST_UNDECLARED)
-    if not found:
+    names = [row["pipeline"] for row in context.rows("undeclared_pipelines", declared=context.names())]
+    if not names:
         return None
-    first = [
-        f"{row['pipeline']} ({counted(row['tenants'], 'tenant')}"
-        f"{' or more' if row['tenants'] >= MOST_UNDECLARED else ''})"
-        for row in found[:MOST_NAMED]
-    ]
-    cut = f" and {len(found) - MOST_NAMED:,} more" if len(found) > MOST_NAMED else ""
     return Finding(
-        f"pipelines that are not declared in TASKBRIDGE_PIPELINES are left out: {', '.join(first)}{cut}",
+        f"pipelines that are not declared in TASKBRIDGE_PIPELINES are left out: {', '.join(names)}",
         "add their modules to TASKBRIDGE_PIPELINES, or run `taskbridge pipeline remove` for each that no longer exists",
     )
 
@@ -180,35 +199,33 @@ def _unavailable(context: Context, errors: Mapping[str, Unavailable]) -> dict[st
     return found
 
 
-def _nobody_works(seen: Sequence[_Seen]) -> Finding | None:
+def _nobody_works(pipelines: Sequence[PipelineHealth]) -> Finding | None:
     """Return a single finding for all pipelines if no worker polls for any of them."""
-    if len(seen) < 2 or not all(one.nobody_looks for one in seen):
+    if len(pipelines) < 2 or any(one.is_polled for one in pipelines):
         return None
-    last = min(one.since_poll for one in seen)
+    last = min(one.seconds_since_poll for one in pipelines)
     since = "" if math.isinf(last) else f" for {last:,.0f} s"
     return Finding(
-        f"no worker is running: none has polled any of the {len(seen):,} pipelines{since}",
+        f"no worker is running: none has polled any of the {len(pipelines):,} pipelines{since}",
         "start a worker that declares them; if one is running, read its log",
         grave=True,
-        seconds=last,
     )
 
 
-def _unserved(one: _Seen, *, is_known: bool) -> Iterator[Finding]:
+def _unserved(one: PipelineHealth, *, is_known: bool) -> Iterator[Finding]:
     """Yield findings that no worker serves a pipeline (unless that has been reported), or too few workers."""
     overdue = one.survey.overdue_seconds
-    if one.nobody_looks and not is_known:
+    if not one.is_polled and not is_known:
         since = "has ever polled for its records"
-        if not math.isinf(one.since_poll):
-            since = f"has polled for records for {one.since_poll:,.0f} s"
+        if not math.isinf(one.seconds_since_poll):
+            since = f"has polled for records for {one.seconds_since_poll:,.0f} s"
         remedy = "start a worker that declares the pipeline; if one is running, read its log"
-        yield one.finding(f"no worker {since}", remedy, grave=True, seconds=one.since_poll)
+        yield one.finding(f"no worker {since}", remedy, grave=True)
     if overdue > OVERDUE_SECONDS:
         yield one.finding(
             f"a run was due {overdue:,.0f} s ago, and no worker has begun it",
             "start more workers, or check whether one is frozen",
             grave=overdue > OVERDUE_GRAVE,
-            seconds=overdue,
         )
 
 
@@ -219,14 +236,14 @@ def _unmatched(context: Context) -> Iterator[Finding]:
         yield Finding(f"{source}: {messages} no criterion", remedy)
 
 
-def _of_pipeline(one: _Seen) -> Iterator[Finding]:
+def _of_pipeline(one: PipelineHealth) -> Iterator[Finding]:
     """Yield what is wrong with a pipeline, the most serious first."""
-    name, backlog, paused = one.name, one.backlog, one.paused
-    if one.survey.circuit.open:
+    name, backlog, survey = one.pipeline, one.backlog, one.survey
+    if survey.circuit.open:
         yield _open_circuit(one)
-    if paused.whole:
+    if one.is_paused:
         yield one.finding("the whole pipeline is paused", f"taskbridge resume --pipeline {name}")
-    if backlog.oldest_seconds > OLD_SECONDS + one.pipeline.policy.spacing.last_ttl / 1000:
+    if backlog.oldest_seconds > OLD_SECONDS + one.declared.policy.spacing.last_ttl / 1000:
         command = shlex.join(("taskbridge", "inspect", backlog.oldest_tenant or "", "--pipeline", name))
         yield one.finding(
             f"the oldest pending record, of {backlog.oldest_tenant!r}, has waited for "
@@ -235,36 +252,37 @@ def _of_pipeline(one: _Seen) -> Iterator[Finding]:
             tenant=backlog.oldest_tenant,
         )
     if backlog.failing:
-        fail = f"{_up_to(backlog.failing, 'tenant', 'is', 'are')} failing, such as {backlog.fails!r}"
-        yield one.finding(fail, f"taskbridge status --failing --pipeline {name}", fails=True)
+        tenants = _up_to(backlog.failing, "tenant", "is", "are")
+        yield one.finding(
+            f"{tenants} failing, such as {backlog.fails!r}", f"taskbridge status --failing --pipeline {name}"
+        )
     if backlog.quarantined:
         records = _up_to(backlog.quarantined, "record", "is", "are")
-        yield one.finding(f"{records} in quarantine", f"taskbridge quarantine list --pipeline {name}", fails=True)
-    if paused.tenants:
-        command = shlex.join(("taskbridge", "resume", paused.first or "", "--pipeline", name))
-        others = f"; `taskbridge status --pipeline {name}` lists the others" if paused.tenants > 1 else ""
+        yield one.finding(f"{records} in quarantine", f"taskbridge quarantine list --pipeline {name}")
+    if one.paused:
+        first, count = one.paused[0], len(one.paused)
+        command = shlex.join(("taskbridge", "resume", first, "--pipeline", name))
+        others = f"; `taskbridge status --pipeline {name}` lists the others" if count > 1 else ""
         yield one.finding(
-            f"{_up_to(paused.tenants, 'tenant', 'is', 'are')} paused, such as {paused.first!r}",
+            f"{_up_to(count, 'tenant', 'is', 'are')} paused, such as {first!r}",
             f"resume it with `{command}`{others}",
-            tenant=paused.first,
+            tenant=first,
         )
-    if one.survey.replaced_ms is not None and (seconds := one.survey.replaced_ms / 1000) <= REPLACED_SECONDS:
-        on = f" on the worker {one.survey.replaced_on}" if one.survey.replaced_on else ""
+    if survey.replaced_ms is not None and (seconds := survey.replaced_ms / 1000) <= REPLACED_SECONDS:
+        on = f" on the worker {survey.replaced_on}" if survey.replaced_on else ""
         yield one.finding(
             f"a run{on} sent no heartbeat and was replaced {seconds / 60:,.0f} min ago: its process died or is frozen, "
             "or Redis was not available to it",
             "check whether all processes of that worker are working, and restart it if one is not; if Redis was "
             "restarted, failed over or refused writes at that time, nothing is left to do here",
-            seconds=seconds,
         )
 
 
-def _open_circuit(one: _Seen) -> Finding:
+def _open_circuit(one: PipelineHealth) -> Finding:
     if not one.survey.runners:
         return one.finding(
             "the circuit is open, and no tenant has any work: the next record of any tenant will be its probe",
             "check the service that the handler calls before then",
-            fails=True,
         )
     probes = counted(one.survey.circuit.probes, "probe")
     waiting = counted(one.survey.circuit.waiting, "tenant is", "tenants are")
@@ -272,61 +290,69 @@ def _open_circuit(one: _Seen) -> Finding:
         f"the circuit is open, {probes} failed, {waiting} in the wait queue",
         "check the service that the handler calls; `taskbridge status` shows the errors",
         grave=True,
-        fails=True,
     )
 
 
-def _slow_work(context: Context, seen: Sequence[_Seen]) -> dict[str, list[Finding]]:
+def _slow_work(context: Context, pipelines: Sequence[PipelineHealth]) -> dict[str, list[Finding]]:
     """Return findings about the queue and the runs of pipelines that are served.
 
     Deadlines move with each republished message and with each heartbeat, so frozen processes and handlers that do not
     return never make a deadline overdue.
     """
-    served = {one.name: one for one in seen if one.is_served}
-    queued = context.longest_queued({name: one.survey.tenants for name, one in served.items()}, context.ttl_ms)
-    late = [name for name, queue in queued.items() if queue.seconds > QUEUED_SECONDS]
+    served = {one.pipeline: one for one in pipelines if one.is_served}
+    queues = context.longest_queued({name: one.survey.tenants for name, one in served.items()})
     longest = {
-        name: max(LONG_RUN_SECONDS, 2 * (one.pipeline.soft_time_limit or 0.0)) + context.settings.run_budget
+        name: max(LONG_RUN_SECONDS, 2 * (one.declared.soft_time_limit or 0.0)) + context.settings.run_budget
         for name, one in served.items()
     }
-    progress: bool | None = False
-    if late:
-        running = any(run.seconds <= longest[name] for name, queue in queued.items() for run in queue.running)
-        names = [one.name for one in seen]
-        progress = running or context.value("past_lately", pipelines=names, seconds=QUEUED_SECONDS)
-    found = {name: [_slow_queue(served[name], queued[name], progress)] for name in late}
-    for name, queue in queued.items():
-        if queue.running and queue.running[0].seconds > longest[name]:
-            found.setdefault(name, []).append(_long_runs(served[name], queue.running, longest[name]))
-    return found
+    progress: bool | None = True
+    if any(queue.seconds > QUEUED_SECONDS for queue in queues.values()):
+        names = [one.pipeline for one in pipelines]
+        progress = any(
+            run.seconds <= longest[name] for name, queue in queues.items() for run in queue.running
+        ) or context.value("past_lately", pipelines=names, seconds=QUEUED_SECONDS)
+    return {
+        name: [
+            *_slow_queue(served[name], queue, progress),
+            *_long_runs(served[name], [run for run in queue.running if run.seconds > longest[name]]),
+        ]
+        for name, queue in queues.items()
+    }
 
 
-def _long_runs(one: _Seen, running: Sequence[Running], longest: float) -> Finding:
-    first, count = running[0], sum(run.seconds > longest for run in running)
+def _slow_queue(one: PipelineHealth, queue: Queued, progress: bool | None) -> Iterator[Finding]:
+    """Yield a finding if a message has been queued for long; `progress`: whether runs end; None: unknown."""
+    if queue.seconds <= QUEUED_SECONDS:
+        return
+    sentence = f"a run message has been in the queue for {queue.seconds:,.0f} s, that of {queue.tenant!r}"
+    more = "start more workers, or give them more processes (`--concurrency`)"
+    if progress:
+        yield one.finding(f"the queue is long: {sentence}", more, tenant=queue.tenant)
+        return
+    ended = "" if progress is None else f", and no run has ended in the last {QUEUED_SECONDS:.0f} s"
+    yield one.finding(
+        f"{sentence}{ended}",
+        "the workers' pool processes are busy or frozen: restart the workers (with `kill -9` if one does not stop), or "
+        f"{more}",
+        grave=progress is False,
+        tenant=queue.tenant,
+    )
+
+
+def _long_runs(one: PipelineHealth, runs: Sequence[Running]) -> Iterator[Finding]:
+    """Yield a finding about runs that have taken too long, the longest first."""
+    if not runs:
+        return
+    first = runs[0]
     on = f" on the worker {first.worker}" if first.worker else ""
-    others = f", and {counted(count - 1, 'other run')} for too long" if count > 1 else ""
-    return one.finding(
+    others = f", and {counted(len(runs) - 1, 'other run')} for too long" if len(runs) > 1 else ""
+    yield one.finding(
         f"the run of {first.tenant!r}{on} has been running for {first.seconds / 60:,.0f} min{others}: its handler does "
         "not return",
         "find out what it waits for, and restart the worker (with `kill -9` if it does not stop); to prevent this, set "
         "timeouts in the handler, or a `soft_time_limit` for the pipeline",
-        seconds=first.seconds,
         tenant=first.tenant,
     )
-
-
-def _slow_queue(one: _Seen, queued: Queued, progress: bool | None) -> Finding:
-    """Return a finding about a message that has been queued for long; `progress`: whether runs end; None: unknown."""
-    sentence = f"a run message has been in the queue for {queued.seconds:,.0f} s, that of {queued.tenant!r}"
-    more = "start more workers, or give them more processes (`--concurrency`)"
-    remedy = "the workers' pool processes are busy or frozen: restart the workers (with `kill -9` if one does not stop)"
-    if progress:
-        sentence, remedy = f"the queue is long: {sentence}", more
-    elif progress is None:
-        remedy = f"{remedy}, or {more}"
-    else:
-        sentence = f"{sentence}, and no run has ended in the last {QUEUED_SECONDS:.0f} s"
-    return one.finding(sentence, remedy, grave=progress is False, seconds=queued.seconds, tenant=queued.tenant)
 
 
 def _up_to(count: int, what: str, does: str, several_do: str) -> str:
@@ -335,45 +361,10 @@ def _up_to(count: int, what: str, does: str, several_do: str) -> str:
     return counted(count, f"{what} {does}", f"{what}s {several_do}")
 
 
-def _sentence(findings: list[Finding], runners: int) -> str:
+def _sentence(findings: Sequence[Finding], pipelines: Sequence[PipelineHealth]) -> str:
     if not findings:
+        runners = sum(one.survey.runners for one in pipelines)
         active = counted(runners, "tenant has a runner", "tenants have a runner") if runners else "no tenant is active"
         return f"all is well: {active}, nothing is failing, and nothing is stuck"
-    first, *others = findings
-    if not others:
-        return first.sentence
-    about = [name for name in dict.fromkeys(one.pipeline for one in others) if name and name != first.pipeline]
-    whose = f", also about {', '.join(about[:MOST_NAMED])}" if about else ""
-    cut = f" and {len(about) - MOST_NAMED:,} more" if len(about) > MOST_NAMED else ""
-    return f"{first.sentence}, and {counted(len(others), 'more finding')}{whose}{cut}"
-
-
-def _line(context: Context, one: _Seen) -> PipelineLine:
-    survey, paused = one.survey, one.paused
-    inspector = context.inspector_of(one.name)
-    now_ms = inspector.now_ms()
-    runners = zip(survey.tenants, inspector.look(one.name, survey.tenants), strict=True)
-    # Only tenants with a runner are counted. Paused tenants, and those that no worker has found yet, have none.
-    is_cut = survey.runners > MOST_RUNNERS or one.backlog.pending >= MOST_COUNTED
-    return PipelineLine(
-        one.name,
-        survey.runners,
-        *one.backlog,
-        unseen=is_cut or one.nobody_looks or bool(paused.tenants or paused.whole),
-        survey=survey,
-        paused=paused.whole,
-        active=[_active(tenant, runner, now_ms, context.ttl_ms, paused=paused.whole) for tenant, runner in runners],
-    )
-
-
-def _active(tenant: str, runner: RunnerStatus, now_ms: int, ttl_ms: int, *, paused: bool) -> ActiveTenant:
-    is_running = runner.state is State.RUNNING
-    return ActiveTenant(
-        tenant,
-        state_of(runner, now_ms, ttl_ms, paused=paused),
-        max(0.0, ((runner.lease_ends_ms or 0) - now_ms) / 1000),
-        runner.events,
-        runner.runs,
-        (runner.worker or None) if is_running else None,
-        moment(runner.began_ms) if is_running else None,
-    )
+    others = f", and {counted(len(findings) - 1, 'more finding')}" if len(findings) > 1 else ""
+    return f"{findings[0].sentence}{others}"

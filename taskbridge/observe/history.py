@@ -2,39 +2,179 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from taskbridge.common.histogram import quantile
 from taskbridge.common.texts import counted
 from taskbridge.observe.context import Context
-from taskbridge.observe.types import (
-    Burst,
-    By,
-    FailedGroup,
-    FailedRuns,
-    Noisy,
-    NoisyTenants,
-    RunRow,
-    Saved,
-    Sums,
-)
 
-__all__ = ["NO_HISTORY", "Before", "bursts", "failed", "noisy", "over_time", "run_row", "runs", "saved"]
+__all__ = [
+    "Before",
+    "Burst",
+    "By",
+    "FailedGroup",
+    "FailedRuns",
+    "Noisy",
+    "NoisyTenants",
+    "RunRow",
+    "Saved",
+    "Sums",
+    "bursts",
+    "failed",
+    "noisy",
+    "over_time",
+    "runs",
+    "saved",
+]
 
-NO_HISTORY: Final = "there is no run history: no run has ended yet, or TASKBRIDGE_HISTORY_DAYS is 0"
 MOST_POINTS: Final = 100
 MOST_FAILED: Final = 200
 """How many failed runs are read to be grouped."""
-MOST_OF_A_TENANT: Final = 2_000
-"""How many of a tenant's last runs are searched for failed ones."""
 MOST_DRAWN: Final = 10_000
 """How many runs are read to find noisy tenants. If there are more, a random sample is read."""
-SHOWN_TENANTS: Final = 5
 RUNS_OF_A_BURST: Final = 10
 """How many runs are read for each requested burst."""
 MOST_FOR_BURSTS: Final = 500
+
+By = Literal["events", "runs", "records", "run time"]
+"""What makes a tenant noisy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run of the history; the fields are columns of the table `runs`."""
+
+    pipeline: str
+    tenant: str
+    token: str
+    began_at: datetime
+    ended_at: datetime
+    reason: str
+    worker: str | None
+    events: int
+    burst_run: int
+    records: int
+    rejected: int
+    outcome: str
+    error: str | None
+    first_event_ms: int | None
+
+    @property
+    def run_ms(self) -> float:
+        """How long it took, in milliseconds."""
+        return (self.ended_at - self.began_at).total_seconds() * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Noisy:
+    """A tenant and the load that it caused."""
+
+    pipeline: str
+    tenant: str
+    events: int
+    runs: int
+    records: int
+    failures: int
+    run_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyTenants:
+    """The noisiest tenants, the first one first. `basis`: where the numbers come from, in a sentence."""
+
+    tenants: list[Noisy]
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The events of a pipeline over some days, and the runs and records that they caused.
+
+    Records that nobody notified of have no event, so there may be more records than events.
+    """
+
+    pipeline: str
+    events: int
+    runs: int
+    records: int
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs a system with one job per change would have run."""
+        return max(self.events, self.records)
+
+    @property
+    def runs_saved(self) -> int:
+        """How many fewer runs than these there were."""
+        return max(0, self.jobs - self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Burst(Saved):
+    """A burst: its first run's token and start, and the totals of its runs.
+
+    `first_event_ms`: from its first event to the delivery of the first record; None if unknown.
+    """
+
+    tenant: str
+    token: str
+    began_at: datetime
+    ended_at: datetime
+    failed: int
+    first_event_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The totals of an interval of `seconds` that starts at `at`.
+
+    The delays of first events are upper bounds of buckets, in milliseconds; infinite above 10,000 ms.
+    """
+
+    at: datetime
+    seconds: int
+    runs: int
+    failed: int
+    events: int
+    bursts: int
+    records: int
+    rejected: int
+    run_ms: int
+    first_event_p50_ms: float | None
+    first_event_p99_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedGroup:
+    """Runs that failed with the same kind of error; `tenants` is a count, `sample` has up to 5 of them.
+
+    `error`: the latest of `texts` different texts of that kind. `first` and `last`: when the first and the last of the
+    runs ended.
+    """
+
+    pipeline: str
+    error: str
+    texts: int
+    runs: int
+    tenants: int
+    first: datetime
+    last: datetime
+    sample: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRuns:
+    """Failures, with the error of the most runs first. `basis`: where the numbers come from.
+
+    `more`: how many kinds of error are left out.
+    """
+
+    groups: list[FailedGroup]
+    basis: str
+    more: int = 0
 
 
 class Before(NamedTuple):
@@ -42,12 +182,6 @@ class Before(NamedTuple):
 
     at: datetime
     token: str = ""
-
-
-def run_row(row: dict[str, Any]) -> RunRow:
-    """Return a row of the history as a value."""
-    values = {name: row[name] for name in RunRow.__dataclass_fields__}
-    return RunRow(**values | {"worker": row["worker"] or None})
 
 
 def runs(
@@ -63,32 +197,17 @@ def runs(
 
     `tenant` requires `pipeline`.
     """
+    context.names(pipeline)
     if pipeline is None or tenant is None:
-        return [run_row(row) for row in _last(context, pipeline, failed=failed, before=before, limit=limit)]
-    context.pipeline(pipeline)
-    at, token = before or (None, "")
-    found = context.rows(
-        "past_of_tenant",
-        pipeline=pipeline,
-        tenant=tenant,
-        failed=failed,
-        before=None if token else at,
-        token=token,
-        size=MOST_OF_A_TENANT if failed else limit,
-        limit=limit,
-    )
-    return [run_row(row) for row in found]
-
-
-def _last(
-    context: Context, pipeline: str | None, *, failed: bool, before: Before | None, limit: int
-) -> list[dict[str, Any]]:
-    """Return the last runs of all tenants, of one pipeline or of all that the database knows."""
-    end = before or Before(context.now() + timedelta(seconds=1))
-    since = end.at - timedelta(days=max(1, context.settings.history_days) + 1)
-    pipelines = sorted(context.readers()) if pipeline is None else context.names(pipeline)
-    values = {"pipelines": pipelines, "since": since, "before": end.at, "token": end.token, "limit": limit}
-    return context.rows("past_of_all", **values, failed=failed)
+        end = before or Before(context.now() + timedelta(seconds=1))
+        since = end.at - timedelta(days=max(1, context.settings.history_days) + 1)
+        values = {"pipelines": _pipelines(context, pipeline), "since": since, "before": end.at, "token": end.token}
+        found = context.rows("past_of_all", **values, failed=failed, limit=limit)
+    else:
+        at, token = before or (None, "")
+        values = {"pipeline": pipeline, "tenant": tenant, "before": None if token else at, "token": token}
+        found = context.rows("past_of_tenant", **values, failed=failed, limit=limit)
+    return [RunRow(**row) for row in found]
 
 
 def failed(context: Context, pipeline: str | None = None, *, hours: float = 24, limit: int = 50) -> FailedRuns:
@@ -96,59 +215,36 @@ def failed(context: Context, pipeline: str | None = None, *, hours: float = 24, 
 
     Only the last 200 failed runs are considered.
     """
-    if pipeline is not None:
-        context.pipeline(pipeline)
-    if not context.has_history:
-        return FailedRuns([], NO_HISTORY)
     since = context.now() - timedelta(hours=hours)
-    found = _last(context, pipeline, failed=True, before=None, limit=MOST_FAILED)
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in found:
-        if row["ended_at"] >= since:
-            groups.setdefault((row["pipeline"], row["error_kind"] or ""), []).append(row)
-    made = [_failed_group(name, rows) for (name, _), rows in groups.items()]
-    made.sort(key=lambda one: (-one.runs, one.pipeline, one.error))
-    are_all = len(found) < MOST_FAILED or found[-1]["ended_at"] < since
-    count = counted(sum(one.runs for one in made), "failed run")
-    basis = f"from {count} of the last {_hours(hours)}" if are_all else f"from only the last {count}"
-    rejected = sum(row.rejected for row in _sums(context, pipeline, since, timedelta(hours=1)))
-    return FailedRuns(made[:limit], basis, max(0, len(made) - limit), rejected)
+    values = {"pipelines": _pipelines(context, pipeline), "since": since, "size": MOST_FAILED}
+    groups = [FailedGroup(**row) for row in context.rows("past_failed", **values)]
+    count = sum(one.runs for one in groups)
+    basis = f"from only the last {count:,} failed runs"
+    if count < MOST_FAILED:
+        basis = f"from {counted(count, 'failed run')} of the last {_hours(hours)}"
+    return FailedRuns(groups[:limit], basis, max(0, len(groups) - limit))
+
+
+def _pipelines(context: Context, pipeline: str | None) -> list[str]:
+    """Return one pipeline, or all that the database knows."""
+    return sorted(context.readers()) if pipeline is None else context.names(pipeline)
 
 
 def _hours(hours: float) -> str:
     return "hour" if hours == 1 else f"{hours:g} hours"
 
 
-def _failed_group(pipeline: str, rows: Sequence[dict[str, Any]]) -> FailedGroup:
-    """Return a group for these failed runs, which start with the last one."""
-    errors = list(dict.fromkeys(row["error"] or "no error was stored" for row in rows))
-    tenants = list(dict.fromkeys(row["tenant"] for row in rows))
-    ended = [row["ended_at"] for row in rows]
-    counts = (len(errors), len(rows), len(tenants))
-    return FailedGroup(pipeline, errors[0], *counts, min(ended), max(ended), tenants[:SHOWN_TENANTS])
-
-
-def bursts(context: Context, pipeline: str, tenant: str | None = None, limit: int = 50) -> list[Burst]:
-    """Return the last bursts of a pipeline, or of one tenant, the last one first."""
+def bursts(context: Context, pipeline: str, tenant: str, limit: int = 50) -> list[Burst]:
+    """Return the last bursts of a tenant, the last one first."""
     found = runs(context, pipeline, tenant, limit=min(MOST_FOR_BURSTS, limit * RUNS_OF_A_BURST))
-    by_tenant: dict[str, list[RunRow]] = {}
+    groups: list[list[RunRow]] = []
     for row in reversed(found):
-        by_tenant.setdefault(row.tenant, []).append(row)
-    made = [_burst(group) for rows in by_tenant.values() for group in _groups(rows)]
-    return sorted(made, key=lambda one: one.began_at, reverse=True)[:limit]
-
-
-def _groups(of_tenant: Iterable[RunRow]) -> Iterator[list[RunRow]]:
-    """Yield the runs of each burst, oldest first, except for bursts whose first run is missing."""
-    group: list[RunRow] = []
-    for row in of_tenant:
-        if row.burst_run == 1 and group:
-            yield group
-            group = []
-        if group or row.burst_run == 1:
-            group.append(row)
-    if group:
-        yield group
+        if row.burst_run == 1:
+            groups.append([])
+        # The first run of the oldest burst may be missing.
+        if groups:
+            groups[-1].append(row)
+    return [_burst(group) for group in reversed(groups)][:limit]
 
 
 def _burst(group: Sequence[RunRow]) -> Burst:
@@ -172,60 +268,39 @@ def saved(context: Context, pipeline: str | None = None, *, days: int = 7) -> li
     return [Saved(**row) for row in context.rows("past_saved", pipelines=context.names(pipeline), days=days)]
 
 
-def over_time(
-    context: Context, pipeline: str | None = None, *, hours: float = 24, until: datetime | None = None
-) -> list[Sums]:
-    """Return at most 100 points for the `hours` before `until` (None: now), in order.
+def over_time(context: Context, pipeline: str | None = None, *, hours: float = 24) -> list[Sums]:
+    """Return at most 100 points for the last `hours`, in order.
 
     Intervals without a run are left out.
     """
-    if pipeline is not None:
-        context.pipeline(pipeline)
+    context.names(pipeline)
     seconds = max(1, -(-round(hours * 60) // MOST_POINTS)) * 60
-    since = (until or context.now()) - timedelta(hours=hours) + timedelta(seconds=seconds)
-    return _sums(context, pipeline, since, timedelta(seconds=seconds), until)[-MOST_POINTS:]
-
-
-def _sums(
-    context: Context, pipeline: str | None, since: datetime, width: timedelta, until: datetime | None = None
-) -> list[Sums]:
-    names = ("at", "runs", "failed", "events", "bursts", "records", "rejected", "run_ms")
-    return [
-        Sums(
-            **{name: row[name] for name in names},
-            seconds=round(width.total_seconds()),
-            first_event_p50_ms=quantile(row["first_event_counts"], 0.5),
-            first_event_p99_ms=quantile(row["first_event_counts"], 0.99),
-        )
-        for row in context.rows("past_sums", pipeline=pipeline, since=since, until=until, width=width)
-    ]
+    width = timedelta(seconds=seconds)
+    since = context.now() - timedelta(hours=hours) + width
+    points = []
+    for row in context.rows("past_sums", pipeline=pipeline, since=since, width=width):
+        counts = row.pop("first_event_counts")
+        p50, p99 = quantile(counts, 0.5), quantile(counts, 0.99)
+        points.append(Sums(**row, seconds=seconds, first_event_p50_ms=p50, first_event_p99_ms=p99))
+    return points[-MOST_POINTS:]
 
 
 def noisy(
     context: Context, pipeline: str | None = None, *, by: By = "events", hours: float = 24, limit: int = 20
 ) -> NoisyTenants:
     """Return the tenants that caused the most load in the last `hours`, in one pipeline or in all."""
-    if pipeline is not None:
-        context.pipeline(pipeline)
-    if not context.has_history:
-        return NoisyTenants([], NO_HISTORY)
+    context.names(pipeline)
     since = context.now() - timedelta(hours=hours)
-    failures = by == "failures"
-    count = context.value("past_count", pipeline=pipeline, since=since, failed=failures)
     # The sample is taken from the runs of all pipelines.
-    every = context.value("past_count", pipeline=None, since=since, failed=False)
+    every = context.value("past_count", since=since)
     percent = 100.0 if every <= MOST_DRAWN else max(0.01, 90.0 * MOST_DRAWN / every)
-    values = {"pipeline": pipeline, "since": since, "by": by, "percent": percent, "failed": failures}
+    values = {"pipeline": pipeline, "since": since, "by": by, "percent": percent}
     found = context.rows("past_noisy", **values, size=MOST_DRAWN, limit=limit)
     looked = found[0]["looked"] if found else 0
-    scale = max(1.0, count / looked) if percent < 100 and looked else 1.0
     names = ("events", "runs", "records", "failures", "run_ms")
-    tenants = [Noisy(row["pipeline"], row["tenant"], *(round(row[name] * scale) for name in names)) for row in found]
-    what = "failed runs" if failures else "runs"
-    if percent < 100:
-        basis = f"estimated from a random sample of {looked:,} of {count:,} {what} of the last {_hours(hours)}"
-    else:
-        basis = f"from {looked:,} {what} of the last {_hours(hours)}"
-        if looked >= MOST_DRAWN:
-            basis += "; more runs are not counted yet: try again in a minute"
+    tenants = [
+        Noisy(row["pipeline"], row["tenant"], *(round(row[name] * 100 / percent) for name in names)) for row in found
+    ]
+    sample = "estimated from a random sample of " if percent < 100 else "from "
+    basis = f"{sample}{looked:,} runs of the last {_hours(hours)}"
     return NoisyTenants(tenants, basis)

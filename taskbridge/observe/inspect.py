@@ -3,37 +3,83 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.texts import counted, one_line
 from taskbridge.common.times import ago, ahead, moment, span
 from taskbridge.gate import RunnerStatus, State
-from taskbridge.gate.inspector import CircuitStatus, Hold, Ranks, UsedUp
+from taskbridge.gate.inspector import CircuitStatus, Hold, Ranks
 from taskbridge.observe.context import Context
 from taskbridge.observe.health import nobody_looks
-from taskbridge.observe.history import runs
-from taskbridge.observe.status import LATE_MS, is_alive, late_ms, quarantined, tenant_values
-from taskbridge.observe.types import Cause, Delay, Holder, PauseRow, TenantAnswer
+from taskbridge.observe.history import RunRow, runs
+from taskbridge.observe.status import (
+    LATE_MS,
+    Cause,
+    QuarantineRow,
+    TenantLine,
+    is_alive,
+    late_ms,
+    quarantined,
+    tenant_values,
+)
 from taskbridge.store import Pause, read_ages
+from taskbridge.store.stats import WaitingRecords
 
-__all__ = ["Seen", "tenant", "why"]
+if TYPE_CHECKING:
+    from taskbridge.declaring.pipeline import Pipeline
+
+__all__ = ["Holder", "Seen", "TenantAnswer", "tenant", "why"]
 
 MOST_RECORDS: Final = 10_000
 """Records of each state are counted up to this number."""
 SHOWN_RUNS: Final = 20
 SHOWN_QUARANTINE: Final = 10
-ATTEMPTS: Final = 3
-"""How often a runner is read again if it keeps changing."""
 ORDER_OF_TURNS: Final = "pipelines alternate, and the tenants of a pipeline are served in order of arrival"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The current run of a tenant: its token and worker, when it began, and its last heartbeat by Redis's clock.
+
+    `alive`: whether the heartbeat is recent enough; None if unknown.
+    """
+
+    token: str
+    worker: str | None
+    since: datetime | None
+    beat_at: datetime | None
+    alive: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantAnswer(TenantLine):
+    """A tenant in detail; its `sentence` says why it is not running, or since when it has been.
+
+    `delay`: for a pipeline with criteria, the records that wait.
+    """
+
+    cause: Cause
+    sentence: str
+    holder: Holder | None
+    pause: Pause | None
+    quarantine: list[QuarantineRow]
+    """The first 10."""
+    runs_shown: list[RunRow]
+    """The last 20, the last one first."""
+    delay: WaitingRecords | None
+
+    @property
+    def known(self) -> bool:
+        """Whether the pipeline knows the tenant."""
+        return self.cause is not Cause.UNKNOWN
 
 
 class Seen(NamedTuple):
     """Everything that determines why a tenant is not running."""
 
-    pipeline: str
-    tenant: str
+    declared: Pipeline
     runner: RunnerStatus
     ranks: Ranks
     circuit: CircuitStatus
@@ -43,9 +89,11 @@ class Seen(NamedTuple):
     seconds_since_poll: float
     ttl_ms: int
     tail_interval: float
-    most_runs: int
-    used_up: Sequence[UsedUp] = ()
-    """The exhausted rate limits, if the tenant waits for one."""
+
+    @property
+    def pipeline(self) -> str:
+        """The name of the pipeline."""
+        return self.declared.name
 
     @property
     def nobody_looks(self) -> bool:
@@ -91,14 +139,14 @@ class Seen(NamedTuple):
 def tenant(context: Context, pipeline: str, name: str) -> TenantAnswer:
     """Return a tenant of a pipeline, and why it is not running; raises as `Context.pipeline`."""
     declared, inspector = context.pipeline(pipeline), context.inspector_of(pipeline)
-    runner, counts, pause = _at_one_time(context, pipeline, name)
-    used_up: Sequence[UsedUp] = ()
-    if runner.hold is Hold.RATE and declared.is_limited:
-        limits = (declared.rate_limit, declared.tenant_rate_limit)
-        (used_up,) = inspector.used_up(pipeline, [name], *limits)
+    tenants = context.tenants_of(declared.source)
+    # A run stores its failure before it releases the runner, so counts that are read later include it.
+    (runner,) = inspector.look(pipeline, [name])
+    (counts,) = tenants.counts(pipeline, [name], MOST_RECORDS)
+    pauses = [Pause(**row) for row in context.rows("pauses", pipeline=pipeline, tenants=[name])]
+    pause = pauses[0] if pauses else None
     seen = Seen(
-        pipeline,
-        name,
+        declared,
         runner,
         inspector.ranks(pipeline, [name])[0],
         inspector.circuit(pipeline),
@@ -108,45 +156,21 @@ def tenant(context: Context, pipeline: str, name: str) -> TenantAnswer:
         read_ages(context.database, [pipeline])[pipeline].poller,
         context.ttl_ms,
         context.settings.tail_interval,
-        declared.max_runs,
-        used_up,
     )
     cause, sentence = why(seen)
-    shown = runs(context, pipeline, name, limit=SHOWN_RUNS)
-    values = tenant_values(context, pipeline, counts, runner, seen.now_ms, paused=pause is not None)
     delay = None
     if declared.criteria is not None and counts["pending"]:
-        waiting = context.tenants_of(declared.source).waiting(pipeline, name, declared.criteria.smallest_ms)
-        delay = waiting and Delay(waiting.waiting, waiting.criterion, values["due_at"])
+        delay = tenants.waiting(pipeline, name, declared.criteria.smallest_ms)
     return TenantAnswer(
-        **values,
+        **tenant_values(context, pipeline, counts, runner, seen.now_ms, paused=pause is not None),
         cause=cause,
         sentence=sentence,
         holder=_holder(seen),
-        pause=pause and PauseRow(pipeline, pause.tenant, pause.paused_at, pause.paused_by, pause.reason),
+        pause=pause,
         quarantine=quarantined(context, pipeline, name, limit=SHOWN_QUARANTINE),
-        runs_shown=shown,
-        history=bool(shown) or context.has_history,
+        runs_shown=runs(context, pipeline, name, limit=SHOWN_RUNS),
         delay=delay,
     )
-
-
-def _at_one_time(context: Context, pipeline: str, name: str) -> tuple[RunnerStatus, dict[str, Any], Pause | None]:
-    """Return a tenant's runner, counts and pause as of one moment, by reading again if the runner has changed.
-
-    The runner is in Redis, the rest in Postgres. A run stores its failure before it releases the runner, so counts that
-    are read after the runner include the failure that holds it.
-    """
-    tenants = context.tenants_of(context.pipeline(pipeline).source)
-    (after,) = context.inspector_of(pipeline).look(pipeline, [name])
-    for _ in range(ATTEMPTS):
-        runner = after
-        (counts,) = tenants.counts(pipeline, [name], MOST_RECORDS)
-        pauses = context.rows("pauses", pipeline=pipeline, tenants=[name])
-        (after,) = context.inspector_of(pipeline).look(pipeline, [name])
-        if (runner.token, runner.state, runner.hold) == (after.token, after.state, after.hold):
-            break
-    return runner, counts, Pause(**pauses[0]) if pauses else None
 
 
 def _holder(seen: Seen) -> Holder | None:
@@ -181,12 +205,7 @@ def _running(seen: Seen) -> tuple[Cause, str]:
     run = f"run {runner.token}{f' on the worker {runner.worker}' if runner.worker else ''}"
     beat = "" if seen.beat_ms is None else f"{max(0, seen.now_ms - seen.beat_ms) / 1000:.1f} s"
     if seen.is_alive is False:
-        if seen.nobody_looks:
-            next_run = seen.nobody
-        elif seen.late_ms > LATE_MS:
-            next_run = "no worker has replaced it: start one"
-        else:
-            next_run = f"a worker will replace it {seen.due}"
+        next_run = seen.nobody if seen.nobody_looks else f"a worker will replace it {seen.due}"
         sentence = f"{run} has it and sent its last heartbeat {beat} ago: it died or is frozen, and {next_run}"
         return Cause.FROZEN, sentence
     pause = "" if seen.pause is None else f"; {_paused(seen.pause)}, which takes effect after the current batch"
@@ -240,7 +259,7 @@ def _held(seen: Seen) -> tuple[Cause, str]:
         turn = "" if ranks.for_turn is None else f": it is number {ranks.for_turn:,} of {ranks.turns:,}"
         return Cause.TURN, f"it waits for its turn{turn}; {ORDER_OF_TURNS}"
     if runner.hold is Hold.RATE:
-        return Cause.RATE, f"{_limit(seen)} is used up; it resumes {seen.due}"
+        return Cause.RATE, f"{_rate_limits(seen.declared)} is used up; it resumes {seen.due}"
     if runner.hold is Hold.WAIT_QUEUE or (circuit.open and ranks.in_wait_queue is not None):
         return _in_wait_queue(seen)
     if seen.late_ms > LATE_MS:
@@ -282,24 +301,20 @@ def _in_wait_queue(seen: Seen) -> tuple[Cause, str]:
             f"{position}: its handler had asked the whole pipeline to wait (RetryAfter), which now resumes with "
             f"{counted(circuit.width, 'run')} at a time, and with more as records are handled"
         )
-    most = f" ({seen.most_runs:,} in all)" if seen.most_runs else ""
+    most = f" ({seen.declared.max_runs:,} in all)" if seen.declared.max_runs else ""
     return Cause.WAIT_QUEUE, f"{position} for a free run slot of {seen.pipeline}{most}"
 
 
-def _limit(seen: Seen) -> str:
-    """Name the limit that the tenant waits for, if it is known.
-
-    Only its own runs use up its own limits, so such a limit ends when its wait does. Other tenants may have used up the
-    pipeline's limits since.
-    """
-    due_ms = seen.runner.deadline_ms or 0
-    own = [one for one in seen.used_up if one.is_own and one.until_ms > due_ms - LATE_MS]
-    found = max(own or seen.used_up, key=lambda one: one.until_ms, default=None)
-    if found is None:
-        return "its rate limit"
-    count, period = found.limit.rate.split("/")
-    size = f"{counted(int(count.split()[0]), 'call' if found.limit.of_calls else 'record')}/{period}"
-    return f"its own rate limit of {size}" if found.is_own else f"the rate limit of {seen.pipeline}, {size},"
+def _rate_limits(declared: Pipeline) -> str:
+    """Name the declared limits, one of which the tenant waits for."""
+    names = []
+    for name, limits in (
+        ("its own rate limit", declared.tenant_rate_limit),
+        (f"the rate limit of {declared.name}", declared.rate_limit),
+    ):
+        if any(limits):
+            names.append(f"{name} ({' and '.join(one.rate for one in limits if one is not None)})")
+    return " or ".join(names) or "its rate limit"
 
 
 def _late(seen: Seen) -> tuple[Cause, str]:

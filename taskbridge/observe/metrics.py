@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
-import redis
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -29,15 +28,13 @@ from prometheus_client.registry import Collector
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.errors import TaskBridgeError
-from taskbridge.observe.health import MOST_RUNNERS, nobody_looks
+from taskbridge.observe.health import MOST_RUNNERS
 from taskbridge.process.runtime import Runtime
 from taskbridge.store import Counters, read_ages, read_backlogs, read_counters
 
 __all__ = ["METRICS", "Metric", "Metrics", "registry"]
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 MOST_TENANTS: Final = 1_000
 """Pending records are counted for this many tenants, those whose runners are due first."""
@@ -53,15 +50,6 @@ class Group(NamedTuple):
     name: str
     source: str
     scope: str
-
-
-class _Unknown(NamedTuple):
-    """A backlog with an unknown number of pending records."""
-
-    quarantined: int
-    failing: int
-    pending: None = None
-    oldest_seconds: None = None
 
 
 _COUNTERS: Final = Group("counters", "Postgres", "deployment")
@@ -138,7 +126,7 @@ METRICS: Final = (
         "gauge",
         _BACKLOGS,
         "Pending records of the 1000 tenants that are due first; 100000 means at least 100000. "
-        "Absent if no worker polls for records and none of these is pending.",
+        "Records that no worker has polled yet are not among them.",
         "pending",
     ),
     Metric(
@@ -286,19 +274,6 @@ class Metrics(Collector):
             found[_ORPHANED] = {name: self._runtime.orphaned[name] for name in own}
         return found
 
-    def _by_pipeline(self, read: Callable[[Sequence[str]], dict[str, T]], names: Sequence[str]) -> dict[str, T]:
-        """Read all pipelines at once; if Redis refuses that because of the keys of some, leave these out."""
-        try:
-            return read(names)
-        except redis.ResponseError:
-            found: dict[str, T] = {}
-            for name in names:
-                with self._noted():
-                    found |= read([name])
-            if not found:
-                raise
-            return found
-
     @contextmanager
     def _noted(self, name: str = "") -> Iterator[None]:
         """Note an error of a server, and continue without it; `name`: that of a named Redis."""
@@ -318,29 +293,20 @@ class Metrics(Collector):
     def _read_redis(self, runtime: Runtime, names: Sequence[str]) -> Values:
         gate, suffix, found = runtime.inspector, _suffix(runtime), Values()
         with self._noted(runtime.settings.redis):
-            surveys = self._by_pipeline(lambda some: gate.survey(some, MOST_TENANTS), names)
+            surveys = gate.survey(names, MOST_TENANTS)
             found[_SURVEYS] = surveys
             found[_WAITING] = {f"{queue}{suffix}": count for queue, count in gate.waiting().items()}
             most = min(MOST_RUNNERS, MOST_TENANTS // max(1, len(surveys)))
-            due = {name: survey.tenants[:most] for name, survey in surveys.items()}
-            found[_MESSAGES] = self._by_pipeline(
-                lambda some: gate.longest_queued({name: due[name] for name in some}), [*surveys]
-            )
+            found[_MESSAGES] = gate.longest_queued({name: survey.tenants[:most] for name, survey in surveys.items()})
         return found
 
     def _read_postgres(self, names: Sequence[str], found: Values) -> None:
-        runtime, interval = self._runtime, self._runtime.settings.tail_interval
+        runtime = self._runtime
         ages = read_ages(runtime.engine, names)
         if _SURVEYS in found:
             sources = {name: runtime.pipelines[name].source for name in found[_SURVEYS]}
             tenants = {name: survey.tenants for name, survey in found[_SURVEYS].items()}
-            # If no worker polls for records, tenants with new records have no runner, so the number is unknown.
-            found[_BACKLOGS] = {
-                name: _Unknown(one.quarantined, one.failing)
-                if not one.pending and nobody_looks(ages[name].poller, interval)
-                else one
-                for name, one in read_backlogs(runtime.engine, sources, tenants).items()
-            }
+            found[_BACKLOGS] = read_backlogs(runtime.engine, sources, tenants)
         found[_AGES] = ages
         counters = self._totals.latest(names, SUMS_TIMEOUT if self._in_worker else READ_SECONDS)
         if counters is not None:
@@ -396,7 +362,7 @@ def _family(metric: Metric, found: Mapping[str, Any]) -> Family:
         value = attrgetter(metric.attribute)(one) if metric.attribute else one
         if isinstance(value, Histogram):
             adding.add_metric((label,), *_cumulative(value))
-        elif value is not None:
+        else:
             adding.add_metric((label,), value)
     return family
 

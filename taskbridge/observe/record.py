@@ -3,85 +3,160 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, Literal
+
+import psycopg
 
 from taskbridge.common.names import check_tenant, key_spellings
 from taskbridge.common.texts import counted, one_line
-from taskbridge.common.times import ago, moment
+from taskbridge.common.times import moment
 from taskbridge.errors import InvalidName
-from taskbridge.gate import State
 from taskbridge.observe.context import Context
-from taskbridge.observe.history import NO_HISTORY, run_row
-from taskbridge.observe.types import Found, RecordLine, RunRow, Step, Story
+from taskbridge.observe.history import RunRow
+from taskbridge.store.db import fetch_within
 
-__all__ = ["document", "find", "records", "records_everywhere", "story"]
+__all__ = ["Found", "RecordLine", "Step", "Story", "document", "find", "records", "story"]
 
 MOST: Final = 50
-MOST_EVERYWHERE: Final = 100
+MOST_RECORDS: Final = 100
+SEARCH_SECONDS: Final = 3.0
 MOST_TENANTS: Final = 10
 """How many tenants of a pipeline are found by a prefix of their names."""
-MOST_SEARCHED: Final = 1_000
-"""The key is searched for in this many tenants, in addition to those with a runner."""
 MOST_ACTIONS: Final = 10_000
 """How many of the last actions are searched for those on one record."""
 MOST_READERS: Final = 20_000
 """How many runs of a tenant are searched for the one that read a record."""
 LONGEST_RUN_SECONDS: Final = 3_600
 """The run that read a record was created at most this long before the record was written."""
-MOST_FAILED: Final = 100
-"""How many failed runs before the one that read a record are considered."""
 SHOWN_FAILED: Final = 5
 _LAST_CHARACTER: Final = "\U0010ffff"
 
 
-def find(context: Context, text: str) -> tuple[list[Found], str | None]:
-    """Return up to 50 tenants, records, messages and deliveries named `text`, and tenants that start with it.
+@dataclass(frozen=True, slots=True)
+class RecordLine:
+    """A record in a pipeline that reads it; `pipeline` is None if none does. `unmatched`: why it is unmatched.
 
-    The second value says which records were not searched; None: all were.
+    `state`: `pending`, `handled`, `quarantined` or `discarded`. `reason` and `attempts` are those of its quarantine;
+    `failures` (in a row) and `last_error` are those of its tenant.
+    """
+
+    source: str
+    tenant: str
+    key: str
+    revision: int
+    deleted: bool
+    recorded_at: datetime
+    changed_at: datetime
+    unmatched: str | None
+    pipeline: str | None
+    state: str | None
+    reason: str | None
+    attempts: int | None
+    failures: int | None
+    last_error: str | None
+
+    @property
+    def sentence(self) -> str:
+        """Where the record is, in words."""
+        if self.unmatched:
+            return f"unmatched: {one_line(self.unmatched)}"
+        if self.pipeline is None:
+            return f"no pipeline reads the source {self.source}"
+        where = f"{self.state} in {self.pipeline}"
+        if self.reason:
+            return f"{where} after {counted(self.attempts or 0, 'attempt')}: {one_line(self.reason)}"
+        if self.state == "pending" and self.failures:
+            times = counted(self.failures, "time")
+            return f"{where}; its tenant failed {times} in a row, last: {one_line(self.last_error or '')}"
+        return where
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A search result.
+
+    `kind`: `tenant` (with its pipeline), `record` (once for each pipeline that reads it; `pipeline` is None if none
+    does), `unmatched` (it could not become a record) or `delivery` (a webhook that was received).
+    """
+
+    kind: Literal["tenant", "record", "unmatched", "delivery"]
+    source: str
+    pipeline: str | None
+    tenant: str
+    key: str
+    sentence: str
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of a record's story. `token`: the run of this step.
+
+    `what`: `received`, `recorded`, `started` (its event started a burst), `absorbed` (by an existing runner), `failed`
+    (a run failed before one read it), `read`, `handled`, `rejected`, `quarantined`, `retrying`, `discarded`, `pending`
+    or `skipped` (older than the pipeline's start).
+    """
+
+    at: datetime | None
+    what: str
+    sentence: str
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What happened to a record in a pipeline, in chronological order. `note`: what is unknown, and why."""
+
+    source: str
+    tenant: str
+    key: str
+    pipeline: str
+    revision: int
+    deleted: bool
+    state: str
+    steps: list[Step]
+    note: str | None = None
+
+
+def find(context: Context, text: str) -> tuple[list[Found], str | None]:
+    """Return up to 50 tenants, records and deliveries named `text`, and tenants that start with it.
+
+    The second value says that records were not found in time; None: all were searched.
     """
     if not text:
         return [], None
     readers = context.readers()
-    found = [*_tenants(context, text, readers)]
+    found, lines, note = [*_tenants(context, text, readers)], list[RecordLine](), None
     try:
-        lines, note = records(context, text)
+        lines = records(context, text, seconds=SEARCH_SECONDS)
     except InvalidName:
         return found, None
+    except psycopg.errors.QueryCanceled:
+        note = (
+            f"the search for a record with this key took longer than {SEARCH_SECONDS:g} s: search for the tenant, or "
+            "create an index on `records (key)`"
+        )
     found += [_found(line) for line in lines]
-    sources, known = sorted({*readers.values()}), {line.source for line in lines}
-    for row in context.rows("look_messages", key=text, sources=sources):
-        source = row["source"]
-        if source not in known:
-            sentence = f"{source}: a message with the id {text!r} was recorded; its record was pruned or not found"
-            found.append(Found("message", source, None, "", text, sentence))
+    sources = sorted({*readers.values()})
     found += _deliveries(context.rows("look_deliveries", delivery=text, sources=sources, limit=MOST))
     return found[:MOST], note
 
 
-def records(context: Context, key: str) -> tuple[list[RecordLine], str | None]:
-    """Return up to 50 records with a key, once for each pipeline that reads them.
-
-    Without an index on the key, only a limited number of tenants is searched; the second value says so if there may be
-    more records.
-    """
-    readers = context.readers()
-    # With an index, this also finds the records of sources that no pipeline reads.
-    sources, tenants, note = None, None, None
-    if not context.value("look_key_index"):
-        sources = sorted({*readers.values()})
-        tenants, note = _searched(context, readers)
-    return _records(
-        context.rows("look_records", keys=key_spellings(key), sources=sources, tenants=tenants, limit=MOST)
-    ), note
-
-
-def records_everywhere(
-    context: Context, key: str, source: str | None = None, tenant: str | None = None
+def records(
+    context: Context, key: str, source: str | None = None, tenant: str | None = None, *, seconds: float | None = None
 ) -> list[RecordLine]:
-    """Return up to 100 records with a key, of one source and tenant or of all, without a time limit."""
+    """Return up to 100 records with a key, of one source and tenant or of all, once for each pipeline that reads them.
+
+    Without an index on the key, this may read all records; `seconds` limits the time.
+
+    Raises:
+        psycopg.errors.QueryCanceled: it takes longer.
+    """
     sources, tenants = ([one] if one is not None else None for one in (source, tenant))
-    values = {"keys": key_spellings(key), "sources": sources, "tenants": tenants, "limit": MOST_EVERYWHERE}
-    return _records(context.rows_however_long("look_records", **values))
+    values = {"keys": key_spellings(key), "sources": sources, "tenants": tenants, "limit": MOST_RECORDS}
+    return [RecordLine(**row) for row in fetch_within(context.database, seconds, "look_records", values)]
 
 
 def document(context: Context, source: str, tenant: str, key: str, longest: int) -> tuple[str | None, bool]:
@@ -96,25 +171,6 @@ def document(context: Context, source: str, tenant: str, key: str, longest: int)
     return text, bool(is_longer)
 
 
-def _records(rows: Sequence[dict[str, Any]]) -> list[RecordLine]:
-    return [RecordLine(**row) for row in rows]
-
-
-def _searched(context: Context, readers: Mapping[str, str]) -> tuple[list[str], str | None]:
-    """Return the tenants whose records are searched, and a note if that is not all of them."""
-    names, most, is_cut = {""}, MOST_SEARCHED // max(1, len(readers)), False
-    active = context.active([*readers], most)
-    for pipeline, source in readers.items():
-        first = context.tenants_of(source).after(pipeline, "", most + 1)
-        is_cut = is_cut or len(first) > most
-        names.update(first, active[pipeline])
-    note = (
-        f"only {len(names) - 1:,} tenants were searched for the key, those with a runner and the first by name: search "
-        "for the tenant, or create an index on `records (key)`"
-    )
-    return sorted(names), note if is_cut else None
-
-
 def _found(line: RecordLine) -> Found:
     deleted = ", deleted" if line.deleted else ""
     sentence = line.sentence if line.unmatched else f"revision {line.revision}{deleted}: {line.sentence}"
@@ -127,15 +183,9 @@ def _tenants(context: Context, text: str, readers: Mapping[str, str]) -> Iterato
         check_tenant(text)
     except InvalidName:
         return
-    is_redis_up = True
     for pipeline, source in sorted(readers.items()):
         values = {"pipeline": pipeline, "source": source, "first": text, "but": "", "until": text + _LAST_CHARACTER}
         names = [row["tenant"] for row in context.rows("tenants_from", **values, limit=MOST_TENANTS)]
-        if text not in names and is_redis_up:
-            runner = context.runner(pipeline, text)
-            is_redis_up = runner is not None
-            if runner is not None and runner.state is not State.IDLE:
-                names.insert(0, text)
         here = "" if pipeline in context.pipelines else ", which is not declared here"
         for tenant in names:
             yield Found("tenant", source, pipeline, tenant, "", f"a tenant of {pipeline}{here}")
@@ -144,12 +194,9 @@ def _tenants(context: Context, text: str, readers: Mapping[str, str]) -> Iterato
 def _deliveries(rows: Sequence[dict[str, Any]]) -> Iterator[Found]:
     for row in rows:
         source, tenant, key = row["source"], row["tenant"] or "", row["key"] or ""
+        result = f"its transaction wrote the record {key!r} of {tenant!r}"
         if row["key"] is None:
             result = "its record has since changed, or was pruned"
-        elif sum(one["source"] == source for one in rows) == 1:
-            result = f"it wrote the record {key!r} of {tenant!r}"
-        else:
-            result = "it wrote this record or another one in the same transaction"
         sentence = f"{source}: the webhook was received; {result}"
         yield Found("delivery", source, None, tenant, key, sentence, row["received_at"])
 
@@ -160,7 +207,7 @@ def story(context: Context, source: str, tenant: str, key: str, pipeline: str) -
     found = context.rows("look_story", pipeline=pipeline, source=source, tenant=tenant, key=key)
     if not found:
         return None
-    row, state = found[0], _state(found[0])
+    row, state = found[0], found[0]["state"]
     runs, reader = _runs_since(context, pipeline, tenant, row, state)
     decisions = list[dict[str, Any]]()
     if row["cause"] is not None or any(run.rejected or run.outcome == "failed" for run in runs):
@@ -171,28 +218,16 @@ def story(context: Context, source: str, tenant: str, key: str, pipeline: str) -
     )
     steps = [*_written(row), *_event(row, runs), *_failed(runs), *_read(row, reader)]
     if state == "pending":
-        steps.append(_pending(context, pipeline, tenant, row))
+        steps.append(_pending(row))
     else:
         steps.append(_ended(row, runs, reader, is_retried=is_retried))
     steps += _decided(row, decisions)
     # The sort is stable: steps with equal times, or without one, keep this order.
     steps.sort(key=lambda step: (step.at is None, step.at or row["changed_at"]))
     note = None
-    if not runs and not context.has_history:
-        note = f"{NO_HISTORY}, so the runs that read it are unknown"
-    elif not runs and state != "pending":
-        note = "the run history no longer contains the run that read the record"
+    if not runs and state != "pending":
+        note = "the run history does not contain the run that read the record"
     return Story(source, tenant, key, pipeline, row["revision"], row["deleted"], state, steps, note)
-
-
-def _state(row: Mapping[str, Any]) -> str:
-    if row["retry_at"] is not None:
-        return "pending"
-    if row["discarded_at"] is not None:
-        return "discarded"
-    if row["cause"] is not None:
-        return "quarantined"
-    return "handled" if row["handled"] else "pending"
 
 
 def _runs_since(
@@ -213,12 +248,12 @@ def _runs_since(
         since=moment(round(since * 1000)),
         floor=f"{int(since * 1e6):016}",
         size=MOST_READERS,
-        limit=MOST_READERS,
     )
-    found = [*found[:-1][:MOST_FAILED], *found[-1:]]
-    reader = next((run_row(one) for one in found if one["read"]), None)
+    is_read = bool(found) and found[-1].pop("read")
+    runs = [RunRow(**{name: value for name, value in one.items() if name != "read"}) for one in found]
+    reader = runs[-1] if is_read else None
     is_known = reader is not None or state == "pending" or row["cause"] == "failed"
-    return [run_row(one) for one in found] if is_known else [], reader
+    return runs if is_known else [], reader
 
 
 def _written(row: Mapping[str, Any]) -> Iterator[Step]:
@@ -274,9 +309,6 @@ def _read(row: Mapping[str, Any], reader: RunRow | None) -> Iterator[Step]:
         # A record that was written during the run was read later than the run began.
         at = max(reader.began_at, row["changed_at"])
         yield Step(at, "read", f"read by run {reader.token}{where}", reader.token)
-    elif row["delivered_at"] is not None:
-        sentence = f"read by run {row['delivered_by']}, according to the journal"
-        yield Step(row["delivered_at"], "read", sentence, row["delivered_by"])
 
 
 def _ended(row: Mapping[str, Any], runs: Sequence[RunRow], reader: RunRow | None, *, is_retried: bool) -> Step:
@@ -285,9 +317,7 @@ def _ended(row: Mapping[str, Any], runs: Sequence[RunRow], reader: RunRow | None
     if row["cause"] == "failed" and (run is None or row["quarantined_at"] < run.began_at):
         # A failed run quarantined it, and a later run advanced the cursor past it.
         run = next((one for one in reversed(runs) if one.outcome == "failed"), None)
-    at, token = (row["delivered_at"], row["delivered_by"]) if run is None else (run.ended_at, run.token)
-    if is_retried:
-        at, token = None, None
+    at, token = (None, None) if run is None or is_retried else (run.ended_at, run.token)
     if row["cause"] is not None:
         is_rejected = row["cause"] == "rejected"
         how = f"quarantined after {counted(row['attempts'], 'attempt')}"
@@ -300,32 +330,20 @@ def _ended(row: Mapping[str, Any], runs: Sequence[RunRow], reader: RunRow | None
     return Step(at, "handled", "handled after a retry" if is_retried else "handled", token)
 
 
-def _pending(context: Context, pipeline: str, tenant: str, row: Mapping[str, Any]) -> Step:
-    runner, failures, sentence = context.runner(pipeline, tenant), row["failures"] or 0, "pending"
-    token = row["owner"] if failures else None
-    if failures:
-        last = one_line(row["last_error"] or "")
-        sentence += f": its tenant failed {counted(failures, 'time')} in a row, last: {last}"
-    if runner is not None and runner.state is State.RUNNING:
-        token, since = runner.token, ago(moment(runner.began_ms))
-        sentence += f"; run {token} of its tenant began {since}, and may be handling it now"
-    return Step(None, "pending", sentence, token)
+def _pending(row: Mapping[str, Any]) -> Step:
+    if not row["failures"]:
+        return Step(None, "pending", "pending")
+    times, last = counted(row["failures"], "time"), one_line(row["last_error"] or "")
+    return Step(None, "pending", f"pending: its tenant failed {times} in a row, last: {last}", row["owner"])
 
 
 def _decided(row: Mapping[str, Any], decisions: Sequence[Mapping[str, Any]]) -> Iterator[Step]:
-    """Yield who retried and who discarded it. An action on many records at once may not have included it."""
-    tries = [(one["at"], _who(one)) for one in decisions if one["action"] == "retry"]
-    if row["retry_at"] is not None:
-        # The audit entry is written just before the action.
-        who = tries.pop()[1] if tries and tries[-1][0] <= row["retry_at"] else "somebody"
-        sentence = f"{who} requested a retry; the next run of its tenant will read it"
-        yield Step(row["retry_at"], "retrying", sentence)
-    for at, who in tries:
-        yield Step(at, "retrying", f"{who} requested a retry")
-    if row["discarded_at"] is not None:
-        last = decisions[-1] if decisions else None
-        who = _who(last) if last and last["action"] == "discard" else "somebody"
-        yield Step(row["discarded_at"], "discarded", f"{who} discarded it")
+    """Yield who requested a retry, and who discarded it. An action on many records at once may not have included it."""
+    for one in decisions:
+        if one["action"] == "retry":
+            yield Step(one["at"], "retrying", f"{_who(one)} requested a retry")
+        elif row["discarded_at"] is not None:
+            yield Step(one["at"], "discarded", f"{_who(one)} discarded it")
 
 
 def _who(decision: Mapping[str, Any]) -> str:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from redis import Redis
     from sqlalchemy import Engine
 
-    from taskbridge.declaring.batch import RetryAfter
     from taskbridge.gate import Gate
     from taskbridge.gate.gate import Publish
     from taskbridge.process.event_loop import EventLoop
@@ -119,8 +118,6 @@ class Runtime:
         """When each thread of this process's worker last made progress, by its name (`time.monotonic`)."""
         self.orphaned: Counter[str] = Counter()
         """How many orphaned tenants of each pipeline got a run from the reconciler of this process."""
-        self.waits: dict[tuple[str, str], RetryAfter] | None = None
-        """The last waits that handlers asked for, by pipeline and tenant, for a test; None: they are not recorded."""
         self.shut_until = 0.0
         """Until when (`time.monotonic`) messages are retried later without an attempt: Postgres was unavailable."""
         self.events_rest_until = 0.0

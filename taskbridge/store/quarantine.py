@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -141,7 +142,8 @@ class Quarantine:
         return marked
 
 
-class Pause(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pause:
     """What is paused (`tenant` None: the whole pipeline), since when, by whom, and the reason if one was given.
 
     `paused_by` None: it was not recorded.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskbridge.common.histogram import BOUNDS_MS, Histogram
@@ -89,7 +90,8 @@ _AGE_OF_KIND: Final = {"tail": "poller", "base": "reconciler"}
 """By the kind of a stored snapshot, the field of `Ages`."""
 
 
-class WaitingRecords(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class WaitingRecords:
     """How many records wait for a tenant, and the criterion and delay (milliseconds) that set when they are due."""
 
     waiting: int

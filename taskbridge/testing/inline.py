@@ -10,7 +10,6 @@ from celery import Celery
 from celery._state import pop_current_task, push_current_task  # type: ignore[attr-defined]
 
 from taskbridge.common.names import check_tenant
-from taskbridge.declaring.batch import RetryAfter
 from taskbridge.declaring.pipeline import INVOICES
 from taskbridge.errors import ConfigurationError
 from taskbridge.gate import Hold, State
@@ -60,8 +59,6 @@ def drain(
     runtime.pipelines[pipeline]
     check_tenant(tenant)
     gate, runs = _clocked(runtime), 0
-    of: tuple[str, str] = (pipeline, tenant)
-    waits = runtime.waits = dict[tuple[str, str], RetryAfter]()
     while True:
         (status,) = gate.look(pipeline, [tenant])
         if status.state is State.IDLE:
@@ -69,11 +66,10 @@ def drain(
         if status.state is State.QUEUED and status.token is not None:
             if runs == most_runs:
                 raise AssertionError(
-                    f"tenant {tenant!r} of {pipeline!r} is not idle after {runs} runs: {_why(waits.get(of))}"
+                    f"tenant {tenant!r} of {pipeline!r} is not idle after {runs} runs: check whether its handler "
+                    "always fails or asks for RetryAfter, whether it records what it receives, and whether it is paused"
                 )
             runs += 1
-            # Forget what an earlier run asked for.
-            waits.pop(of, None)
             _run(runtime, pipeline, tenant, status.token, through_failures=through_failures)
             continue
         if status.deadline_ms is not None:
@@ -139,16 +135,6 @@ def deployment_of_test(app: Celery) -> Runtime:
     # Events of a commit in a coroutine may still be in flight.
     wait(runtime.unsent, _SENT_WITHIN)
     return runtime
-
-
-def _why(retry: RetryAfter | None) -> str:
-    """Explain why a tenant does not become idle; `retry`: what its handler asked for in the last run."""
-    if retry is None:
-        return "check whether it is paused, whether its handler fails, and whether the handler records what it receives"
-    return (
-        f"in the last run its handler asked to {retry} (RetryAfter), for example because the downstream answered 429; "
-        "the clock advances by itself, so make the downstream accept the batch eventually, or expect this error"
-    )
 
 
 def _clocked(runtime: Runtime) -> InjectedClock:

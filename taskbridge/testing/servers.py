@@ -16,10 +16,10 @@ from sqlalchemy import make_url
 from taskbridge.common.names import DEFAULT_SCHEMA
 from taskbridge.common.server_errors import translated_errors
 from taskbridge.embedded import Servers, serve
-from taskbridge.embedded.databases import drop_database, make_database, set_search_path
 from taskbridge.errors import ConfigurationError
 from taskbridge.store import connect, migrate
 from taskbridge.store.db import parameters_of
+from taskbridge.testing.databases import drop_database, make_database, set_search_path
 
 __all__ = ["fresh_database", "migrated_template", "open_directory", "servers_for_tests"]
 

@@ -308,8 +308,6 @@ def _try(run: Run, page: Page, record: Record) -> Trial:
 def _wait(run: Run, retry_after: RetryAfter) -> RunResult:
     """Return the result of a run whose handler asked to wait."""
     log.info("run of %s for tenant %r: the handler asks to %s", run.pipeline.name, run.tenant, retry_after)
-    if run.runtime.waits is not None:
-        run.runtime.waits[run.pipeline.name, run.tenant] = retry_after
     wait_ms = max(LEAST_WAIT_MS, math.ceil(retry_after.seconds * 1000))
     return RunResult(Outcome.RETRY, retry_ms=wait_ms, all_wait=retry_after.scope == "pipeline")
 

@@ -16,14 +16,11 @@ from taskbridge.gate import Blame, Keys
 from taskbridge.observe.metrics import METRICS
 from taskbridge.store import record_invoice
 from tests.cli.program import Ended, Program
-from tests.cli.scenes import declare, hold_back, stood
+from tests.cli.scenes import hold_back, stood
 from tests.quarantined import put_in_quarantine
 from tests.scraping import SAMPLES, samples
 
 OF_WORKERS = {one.name for one in METRICS if one.group.scope == "this worker"} - {"taskbridge_up"}
-
-NOT_KNOWN = {"taskbridge_pending_records", "taskbridge_oldest_pending_seconds"}
-"""What nobody knows where no worker looks for records and no tenant with some has a runner."""
 
 
 def names(found: dict[str, float]) -> set[str]:
@@ -35,7 +32,7 @@ def test_everything_is_there_from_the_beginning(taskbridge: Program) -> None:
     assert (ended.status, ended.stderr) == (0, "")
     found = samples(ended.stdout)
     expected = {name for name in SAMPLES if not name.startswith(tuple(OF_WORKERS))}
-    assert names(found) == expected - NOT_KNOWN, "no worker has ever polled"
+    assert names(found) == expected
     assert {name for name, value in found.items() if value == 1} == {"taskbridge_up redis", "taskbridge_up postgres"}
     never = {"taskbridge_tail_age_seconds", "taskbridge_base_age_seconds"}
     assert {name for name, value in found.items() if value == math.inf} == never
@@ -166,23 +163,3 @@ def test_a_broker_that_cannot_be_used_is_told_by_its_place_or_kind_and_costs_no_
         assert found["broker"] == [f"problem: {text}"]
         assert [name for name, texts in found.items() if texts[0].startswith("problem")] == ["broker", "work"]
         assert "s3cr3t-Pa55" not in ended.stdout + ended.stderr
-
-
-@pytest.mark.parametrize("kind", ["runner", "circuit"])
-def test_a_key_of_another_type_takes_nothing_of_other_pipelines_away(
-    taskbridge: Program, gate_redis: redis.Redis, keys: Keys, kind: str
-) -> None:
-    declared = declare(taskbridge)
-    for pipeline in ("alerts", "invoices"):
-        assert taskbridge("notify", "acme", "--pipeline", pipeline, **declared).status == 0
-    key = keys.runner("alerts", "acme") if kind == "runner" else keys.circuit("alerts")
-    gate_redis.delete(key)
-    gate_redis.set(key, "somebody else's")
-    ended = taskbridge("metrics", **declared)
-    assert ended.status == 1
-    assert key in ended.stderr
-    found, of_others = samples(ended.stdout, "alerts"), samples(ended.stdout)
-    assert "taskbridge_oldest_message_seconds" not in found
-    assert of_others["taskbridge_oldest_message_seconds"] > 0
-    assert (of_others["taskbridge_runners"], of_others["taskbridge_up redis"]) == (1, 1)
-    assert "taskbridge_quarantined_records" in of_others

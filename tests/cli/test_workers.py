@@ -49,7 +49,7 @@ def test_a_worker_that_dies_at_once_is_given_up_after_its_fifth_death(directory:
 def test_a_worker_that_never_gets_ready_is_an_error_at_once(directory: Path) -> None:
     with (
         Workers(2, 1, directory, print) as running,
-        pytest.raises(Unavailable, match=r"worker1 ended with status 1; the end of its log, .*worker-1\.log"),
+        pytest.raises(Unavailable, match=r"worker(\d) ended with status 1; the end of its log, .*worker-\1\.log"),
     ):
         running.wait_until_ready()
 

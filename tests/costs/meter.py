@@ -39,6 +39,13 @@ class Counting:
         return above.read_response(*args, **kwargs)
 
 
+def counting(pool: redis.ConnectionPool) -> None:
+    """Let the connections that a pool makes from now on count their round trips."""
+    pool.disconnect()
+    pool.reset()
+    pool.connection_class = type("CountingConnection", (Counting, pool.connection_class), {})
+
+
 class Meter:
     """A deployment whose traffic is counted. `trace` is what the last call made the servers do, in words."""
 
@@ -50,8 +57,7 @@ class Meter:
         self.runtime = self.inline.runtime
         self.runtime.serves = frozenset(self.runtime.keys.queues)
         for client in (self.runtime.redis, self.runtime.event_redis):
-            pool = client.connection_pool
-            pool.connection_class = type("CountingConnection", (Counting, pool.connection_class), {})
+            counting(client.connection_pool)
         self.trace = ""
         url = make_url(deployment.settings.postgres_url).update_query_dict({"options": "-c synchronous_commit=on"})
         self.runtime.engine = connect(url.render_as_string(hide_password=False))

@@ -227,13 +227,17 @@ def test_a_worker_of_the_shop_sends_each_order(
             worker.stop()
 
 
-def test_a_worker_that_cannot_start_names_the_project_s_own_settings(taskbridge_servers: Servers) -> None:
+def test_a_worker_that_cannot_start_names_the_project_s_own_settings(
+    taskbridge_servers: Servers, tmp_path: Path
+) -> None:
+    (tmp_path / "without.py").write_text('from shop.settings import *\nINSTALLED_APPS.remove("taskbridge.django")\n')
     broker = taskbridge_servers.redis_url
     nobody = {"PGHOST": "127.0.0.1", "PGPORT": "1"}
     with shop(taskbridge_servers, broker) as environment:
         for changed, expected in (
             (nobody, ["correct DATABASES['default']", "`manage.py taskbridge doctor`"]),
             ({"CELERY_BROKER_URL": "redis://127.0.0.1:1"}, ["correct CELERY_BROKER_URL"]),
+            ({"DJANGO_SETTINGS_MODULE": "without", "PYTHONPATH": str(tmp_path)}, ["INSTALLED_APPS", "add it"]),
         ):
             command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "-P", "solo"]
             done = ended(command, environment | changed, SHOP, seconds=100)

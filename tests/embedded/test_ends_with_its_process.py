@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from taskbridge.embedded import Guarded, running, serve
-from taskbridge.embedded.account import server_account
+from taskbridge.embedded.account import as_user, server_account
 from taskbridge.embedded.launch import listen
 from taskbridge.embedded.postgres import Postgres
 from taskbridge.embedded.redis_server import RedisServer
@@ -148,9 +148,7 @@ def test_a_forked_child_that_lives_on_keeps_neither_the_servers_nor_the_lock_and
 @contextmanager
 def bystander() -> Iterator[int]:
     """A process of the servers' user that has nothing to do with the data directory."""
-    account = server_account(Path("/nonexistent"))
-    user = {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-    with subprocess.Popen(["/bin/sleep", "600"], **user) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(["/bin/sleep", "600"], **as_user(server_account(Path("/nonexistent")))) as process:
         try:
             yield process.pid
             assert process.poll() is None, "was stopped"
@@ -171,9 +169,7 @@ def test_a_stale_pid_that_another_program_has_now_is_never_signalled(data_dir: P
 
 
 def test_servers_that_still_run_on_this_directory_are_stopped_first(data_dir: Path) -> None:
-    account = server_account(data_dir / "postgres")
-    postgres = Postgres(data_dir, data_dir, account, durable=False)
-    redis_server = RedisServer(data_dir, data_dir, account)
+    postgres, redis_server = Postgres(data_dir, durable=False), RedisServer(data_dir)
     postgres.prepare()
     with (
         listen(postgres) as (_, old_postgres),
@@ -190,9 +186,8 @@ def test_servers_that_still_run_on_this_directory_are_stopped_first(data_dir: Pa
 def test_a_server_that_does_not_end_by_itself_is_killed(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve(data_dir, durable=False):
         pass
-    account = server_account(data_dir / "postgres")
     monkeypatch.setattr("taskbridge.embedded.launch.LEFTOVER_SECONDS", 0.5)
-    with listen(RedisServer(data_dir, data_dir, account)) as (_, frozen):
+    with listen(RedisServer(data_dir)) as (_, frozen):
         os.kill(frozen.pid, signal.SIGSTOP)
         with serve(data_dir, durable=False):
             assert not alive(frozen.pid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import stat
 import tempfile
 import threading
@@ -16,7 +15,7 @@ import psycopg
 import pytest
 import redis
 
-from taskbridge.embedded import Servers, launch, running, serve
+from taskbridge.embedded import Servers, running, serve
 from taskbridge.embedded.lock import hold, is_held
 from taskbridge.embedded.postgres import Postgres
 from taskbridge.errors import ConfigurationError, Unavailable
@@ -87,7 +86,7 @@ def test_a_password_is_needed_and_on_no_command_line_in_no_repr_and_in_no_file_f
         assert password not in str(everything)
         assert password not in repr(served.servers)
     files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in served.data_dir.iterdir() if path.is_file()}
-    assert {"servers.json", "postgres.password", "postgres.log", "redis.conf"} <= set(files)
+    assert {"servers.json", "postgres.log", "redis.conf"} <= set(files)
     assert set(files.values()) == {0o600}
 
 
@@ -137,22 +136,6 @@ def test_a_data_directory_that_is_a_file_gives_a_clear_error(open_directory: Pat
     assert running(path) is None
 
 
-@pytest.mark.slow
-def test_a_port_that_is_taken_between_choice_and_use_is_tried_again(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        taken = stranger.getsockname()[1]
-        choose = launch.free_port
-        choices = [taken, None, taken, taken]  # PostgreSQL needs two choices, Redis three
-        monkeypatch.setattr(launch, "free_port", lambda: (choices.pop(0) if choices else None) or choose())
-        with serve(data_dir, durable=False) as servers:
-            assert query(servers, "SELECT 1") == "1"
-            with redis.Redis.from_url(servers.redis_url) as client:
-                assert client.ping()
-    assert not choices
-
-
 def test_a_failing_initdb_leaves_no_cluster_and_no_password_file(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,9 +153,9 @@ def test_a_server_that_does_not_answer_in_time_is_stopped(
         pass
 
 
-def test_a_cluster_of_another_major_version_is_refused_with_the_way_out(data_dir_with_cluster: Path) -> None:
+def test_a_cluster_of_another_major_version_is_refused(data_dir_with_cluster: Path) -> None:
     (data_dir_with_cluster / "postgres" / "PG_VERSION").write_text("17\n")
-    with pytest.raises(Unavailable, match=r"created by PostgreSQL 17.*move it away.*pg_dumpall"):
+    with pytest.raises(Unavailable, match=r"(?s)PostgreSQL did not start.*version 17, which is not compatible"):
         serve(data_dir_with_cluster).__enter__()
 
 

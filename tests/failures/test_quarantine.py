@@ -16,17 +16,6 @@ from tests.failures.drill import Downstream, Drill, refuse
 NUMBERS = [f"{number:03}" for number in range(1, 101)]
 
 
-def test_one_bad_record_among_many_is_found_and_the_rest_is_handled_once(drill: Drill) -> None:
-    bad = "050"
-    drill.deliver(refuse(bad), *NUMBERS, batch_size=64)
-    assert drill.states() == {"handled": 99, "quarantined": 1}
-    assert drill.quarantine() == [("acme", bad, "failed", f"ValueError: {bad} is bad", 5)]
-    assert sorted(drill.deployment.deliveries()) == [("acme", number) for number in NUMBERS if number != bad]
-    assert drill.circuit().opened == 0
-    # Once more as it was, six halvings, five times alone, and the batches that grow again.
-    assert len(drill.calls) <= 25
-
-
 def test_the_only_record_of_the_pipeline_goes_to_quarantine_after_the_limit_and_its_back_off_doubles(
     drill: Drill,
 ) -> None:

@@ -10,10 +10,8 @@ import ctypes
 import functools
 import gc
 import json
-import pickle
 import resource
 import threading
-import traceback
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -28,12 +26,11 @@ from sqlalchemy import Engine
 from taskbridge.declaring.batch import Batch, RetryAfter
 from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.declaring.policy import LatencyNeutral
-from taskbridge.errors import InvalidInput, InvalidPolicy, RunFailed
+from taskbridge.errors import InvalidInput, InvalidPolicy
 from taskbridge.gate.message import RUN_TASK
 from taskbridge.handlers.journal import journal
 from taskbridge.store import record_invoice
 from taskbridge.store.documents import decoded
-from taskbridge.worker import slot
 from tests.failures.drill import BAD, NUMBERS, SOON, Drill
 
 
@@ -58,14 +55,6 @@ def deep_group() -> BaseException:
     for _ in range(2_000):
         error = ExceptionGroup("one more", [error])
     return error
-
-
-class Unpicklable(Exception):
-    """As that of an HTTP client, whose request and response are needed to make it."""
-
-    def __init__(self, message: str, *, request: object) -> None:
-        super().__init__(message)
-        self.request = request
 
 
 def raising(error: BaseException) -> Callable[[Batch], None]:
@@ -238,48 +227,6 @@ def test_what_no_worker_could_read_is_refused_at_the_producer(drill: Drill) -> N
     drill.deployment.notify_event.delay("acme")
     drill.go_on()
     assert drill.states() == {"handled": 3}
-
-
-def a_group() -> BaseException:
-    return ExceptionGroup("group", [ValueError("x" * 10_000) for _ in range(1_000)])
-
-
-def a_cause() -> BaseException:
-    error = ValueError("effect")
-    error.__cause__ = ValueError("x" * 10_000_000)
-    return error
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (Unpicklable("422", request=object()), "Unpicklable: 422"),
-        (a_cause(), "ValueError: effect"),
-        (a_group(), "ExceptionGroup: group"),
-        (MemoryError("full"), "MemoryError: full"),
-    ],
-    ids=["unpicklable", "a cause of 10 MB", "a group", "special"],
-)
-def test_celery_gets_one_exception_with_a_short_text_whatever_the_handler_raises(
-    drill: Drill, caplog: pytest.LogCaptureFixture, error: BaseException, text: str
-) -> None:
-    drill.handle(raising(error))
-    drill.save("acme", "1")
-    message = drill.inline.message()
-    assert message is not None
-    with pytest.raises(RunFailed) as raised:
-        slot.work(drill.runtime, *message)
-
-    failed = raised.value
-    assert str(failed).startswith(f"run of pipeline invoices, tenant 'acme', failed: {text}")
-    assert len(str(failed)) <= 1_000
-    assert type(pickle.loads(pickle.dumps(failed))) is RunFailed  # noqa: S301 - made here
-    # what Celery logs and sends, and what we log
-    written = "".join(traceback.format_exception(failed)) + caplog.text
-    assert len(written) < 100_000
-    assert type(error).__name__ in written
-    assert "in way" in written, "where the handler raised it"
-    assert failed.__cause__ in (error, None)
 
 
 def test_what_a_failed_handler_used_stays_in_memory(drill: Drill) -> None:

@@ -13,7 +13,6 @@ from sqlalchemy import Engine
 
 from taskbridge.errors import Unavailable
 from taskbridge.store import record_invoice
-from taskbridge.testing.servers import open_directory
 from tests.deployment import ENDS_WITHIN, WORKER_STARTS_WITHIN, Deployment, Worker
 from tests.transactions.black_hole import BlackHole
 from tests.waiting import wait_until
@@ -40,16 +39,6 @@ def test_a_worker_replaces_connections_that_were_lost_silently(deployment: Deplo
         assert worker.text().count("silently lost") == 1, worker.text()
         deployment.wait_until_idle()
     hole.close()
-
-
-@pytest.fixture
-def server() -> Iterator[RedisHere]:
-    """A Redis of the test's own."""
-    with open_directory() as folder:
-        own = RedisHere(folder)
-        own.start()
-        yield own
-        own.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import signal
 import ssl
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,6 @@ from taskbridge.integration.transport import Transport, transport_of
 from taskbridge.process.connections import broker_connection
 from taskbridge.process.runtime import runtime_of
 from taskbridge.settings import Settings
-from taskbridge.testing.servers import open_directory
 from tests.deployment import Deployment
 from tests.waiting import wait_until
 from verification.torture.servers import RedisHere
@@ -79,14 +78,6 @@ def test_a_worker_reserves_no_message_for_a_busy_slot_and_a_warm_shutdown_keeps_
 
 
 OURS = "taskbridge.integration.transport:"
-
-
-@pytest.fixture
-def server() -> Iterator[RedisHere]:
-    """A Redis of the test's own."""
-    with open_directory() as folder, closing(RedisHere(folder)) as own:
-        own.start()
-        yield own
 
 
 @pytest.mark.parametrize("task", [RUN_TASK, "another"])

@@ -126,12 +126,6 @@ class Crowd:
         """Return who waits for its turn, the next first."""
         return [member.removeprefix(f"{PIPELINE}:") for member in self.gate.fair_queue(100_000)]
 
-    def has_its_turn(self, tenant: str) -> Begun | Answer:
-        """Give the tenant its turn, and let its run arrive."""
-        assert tenant in self.turns()
-        self.gate.publish_waiting([f"{PIPELINE}:{tenant}"])
-        return self.begin(tenant)
-
     def deadline_passes(self, tenant: str) -> Answer:
         due = self.due(tenant)
         assert due is not None, tenant

@@ -13,15 +13,6 @@ from tests.gate.crowd import Crowd
 RECORD, DOWNSTREAM = Blame.RECORD, Blame.DOWNSTREAM
 
 
-def test_five_failures_in_a_row_that_blame_the_downstream_open_it(crowd: Crowd) -> None:
-    crowd.fails(*"abab")
-    assert not crowd.circuit().open
-
-    crowd.fails("a")
-
-    assert crowd.circuit().open
-
-
 @pytest.mark.parametrize(
     ("blames", "tried"),
     [

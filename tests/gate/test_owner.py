@@ -8,54 +8,47 @@ import redis
 from taskbridge.declaring.policy import Spacing
 from taskbridge.gate import Keys
 from taskbridge.gate.constants import Constant
-from taskbridge.testing.clock import InjectedClock
+from tests.gate.crowd import PIPELINE, Crowd
 
 OURS, THEIRS = ("system/1/taskbridge", "ours"), ("system/2/taskbridge", "theirs")
-PIPELINE = "invoices"
 SECOND = 1_000
 
 
 @pytest.fixture
-def gate(redis_client: redis.Redis, keys: Keys) -> InjectedClock:
+def ours(crowd: Crowd) -> Crowd:
     """A gate that ours took."""
-    made = InjectedClock(redis_client, keys, publish=lambda *_: None)
-    made.start_at(int(redis_client.time()[0]) * 1_000_000)
-    assert take(made, OURS)
-    return made
+    assert take(crowd, OURS)
+    return crowd
 
 
-def take(gate: InjectedClock, deployment: tuple[str, str], began_ms: int = 0) -> bool:
-    return gate.own(*deployment, began_ms, [PIPELINE])[0] == ""
+def take(crowd: Crowd, deployment: tuple[str, str], began_ms: int = 0) -> bool:
+    return crowd.gate.own(*deployment, began_ms, [PIPELINE])[0] == ""
 
 
-def passes(gate: InjectedClock, ms: int) -> None:
-    gate.us += ms * 1000
+def test_a_deployment_that_is_down_for_a_while_keeps_its_gate(ours: Crowd) -> None:
+    ours.passes(60 * SECOND)
+    assert not take(ours, THEIRS)
+    assert take(ours, OURS)
 
 
-def test_a_deployment_that_is_down_for_a_while_keeps_its_gate(gate: InjectedClock) -> None:
-    passes(gate, 60 * SECOND)
-    assert not take(gate, THEIRS)
-    assert take(gate, OURS)
-
-
-def test_one_that_left_work_keeps_it_for_a_day(gate: InjectedClock, redis_client: redis.Redis, keys: Keys) -> None:
-    gate.notify(PIPELINE, "acme", Spacing(delay=200, lease=1_200))
-    passes(gate, 3600 * SECOND)
-    assert not take(gate, THEIRS)
-    assert take(gate, OURS)
+def test_one_that_left_work_keeps_it_for_a_day(ours: Crowd, redis_client: redis.Redis, keys: Keys) -> None:
+    ours.gate.notify(PIPELINE, "acme", Spacing(delay=200, lease=1_200))
+    ours.passes(3600 * SECOND)
+    assert not take(ours, THEIRS)
+    assert take(ours, OURS)
     assert 0 < redis_client.pttl(keys.owner) <= Constant.DAY_MS
 
 
-def test_one_that_is_gone_for_good_gives_way_and_does_not_take_it_back(gate: InjectedClock) -> None:
-    _, began_ms = gate.own(*OURS)
-    passes(gate, Constant.OWNER_MS)
-    assert take(gate, THEIRS)
+def test_one_that_is_gone_for_good_gives_way_and_does_not_take_it_back(ours: Crowd) -> None:
+    _, began_ms = ours.gate.own(*OURS)
+    ours.passes(Constant.OWNER_MS)
+    assert take(ours, THEIRS)
     # a worker of ours that was frozen meanwhile, and one that starts
-    assert not take(gate, OURS, began_ms)
-    assert not take(gate, OURS)
+    assert not take(ours, OURS, began_ms)
+    assert not take(ours, OURS)
 
 
-def test_a_clock_that_steps_back_gives_it_to_nobody_else(gate: InjectedClock) -> None:
-    passes(gate, -3600 * SECOND)
-    assert not take(gate, THEIRS)
-    assert take(gate, OURS)
+def test_a_clock_that_steps_back_gives_it_to_nobody_else(ours: Crowd) -> None:
+    ours.passes(-3600 * SECOND)
+    assert not take(ours, THEIRS)
+    assert take(ours, OURS)

@@ -209,27 +209,3 @@ def test_limits_of_records_and_of_calls_hold_both(crowd: Crowd) -> None:
     crowd.passes(200)
     assert ask("a", 10) == (10, 0), "what was paid for"
     assert ask("b", 100) == (30, 0), "as many records as there were for it"
-
-
-def test_which_limits_are_used_up_is_known_and_until_when(crowd: Crowd) -> None:
-    whole, each = Limits.of("whole", ["60/m", "20 calls/s"]), Limits.of("each", "6 records/m")
-
-    def used_up(tenant: str) -> list[tuple[str, bool, int]]:
-        crowd.client.hset(crowd.keys.clock, "mark", crowd.gate.us)
-        (found,) = crowd.gate.used_up(PIPELINE, [tenant], whole, each)
-        return [(one.limit.rate, one.is_own, one.until_ms - crowd.now() - crowd.start_ms) for one in found]
-
-    def ask(tenant: str) -> tuple[int, int]:
-        return crowd.gate.permit(RunKey(PIPELINE, tenant, crowd.tokens[tenant]), 1, 1, whole, each)
-
-    crowd.start("a", "b")
-    assert used_up("a") == []
-    assert ask("a") == (1, 0)
-    crowd.passes(1_000)
-    assert ask("a") == (0, 9_000)
-    assert used_up("a") == [("6 records/m", True, 9_000)]
-    assert ask("b") == (0, 1_000)
-    assert used_up("b") == [("60/m", False, 1_000)]
-    crowd.passes(1_000)
-    assert used_up("b") == []
-    assert used_up("a") == [("6 records/m", True, 8_000)]

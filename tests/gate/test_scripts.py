@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
@@ -19,7 +18,7 @@ from taskbridge.common.run_key import RunKey
 from taskbridge.declaring.policy import Limits, Spacing
 from taskbridge.gate import Answer, Begun, Blame, Gate, Keys, Outcome, Reminder, Settlement
 from taskbridge.gate.scripts import SCRIPTS, read
-from taskbridge.gate.wire import COMMAND
+from tests.costs.meter import Counting, counting
 from tests.gate.crowd import Crowd
 from tests.runs import begin, settle
 
@@ -101,68 +100,22 @@ CALLS: dict[str, Callable[[Gate, str], object]] = (
 )
 
 
-def _commands(packed: Iterable[bytes] | bytes) -> Iterator[list[bytes]]:
-    """Return the words of each command in what a client sends: arrays of strings, each with its length before it."""
-    data = packed if isinstance(packed, bytes) else b"".join(packed)
-    while data:
-        count, _, data = data.partition(b"\r\n")
-        assert count.startswith(b"*")
-        words = []
-        for _ in range(int(count[1:])):
-            length, _, data = data.partition(b"\r\n")
-            words.append(data[: int(length[1:])])
-            data = data[int(length[1:]) + 2 :]
-        yield words
-
-
-@contextmanager
-def listening(client: redis.Redis) -> Iterator[list[list[list[bytes]]]]:
-    """What `client` sends, as it leaves: one list of commands for each time that it sends and waits."""
-    sent: list[list[list[bytes]]] = []
-    client.ping()
-    connection: Any = client.connection_pool.get_connection(*COMMAND)
-    client.connection_pool.release(connection)
-    kind = type(connection)
-    send, read = kind.send_packed_command, kind.read_response
-    waited = True
-
-    def noting(self: Any, command: Any, check_health: bool = True) -> Any:
-        nonlocal waited
-        if waited:
-            sent.append([])
-        sent[-1] += _commands(command)
-        waited = False
-        return send(self, command, check_health)
-
-    def reading(self: Any, *args: Any, **options: Any) -> Any:
-        nonlocal waited
-        waited = True
-        return read(self, *args, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "send_packed_command", noting)
-        patch.setattr(kind, "read_response", reading)
-        yield sent
-
-
-def _names(sent: list[list[list[bytes]]]) -> list[list[bytes]]:
-    return [[words[0].upper() for words in commands] for commands in sent]
-
-
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_second_round_trip_in_the_way_of_a_producer_or_a_run(crowd: Crowd, situation: str) -> None:
     for name in SCRIPTS:
         crowd.client.script_load(crowd.gate._scripts[name].script)
+    counting(crowd.client.connection_pool)
+    crowd.client.ping()
     for call, make in CALLS.items():
         crowd.tokens.clear()
         SITUATIONS[situation](crowd)
         token = crowd.tokens.get("acme", OWNER)
+        Counting.round_trips = 0
 
-        with listening(crowd.client) as sent:
-            make(crowd.gate, token)
+        make(crowd.gate, token)
 
         calls_another = call.startswith("settle") and situation == "another waits"
-        assert _names(sent) == [[b"EVALSHA"]] * (2 if calls_another else 1), call
+        assert Counting.round_trips == (2 if calls_another else 1), call
         for key in crowd.client.scan_iter(f"{crowd.keys.prefix}:*"):
             crowd.client.delete(key)
 

@@ -29,10 +29,6 @@ def gate(redis_client: redis.Redis, keys: Keys) -> InjectedClock:
     return made
 
 
-def passes(gate: InjectedClock, ms: int) -> None:
-    gate.us += ms * 1000
-
-
 def token(gate: InjectedClock, tenant: str) -> str:
     found = gate.look(PIPELINE, [tenant])[0].token
     assert found is not None

@@ -45,13 +45,6 @@ def test_it_tells_who_is_due_in_order_and_when_the_next_is(
     assert gates[0].tick("invoices", 2)[0] == ["a", "b"]
 
 
-def test_nobody_is_due_and_nothing_is_written(gates: tuple[Gate, Gate], redis_client: redis.Redis, keys: Keys) -> None:
-    assert gates[0].tick("invoices", 10) == ([], None, None, 0)
-    let_wait(gates[0], redis_client, keys, later=60_000)
-    assert gates[0].tick("invoices", 10)[0] == []
-    assert not redis_client.exists(keys.ticking("invoices"))
-
-
 def test_a_second_ticker_is_told_nothing_until_the_first_is_done_or_dead(
     gates: tuple[Gate, Gate], redis_client: redis.Redis, keys: Keys
 ) -> None:

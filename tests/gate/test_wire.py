@@ -29,7 +29,7 @@ SPACING = Spacing(delay=0)
 def redis_at(directory: Path) -> Iterator[str]:
     """A Redis server of its own; its URL."""
     directory.mkdir()
-    server, port = RedisServer(directory, directory, None), free_ports()
+    server, port = RedisServer(directory), free_ports()
     with (directory / "output").open("wb") as output, server.start(port, output) as process:
         wait_until(lambda: server.answers(port, process.pid), "the server answers")
         yield server.url(port)

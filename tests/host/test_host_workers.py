@@ -20,12 +20,13 @@ from taskbridge.integration.app import make_app
 from taskbridge.integration.checks import Level, examine
 from taskbridge.process.runtime import runtime_of
 from tests.deployment import Deployment
-from tests.waiting import wait_until
+from tests.waiting import TIME_FACTOR, wait_until
 
 pytestmark = pytest.mark.e2e
 
 SHOP = "tests.host.shop"
 EXAMPLE = "examples.host_app"
+WITHIN = 20 * TIME_FACTOR
 NOWHERE = "postgresql://a:secret@127.0.0.1:1/b"
 
 
@@ -63,14 +64,16 @@ def test_a_shop_and_taskbridge_in_one_worker(shop: ModuleType, deployment: Deplo
     with deployment.worker(app=SHOP), deployment.worker("-Q", "emails", app=SHOP, **nowhere) as apart:
         deployment.wait_until_idle()
         # then the shop's tasks, results, canvas and names are what they were
-        assert shop.add.delay(price, price).get(timeout=10) == 2 * price
-        assert shop.app.send_task("shop.add", [price, price]).get(timeout=10) == 2 * price
-        assert shop.order.delay().get(timeout=10) == "shop"
-        assert shop.email.delay().get(timeout=10) == "emails"
-        assert chord([shop.add.s(price, price), shop.add.s(price, 0)], shop.total.s())().get(timeout=10) == 3 * price
+        assert shop.add.delay(price, price).get(timeout=WITHIN) == 2 * price
+        assert shop.app.send_task("shop.add", [price, price]).get(timeout=WITHIN) == 2 * price
+        assert shop.order.delay().get(timeout=WITHIN) == "shop"
+        assert shop.email.delay().get(timeout=WITHIN) == "emails"
+        assert (
+            chord([shop.add.s(price, price), shop.add.s(price, 0)], shop.total.s())().get(timeout=WITHIN) == 3 * price
+        )
         # and ours works among them: in a chain, by name, as many, in a burst
         assert bridge.record_invoice("acme", "2", {"number": "2"})
-        assert chain(bridge.notify_event.si("acme"), shop.add.si(price, price))().get(timeout=10) == 2 * price
+        assert chain(bridge.notify_event.si("acme"), shop.add.si(price, price))().get(timeout=WITHIN) == 2 * price
         wait_until(lambda: len(deployment.deliveries()) == 2, "delivered after the chain")
         assert bridge.record_invoice("acme", "3", {"number": "3"})
         shop.app.send_task("taskbridge.notify_event", ["acme"])

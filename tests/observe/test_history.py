@@ -43,12 +43,10 @@ def fill(engine: Engine) -> None:
 
 
 def test_without_a_history_nothing_fails(context: Context) -> None:
-    assert not context.has_history
-    assert not any((history.runs(context), history.bursts(context, "orders"), history.over_time(context)))
+    assert not any((history.runs(context), history.bursts(context, "orders", "a"), history.over_time(context)))
     assert [(one.events, one.runs) for one in history.saved(context, "orders")] == [(0, 0)]
-    found = history.noisy(context)
-    assert (found.tenants, "there is no run history" in found.basis) == ([], True)
-    for ask in (history.saved, history.bursts, history.runs, history.over_time, history.failed, history.noisy):
+    assert (history.noisy(context).tenants, history.failed(context).groups) == ([], [])
+    for ask in (history.saved, history.runs, history.over_time, history.failed, history.noisy):
         with pytest.raises(UnknownPipeline, match="nobody"):
             ask(context, "nobody")
 
@@ -96,7 +94,6 @@ def test_bursts_and_days_say_what_was_saved(deployment: Deployment, context: Con
         (150, 3, 15, 20),
         (150, 3, 6, 20),
     ]
-    assert len(history.bursts(context, "orders")) == 4
     assert [one.failed for one in history.bursts(context, "orders", "bolt")] == [0, 1]
     (saved,) = history.saved(context, "orders", days=2)
     assert (saved.events, saved.runs, saved.runs_saved) == (306, 12, 294)
@@ -109,10 +106,6 @@ def test_bursts_and_days_say_what_was_saved(deployment: Deployment, context: Con
     # What is beyond the last bound is not told as within it.
     assert {(one.first_event_p50_ms, one.first_event_p99_ms) for one in points if one.bursts} == {(25, math.inf)}
     assert {one.seconds for one in history.over_time(context, hours=24 * 7)} == {6_060}
-    until = points[len(points) // 2].at
-    before = history.over_time(context, "orders", hours=1, until=until)
-    assert [one.at for one in before] == [one.at for one in points if one.at < until]
-    assert history.over_time(context, "orders", hours=1, until=points[0].at) == []
 
 
 def test_the_noisy_come_first_also_where_there_are_too_many_runs_to_count(
@@ -124,8 +117,6 @@ def test_the_noisy_come_first_also_where_there_are_too_many_runs_to_count(
     assert by_events.basis == "from 12 runs of the last 24 hours"
     assert history.noisy(context, "orders", hours=1).basis == "from 12 runs of the last hour"
     assert [one.tenant for one in history.noisy(context, "orders", by="run time").tenants] == ["bolt", "zinc"]
-    failures = history.noisy(context, "orders", by="failures")
-    assert [(one.tenant, one.failures) for one in failures.tenants] == [("bolt", 1)]
     assert history.noisy(context, hours=0.01).tenants == []
     run(
         deployment.engine,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -15,7 +14,7 @@ from taskbridge.integration.app import make_app
 from taskbridge.observe import history
 from taskbridge.observe import record as record_answers
 from taskbridge.observe.context import Context
-from taskbridge.observe.types import Step, Story
+from taskbridge.observe.record import Story
 from taskbridge.process.runtime import runtime_of
 from taskbridge.store import (
     Incoming,
@@ -45,7 +44,7 @@ def told(context: Context, tenant: str, key: str, state: str, pipeline: str = "o
         assert found is not None
         return found if found.state == state and found.note is None else None
 
-    story = wait_until(asked, f"{key} is {state}", 20)
+    story = wait_until(asked, f"{key} is {state}")
     assert story is not None
     return story
 
@@ -62,7 +61,7 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, cont
     execute(deployment.engine, receive_statement(Incoming("orders", "whk-1", "acme", "1", None, '{"seconds": 0.5}')))
     record(deployment.engine, "orders", "bolt", "rejected", {"do": "reject"})
     record(deployment.engine, "orders", "cask", "failing", {"do": "fail"})
-    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE):
+    with deployment.worker(TASKBRIDGE_PIPELINES=MODULE) as worker:
         handled = told(context, "acme", "1", "handled")
         assert in_order(handled) == ["received", "recorded", "started", "read", "handled"]
         first, read = handled.steps[2], handled.steps[3]
@@ -84,9 +83,12 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, cont
         assert "no currency" in failed.steps[-1].sentence
 
         for number in ("2", "3"):
-            record(deployment.engine, "orders", "acme", number, {})
-            # The burst lasts for as long as a slow machine may need.
-            deployment.gate.notify("orders", "acme", replace(SPACING, lease=60_000))
+            with deployment.engine.begin() as connection:
+                # No pass of the poller falls between the record and its event.
+                connection.exec_driver_sql("LOCK TABLE taskbridge.tails")
+                record(deployment.engine, "orders", "acme", number, {})
+                # The burst lasts for as long as a slow machine may need.
+                deployment.gate.notify("orders", "acme", replace(SPACING, lease=60_000))
             told(context, "acme", number, "handled")
         absorbed = told(context, "acme", "3", "handled")
         assert in_order(absorbed) == ["recorded", "absorbed", "read", "handled"]
@@ -95,15 +97,6 @@ def test_each_way_of_a_record_is_told_with_its_runs(deployment: Deployment, cont
         begun = told(context, "acme", "2", "handled").steps[1]
         assert begun.sentence == f"run {begun.token} began, started by its event"
         assert begun.at in {one.began_at for one in history.runs(context, "orders", "acme")}
-
-        record(deployment.engine, "orders", "doze", "1", {"seconds": 3})
-        in_hand = r"pending; run \S+ of its tenant began \d+s ago, and may be handling it now"
-
-        def end() -> Step:
-            return told(context, "doze", "1", "pending").steps[-1]
-
-        wait_until(lambda: re.fullmatch(in_hand, end().sentence), "a run has it in hand")
-        assert end().token is not None
 
 
 @pytest.mark.parametrize("events", [0, 2])
@@ -191,7 +184,7 @@ def test_a_search_without_redis_finds_what_postgres_has(deployment: Deployment) 
     assert [one.kind for one in record_answers.find(context, "acme")[0]] == ["tenant"]
     # a key is found however it is spelled, also where nobody reads its source
     record(deployment.engine, "nobodys", "acme", '["eu", "211"]', {})
-    (found,) = record_answers.records_everywhere(context, '[ "eu","211"]')
+    (found,) = record_answers.records(context, '[ "eu","211"]')
     assert (found.source, found.pipeline) == ("nobodys", None)
 
 
@@ -201,12 +194,9 @@ def test_a_search_finds_tenants_keys_messages_and_deliveries(deployment: Deploym
     execute(engine, receive_statement(Incoming("orders", "evt-7", "Zürich AG", "inv-7", None, "{}")))
     for n in (8, 9):
         execute(engine, receive_statement(Incoming("orders", f"evt-{n}", "acme", f"inv-{n}", None, "{}")))
-    run(engine, "INSERT INTO taskbridge.messages (source, key) VALUES ('orders', 'msg-1')")
-    deployment.gate.notify("calls", "acme", SPACING)
 
     assert [(one.kind, one.pipeline, one.tenant) for one in record_answers.find(context, "acme")[0]] == [
-        ("tenant", "calls", "acme"),
-        ("tenant", "orders", "acme"),
+        ("tenant", "orders", "acme")
     ]
     assert [(one.kind, one.tenant) for one in record_answers.find(context, "Zür")[0]] == [("tenant", "Zürich AG")]
     (found,) = record_answers.find(context, "inv-7")[0]
@@ -217,29 +207,24 @@ def test_a_search_finds_tenants_keys_messages_and_deliveries(deployment: Deploym
     assert {(one.key, "or another" in one.sentence) for one in record_answers.find(context, "evt-8")[0]} == {
         ("inv-8", False)
     }
-    (message,) = record_answers.find(context, "msg-1")[0]
-    assert message.kind == "message"
     record(engine, "orders", "Zürich AG", "inv-7", {"changed": True})
     (changed,) = record_answers.find(context, "evt-7")[0]
     assert changed.sentence == "orders: the webhook was received; its record has since changed, or was pruned"
     assert [record_answers.find(context, text)[0] for text in ("", "nothing", "\n")] == [[], [], []]
 
 
-def test_a_search_that_does_not_look_everywhere_says_so(
+def test_a_search_that_takes_too_long_says_so(
     deployment: Deployment, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record_answers, "MOST_SEARCHED", 50)
     record_many(deployment.engine, "orders", [(f"tenant {number:02}", f"key {number}", {}) for number in range(90)])
-    (first,), _ = record_answers.records(context, "key 1")
-    assert first.tenant == "tenant 01"
-    last, note = record_answers.records(context, "key 89")
-    assert last == []
+    (found,), note = record_answers.find(context, "key 89")
+    assert (found.tenant, note) == ("tenant 89", None)
+    (line,) = record_answers.records(context, "key 88", tenant="tenant 88")
+    assert line.tenant == "tenant 88"
+    monkeypatch.setattr(record_answers, "SEARCH_SECONDS", 0.1)
+    with deployment.engine.begin() as connection:
+        connection.exec_driver_sql("LOCK TABLE taskbridge.quarantine")
+        in_time, note = record_answers.find(context, "key 89")
+    assert in_time == []
     assert note is not None
-    assert "only 11 tenants were searched" in note, note
-    deployment.gate.notify("orders", "tenant 89", SPACING)
-    (found,), _ = record_answers.records(context, "key 89")
-    assert found.tenant == "tenant 89", "who has a runner is searched"
-    assert record_answers.records_everywhere(context, "key 88", tenant="tenant 88")[0].tenant == "tenant 88"
-    run(deployment.engine, "CREATE INDEX ON taskbridge.records (key)")
-    (found,), note = record_answers.records(context, "key 88")
-    assert (found.tenant, note) == ("tenant 88", None)
+    assert "create an index" in note

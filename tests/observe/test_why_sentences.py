@@ -8,10 +8,13 @@ from typing import Any, Final
 
 import pytest
 
+from taskbridge import LatencyNeutral
+from taskbridge.declaring.pipeline import Pipeline
 from taskbridge.gate import Hold, RunnerStatus, State
 from taskbridge.gate.inspector import CircuitStatus, Ranks
+from taskbridge.handlers.journal import journal
 from taskbridge.observe.inspect import Seen, why
-from taskbridge.observe.types import Cause
+from taskbridge.observe.status import Cause
 from taskbridge.store import Pause
 
 NOW_MS: Final = 1_800_000_000_000
@@ -56,10 +59,10 @@ def seen(who: RunnerStatus, **values: Any) -> Seen:
         "pause": None,
         "seconds_since_poll": 0.1,
         "tail_interval": 0.2,
-        "most_runs": 0,
     }
+    declared = Pipeline("orders", journal, LatencyNeutral(), 100, max_runs=values.pop("most_runs", 0))
     counts = COUNTS | values.pop("counts", {})
-    return Seen("orders", "acme", who, counts=counts, now_ms=NOW_MS, ttl_ms=TTL_MS, **defaults | values)
+    return Seen(declared, who, counts=counts, now_ms=NOW_MS, ttl_ms=TTL_MS, **defaults | values)
 
 
 def waiting(hold: Hold | None = None, due_in_ms: int = 3_000, **values: Any) -> RunnerStatus:

@@ -80,23 +80,6 @@ def test_what_waited_for_a_delay_comes_as_one_batch_however_slow_the_handler_is(
     assert [len(records) for _, _, records in world.batches] == sizes
 
 
-def test_a_delay_of_30_days_survives_the_loss_of_redis(world: World) -> None:
-    longest = 30 * 24 * 60 * MINUTE
-    declare(world, PIPELINE, Criterion("$.level", "ERROR", "$.service", longest))
-    world.record("ERROR", "A")
-    world.run_all()
-    assert world.record("ERROR", "A").answer is Answer.DELAYED
-    poll_changes(world.runtime, PIPELINE)
-    world.runtime.redis.flushdb()
-    assert reconcile(world.runtime, PIPELINE) == []
-    ((last_taken_ms,),) = world.inline.deployment.rows(
-        "SELECT (extract(epoch FROM last_taken_at) * 1000)::bigint FROM taskbridge.sync_cursors"
-    )
-    (status,) = world.gate.look(PIPELINE, ["A"])
-    assert status.deadline_ms == last_taken_ms + longest * 1000
-    assert world.waiting("A") == 1
-
-
 @pytest.fixture
 def two_last_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world where A and B have run, Redis has lost its data, and a page has room for one."""

@@ -19,16 +19,6 @@ from tests.slot.slots import TENANTS, Slot, do_no_run, nothing
 SPACING: Final = Spacing(delay=200, lease=1_200)
 
 
-def test_a_message_is_followed_by_the_runs_behind_it(inline: Slot) -> None:
-    called = inline.note_calls()
-    inline.save()
-    inline.work()
-    assert called == TENANTS
-    assert inline.handled() == dict.fromkeys(TENANTS, 1)
-    assert not inline.gate.active("invoices")
-    assert inline.queued() == []
-
-
 def test_a_worker_that_stops_leaves_the_rest_to_another(inline: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     inline.handle(lambda _: monkeypatch.setattr(slot, "is_stopping", lambda: True))
     inline.save()

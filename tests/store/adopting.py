@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-import pytest
 from sqlalchemy import Engine
 
 from taskbridge.common.run_key import RunKey
@@ -21,13 +20,6 @@ def run(engine: Engine, *statements: str) -> None:
     for statement in statements:
         with engine.begin() as connection:
             connection.exec_driver_sql(statement.replace("%", "%%"))
-
-
-def needs_postgres(engine: Engine, version: int, what: str) -> None:
-    """Skip a test of what older servers do not have."""
-    ((found,),) = rows(engine, "SHOW server_version_num")
-    if int(found) // 10_000 < version:
-        pytest.skip(f"{what} came with Postgres {version}")
 
 
 def rows(engine: Engine, statement: str) -> list[tuple[Any, ...]]:

@@ -30,7 +30,7 @@ from taskbridge.store import (
 from taskbridge.store.transaction import OtherReader
 from tests.store.adopting import ORDERS, Reader, adopted, backfilled, rows, run
 from tests.store.sweeping import waiting
-from tests.waiting import wait_until
+from tests.waiting import TIME_FACTOR, wait_until
 
 Role = tuple[str, Engine]
 PSQL = shutil.which("psql") or "psql"
@@ -604,7 +604,7 @@ def test_users_of_many_partitions_keep_nobody_waiting_for_the_sum_of_them(engine
             while not done.is_set():
                 for (part,) in rows(engine, waited_for):
                     if part in held and part not in over:
-                        done.wait(0.05)
+                        done.wait(0.2 * TIME_FACTOR)
                         held[part].commit()
                         over.append(part)
             for user in held.values():
@@ -614,7 +614,7 @@ def test_users_of_many_partitions_keep_nobody_waiting_for_the_sum_of_them(engine
         trying = pool.submit(lambda: adopt(engine, wanted, 30) if adopts else unadopt(engine, "orders", 30))
         wait_until(lambda: over, "the first was waited for")
         try:
-            run(engine, f"SET LOCAL statement_timeout = '1500ms'; DELETE FROM {over[0]}")  # noqa: S608 - our name
+            run(engine, f"SET LOCAL statement_timeout = '{1.5 * TIME_FACTOR}s'; DELETE FROM {over[0]}")  # noqa: S608 - our name
         finally:
             done.set()
             committing.result(60)

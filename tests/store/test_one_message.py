@@ -156,5 +156,5 @@ def test_a_time_out_that_passes_as_a_statement_ends_reaches_no_later_one(engine:
         except QueryCanceled:
             hit += 1
     # The last statement has the limit too until it ends, so a machine that stands still for 2 ms just then shifts a
-    # timeout to the next message. Without that statement, one in fifty is shifted.
-    assert hit <= 1
+    # timeout to the next message. Without that statement, one in fifty is shifted: twelve of these.
+    assert hit <= 3

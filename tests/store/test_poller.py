@@ -130,22 +130,6 @@ def test_the_delays_of_another_pipeline_are_not_obeyed(engine: Engine, changes: 
     assert waiting.delay_ms == 200
 
 
-def test_a_new_pipeline_begins_where_it_was_told_to(engine: Engine, changes: Changes) -> None:
-    insert(engine, "acme", "1")
-    register_pipeline(engine, "from now on", SOURCE, "now")
-    register_pipeline(engine, "everything", SOURCE, "everything")
-
-    for begun in ("from now on", "everything"):
-        assert tenants(changes.read_page(Kind.POLLER, begun, SOURCE, 200)) == [], (
-            "its poller begins behind what is there"
-        )
-    assert tenants(changes.read_page(Kind.RECONCILER, "from now on", SOURCE, 200)) == []
-    assert tenants(changes.read_page(Kind.RECONCILER, "everything", SOURCE, 200)) == ["acme"]
-    insert(engine, "b", "1")
-    for begun in ("from now on", "everything"):
-        assert tenants(changes.read_page(Kind.POLLER, begun, SOURCE, 200)) == ["b"]
-
-
 def test_snapshots_of_another_cluster_begin_anew(engine: Engine, changes: Changes) -> None:
     insert(engine, "acme", "1")
     news(changes)

@@ -220,17 +220,6 @@ def test_doctor_announces_something_to_find_whether_workers_hear_it(
     assert "to the same database" in remedy
 
 
-@NEEDS_PGBOUNCER
-@pytest.mark.parametrize(("parameter", "threshold"), [("", None), ("?prepare_threshold=3", 3)])
-def test_nothing_is_prepared_behind_a_pooler_unless_the_url_says_so(
-    pooler: PgBouncer, parameter: str, threshold: int | None
-) -> None:
-    engine = connect(pooler.url + parameter)
-    with checked_out(engine) as driver:
-        assert driver.prepare_threshold == threshold
-    engine.dispose()
-
-
 def test_a_url_says_what_is_prepared(postgres_url: str) -> None:
     seen: list[Any] = []
     for parameter in ("", "?prepare_threshold=none", "?prepare_threshold=7"):

@@ -67,12 +67,6 @@ def test_a_schema_of_somebody_else_with_our_name_is_left_alone(engine: Engine, m
     assert objects(engine) == before
 
 
-def test_an_empty_database_is_refused_with_the_command_to_run(engine: Engine) -> None:
-    migrate(engine, "base")
-    with pytest.raises(SchemaMismatch, match="run `taskbridge migrate`"):
-        check_schema(engine)
-
-
 def test_migrations_at_the_same_time_wait_for_each_other(engine: Engine, postgres_url: str) -> None:
     migrate(engine, "base")
     both = Barrier(4)

@@ -42,17 +42,6 @@ def test_a_span_that_is_not_the_last_writers(engine: Engine, spans: Spans) -> No
     assert kept(engine) == {"1": traceparent_of(first), "2": traceparent_of(second), "3": None, "4": None}
 
 
-def test_a_record_that_did_not_change_is_not_new_because_its_span_is(engine: Engine, spans: Spans) -> None:
-    rows: list[Any] = []
-    for _ in range(2):
-        with spans.tracer.start_as_current_span("again"):
-            record(engine, "orders", "acme", "1", {"a": 1})
-        with engine.connect() as connection:
-            rows += connection.exec_driver_sql("SELECT revision, xid::text, traceparent FROM taskbridge.records").all()
-
-    assert rows[0] == rows[1]
-
-
 def test_a_trace_that_nobody_keeps_takes_no_room(engine: Engine, spans: Spans) -> None:
     spans.switch.how = ALWAYS_OFF
     with spans.tracer.start_as_current_span("not sampled"):

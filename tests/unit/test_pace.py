@@ -58,17 +58,6 @@ def test_no_call_takes_more_than_a_few_budgets_before_the_cost_of_a_record_is_kn
     assert handler.longest <= 1.2
 
 
-@pytest.mark.parametrize("at", [0, 1, 2, 5])
-@pytest.mark.parametrize("call", [0.01, 0.3])
-def test_one_slow_call_is_soon_forgotten(call: float, at: int) -> None:
-    handler = Handler(call, 0.0)
-    for _ in range(at):
-        handler.drain(BATCH)
-    handler.take(BATCH, extra=5.0)
-    assert len(handler.drain(10 * BATCH)) <= 10 + 14
-    assert handler.drain(10 * BATCH) == [BATCH] * 10
-
-
 def test_batches_grow_again_when_a_slow_handler_has_become_quick_and_shrink_when_it_is_slow_again() -> None:
     handler = Handler(0.0, 0.05)
     handler.drain(500)

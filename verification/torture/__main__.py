@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     order = Order(options.only or tuple(drawn), options.margin, options.without, options.keep, options.servers)
     try:
         for name in options.servers:
-            program(name) if name == "pgbouncer" else find_redis(None)
+            program(name) if name == "pgbouncer" else find_redis()
     except (Missing, Unavailable) as error:
         sys.exit(f"torture: {error}")
     if left_out := [name for name in order.only if name not in drawn]:

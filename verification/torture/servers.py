@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 
 import redis
 
-from taskbridge.embedded.account import Account, server_account
 from taskbridge.embedded.files import open_log, tail, write_private
 from taskbridge.embedded.guarded import Guarded
 from taskbridge.embedded.launch import HOST, Server, server_environment
@@ -77,8 +76,7 @@ class PostgresHere(_Here):
     """Postgres in `directory`, with more `settings`."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str] | None = None) -> None:
-        account = server_account(directory / "postgres")
-        self._postgres = Postgres(directory, directory, account, durable=False, settings=settings)
+        self._postgres = Postgres(directory, durable=False, settings=settings)
         super().__init__(self._postgres)
 
     @property
@@ -96,21 +94,18 @@ class _Redis(RedisServer):
     def __init__(
         self,
         directory: Path,
-        account: Account | None,
         password: str,
         environment: Mapping[str, str],
         settings: str,
         program: Path | None,
     ) -> None:
-        super().__init__(directory, directory, account)
+        super().__init__(directory)
         self._more = settings
         self._program = program or self._program
         self._password = password
         self._environment = environment
         self.data = directory / "redis"
         self.data.mkdir(mode=0o700)
-        if account is not None:
-            os.chown(self.data, account.pw_uid, account.pw_gid)
 
     def start(self, port: int, output: BinaryIO) -> Guarded:
         settings = REDIS_SETTINGS.format(
@@ -119,13 +114,12 @@ class _Redis(RedisServer):
             password=self._password,
             directory=self.data,
         )
-        write_private(self._settings, settings + self._more, self._account)
+        write_private(self._settings, settings + self._more)
         return Guarded(
             [self._program, self._settings],
             stop=((signal.SIGTERM, 5.0),),
             output=output,
             environment={**server_environment(), **self._environment},
-            account=self._account,
         )
 
 
@@ -138,7 +132,6 @@ class RedisHere(_Here):
     def __init__(self, directory: Path, settings: str = "", program: Path | None = None) -> None:
         self._settings, self._program = settings, program
         self._directory = directory
-        self._account = server_account(directory / "postgres")
         self._password = secrets.token_urlsafe(24)
         self.clock = ServerClock(directory) if compiler() else None
         self._redis = self._make(directory)
@@ -196,4 +189,4 @@ class RedisHere(_Here):
 
     def _make(self, directory: Path) -> _Redis:
         environment = self.clock.environment if self.clock else {}
-        return _Redis(directory, self._account, self._password, environment, self._settings, self._program)
+        return _Redis(directory, self._password, environment, self._settings, self._program)

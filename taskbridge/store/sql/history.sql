@@ -35,17 +35,12 @@ ON CONFLICT DO NOTHING
 
 -- name: run_columns
 -- A part of other queries: the columns shown for a run.
-pipeline, tenant, token, began_at, ended_at, reason, worker, events, burst_run, records, rejected, outcome, error, first_event_ms
-
--- name: past_any
--- Whether the run history has any run.
-SELECT EXISTS (SELECT FROM {schema}.runs)
+pipeline, tenant, token, began_at, ended_at, reason, nullif(worker, '') AS worker, events, burst_run, records, rejected, outcome,
+error, first_event_ms
 
 -- name: past_count
--- How many runs have ended since a time, or how many of them failed, of one pipeline or of all, from the sums per minute.
-SELECT coalesce(sum(CASE WHEN %(failed)s THEN failed ELSE runs END), 0)::bigint
-FROM {schema}.run_minutes
-WHERE minute >= %(since)s::timestamptz AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
+-- How many runs have ended since a time, from the sums per minute.
+SELECT coalesce(sum(runs), 0)::bigint FROM {schema}.run_minutes WHERE minute >= %(since)s::timestamptz
 
 -- name: past_lately
 -- Whether any run of some pipelines ended within the last seconds; null if there is no history.
@@ -69,7 +64,6 @@ FROM (
     SELECT pipeline, tenant, events, records, outcome, began_at, ended_at
     FROM {schema}.runs TABLESAMPLE SYSTEM (%(percent)s)
     WHERE ended_at >= %(since)s::timestamptz AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
-      AND (NOT %(failed)s OR outcome = 'failed')
     LIMIT %(size)s
 ) r
 GROUP BY pipeline, tenant
@@ -77,30 +71,24 @@ ORDER BY CASE %(by)s
              WHEN 'events' THEN sum(events)
              WHEN 'runs' THEN count(*)
              WHEN 'records' THEN sum(records)
-             WHEN 'failures' THEN count(*) FILTER (WHERE outcome = 'failed')
              ELSE sum(date_part('epoch', ended_at - began_at) * 1000)
          END DESC, events DESC, runs DESC, records DESC, failures DESC, run_ms DESC, pipeline, tenant
 LIMIT %(limit)s
 
 -- name: past_of_tenant
--- The last runs of one tenant that began before a time, or before another run, the latest first; with `failed`, only those of the
--- last `size` runs that failed.
+-- The last runs of one tenant that began before a time, or before another run, the latest first; with `failed`, only those that
+-- failed.
 SELECT {run_columns}
-FROM (
-    SELECT * FROM {schema}.runs
-    WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s
-      AND (%(before)s::timestamptz IS NULL OR began_at < %(before)s) AND (%(token)s = '' OR token < %(token)s)
-    ORDER BY token DESC
-    LIMIT %(size)s
-) r
-WHERE NOT %(failed)s OR outcome = 'failed'
+FROM {schema}.runs
+WHERE pipeline = %(pipeline)s AND tenant = %(tenant)s AND (NOT %(failed)s OR outcome = 'failed')
+  AND (%(before)s::timestamptz IS NULL OR began_at < %(before)s) AND (%(token)s = '' OR token < %(token)s)
 ORDER BY token DESC
 LIMIT %(limit)s
 
 -- name: past_of_all
 -- The last runs of some pipelines that ended between two times, the latest first; with `failed`, only those that failed, for which
 -- there is an index. Runs that ended exactly at the second time are included if their token is below `token`.
-SELECT {run_columns}, {schema}.error_kind(error) AS error_kind
+SELECT {run_columns}
 FROM unnest(%(pipelines)s::text[]) AS p (name)
 CROSS JOIN LATERAL (
     SELECT * FROM {schema}.runs
@@ -111,6 +99,27 @@ CROSS JOIN LATERAL (
 ) r
 ORDER BY ended_at DESC, token DESC
 LIMIT %(limit)s
+
+-- name: past_failed
+-- The last `size` failed runs of some pipelines since a time, by the kind of error: those with the most runs first. `error`: the
+-- last text, of `texts` different ones; `tenants`: how many failed with it; `sample`: up to 5 of them.
+SELECT pipeline, (array_agg(error ORDER BY ended_at DESC, token DESC))[1] AS error, count(DISTINCT error) AS texts,
+       count(*) AS runs, count(DISTINCT tenant) AS tenants, min(ended_at) AS first, max(ended_at) AS last,
+       (array_agg(DISTINCT tenant))[1:5] AS sample
+FROM (
+    SELECT r.pipeline, coalesce(r.error, 'no error was stored') AS error, r.ended_at, r.token, r.tenant
+    FROM unnest(%(pipelines)s::text[]) AS p (name)
+    CROSS JOIN LATERAL (
+        SELECT * FROM {schema}.runs
+        WHERE pipeline = p.name COLLATE "C" AND outcome = 'failed' AND ended_at >= %(since)s::timestamptz
+        ORDER BY ended_at DESC
+        LIMIT %(size)s
+    ) r
+    ORDER BY r.ended_at DESC
+    LIMIT %(size)s
+) r
+GROUP BY pipeline, {schema}.error_kind(error)
+ORDER BY runs DESC, pipeline, error
 
 -- name: past_reader
 -- The runs of a tenant since a record was written, up to the first one that moved the cursor past the record: that run read it
@@ -132,7 +141,6 @@ FROM (
 ) r
 WHERE reads = 0 AND (read OR ended_at >= %(changed_at)s::timestamptz)
 ORDER BY token
-LIMIT %(limit)s
 
 -- name: past_saved
 -- Events, runs and records of each of some pipelines over the last days, from the sums per minute.
@@ -145,7 +153,7 @@ GROUP BY p.pipeline
 ORDER BY p.pipeline
 
 -- name: past_sums
--- Sums of the run history over each `width` between two times, of one pipeline or of all.
+-- Sums of the run history over each `width` since a time, of one pipeline or of all.
 SELECT date_bin(%(width)s::interval, minute, '2000-01-01 00:00:00+00'::timestamptz) AS at,
        sum(runs)::bigint AS runs,
        sum(failed)::bigint AS failed,
@@ -154,11 +162,9 @@ SELECT date_bin(%(width)s::interval, minute, '2000-01-01 00:00:00+00'::timestamp
        sum(records)::bigint AS records,
        sum(rejected)::bigint AS rejected,
        sum(run_ms)::bigint AS run_ms,
-       sum(first_event_ms_sum)::bigint AS first_event_ms_sum,
        ARRAY[{sums}] AS first_event_counts
 FROM {schema}.run_minutes
-WHERE minute >= %(since)s::timestamptz AND (%(until)s::timestamptz IS NULL OR minute < %(until)s)
-  AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
+WHERE minute >= %(since)s::timestamptz AND (%(pipeline)s::text IS NULL OR pipeline = %(pipeline)s)
 GROUP BY 1
 ORDER BY 1
 

@@ -336,13 +336,10 @@ FROM (
 ) x
 
 -- name: undeclared_pipelines
--- How many tenants each pipeline has that is not among `declared`, counted up to `most`.
-SELECT p.pipeline, c.tenants
+-- Pipelines with tenants that are not among `declared`.
+SELECT p.pipeline
 FROM {schema}.pipelines p
-CROSS JOIN LATERAL (
-    SELECT count(*) AS tenants FROM (SELECT FROM {schema}.sync_cursors WHERE pipeline = p.pipeline LIMIT %(most)s) counted
-) c
-WHERE p.pipeline <> ALL (%(declared)s) AND c.tenants > 0
+WHERE p.pipeline <> ALL (%(declared)s) AND EXISTS (SELECT FROM {schema}.sync_cursors WHERE pipeline = p.pipeline)
 ORDER BY p.pipeline
 
 -- name: forget

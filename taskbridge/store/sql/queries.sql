@@ -66,22 +66,10 @@ WHERE pipeline = %(pipeline)s AND failures > 0 AND tenant > %(after)s
 ORDER BY tenant
 LIMIT %(limit)s
 
--- name: look_key_index
--- Whether there is an index on the key of records.
-SELECT EXISTS (
-    SELECT FROM pg_index i
-    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] AND a.attname = 'key'
-    WHERE i.indrelid = '{schema}.records'::regclass AND i.indisvalid AND i.indpred IS NULL
-)
-
--- name: look_messages
--- Sources in which a message with this id was recorded.
-SELECT source FROM {schema}.messages WHERE key = %(key)s AND source = ANY (%(sources)s::text[])
-
 -- name: look_paused
--- How many tenants of each pipeline are paused, up to `size`, the first by name, and whether the pipeline itself is.
-SELECT n.pipeline, count(p.tenant) FILTER (WHERE p.tenant <> '') AS tenants,
-       min(p.tenant) FILTER (WHERE p.tenant <> '') AS first, coalesce(bool_or(p.tenant = ''), false) AS whole
+-- The paused tenants of each pipeline by name, up to `size`, and whether the pipeline itself is paused.
+SELECT n.pipeline, coalesce(array_agg(p.tenant ORDER BY p.tenant) FILTER (WHERE p.tenant <> ''), '{}') AS tenants,
+       coalesce(bool_or(p.tenant = ''), false) AS whole
 FROM unnest(%(pipelines)s::text[]) AS n (pipeline)
 LEFT JOIN LATERAL (
     SELECT tenant FROM {schema}.pauses WHERE pipeline = n.pipeline COLLATE "C" ORDER BY tenant LIMIT %(size)s
@@ -99,20 +87,22 @@ WHERE q.pipeline = %(pipeline)s AND (%(tenant)s::text IS NULL OR q.tenant = %(te
 ORDER BY q.tenant, q.external_id
 LIMIT %(limit)s
 
+-- name: record_state
+-- A part of other queries: the state of a record `r` with its row of quarantine `q` and its cursor `c`, in a pipeline `p`.
+CASE
+    WHEN q.retry_at IS NOT NULL THEN 'pending'
+    WHEN q.discarded_at IS NOT NULL THEN 'discarded'
+    WHEN q.external_id IS NOT NULL THEN 'quarantined'
+    WHEN {schema}.is_handled(r.xid, r.id, coalesce(c.snapshot, p.start), c.target, c.at_xid, c.at_id) THEN 'handled'
+    ELSE 'pending'
+END
+
 -- name: look_records
 -- Records with a key, up to `limit`, of some sources and tenants: once for each pipeline that reads them, with their state there.
 -- Null: of all, which reads all records unless there is an index on the key.
 SELECT r.source, r.tenant, r.key, r.revision, r.deleted, r.recorded_at, r.changed_at, r.reason AS unmatched,
        p.pipeline,
-       CASE
-           WHEN p.pipeline IS NULL THEN NULL
-           WHEN q.retry_at IS NOT NULL THEN 'pending'
-           WHEN q.discarded_at IS NOT NULL THEN 'discarded'
-           WHEN q.external_id IS NOT NULL THEN 'quarantined'
-           WHEN {schema}.is_handled(r.xid, r.id, coalesce(c.snapshot, p.start), c.target, c.at_xid, c.at_id)
-               THEN 'handled'
-           ELSE 'pending'
-       END AS state,
+       CASE WHEN p.pipeline IS NOT NULL THEN {record_state} END AS state,
        q.reason, q.attempts, c.failures, c.last_error
 FROM (
     SELECT * FROM {schema}.records
@@ -127,25 +117,19 @@ LEFT JOIN {schema}.sync_cursors c ON c.pipeline = p.pipeline AND c.tenant = r.te
 ORDER BY r.source, r.tenant, p.pipeline
 
 -- name: look_story
--- One record and its state in one pipeline: its position in the log, its row of quarantine, whether it is handled, when the
--- journal delivered it, and how many webhooks arrived in the transaction that wrote it, with the id of one of them.
+-- One record and its state in one pipeline: its position in the log, its row of quarantine, and how many webhooks arrived in the
+-- transaction that wrote it, with the id of one of them.
 SELECT r.revision, r.deleted, r.recorded_at, r.changed_at, r.xid::text AS xid, r.id, r.criterion,
-       q.cause, q.reason, q.attempts, q.quarantined_at, q.failing_since, q.retry_at, q.discarded_at,
-       {schema}.is_handled(r.xid, r.id, coalesce(c.snapshot, p.start), c.target, c.at_xid, c.at_id) AS handled,
+       q.cause, q.reason, q.attempts, q.quarantined_at, q.discarded_at,
+       {record_state} AS state,
        pg_visible_in_snapshot(r.xid, p.start) AS skipped,
        c.failures, c.last_error, c.owner,
-       d.delivered_at, d.token AS delivered_by,
        w.deliveries, w.delivery
 FROM {schema}.records r
 CROSS JOIN (SELECT {pipeline_start} AS start) p
 LEFT JOIN {schema}.quarantine q
     ON q.pipeline = %(pipeline)s AND q.tenant = r.tenant AND q.external_id = r.key AND q.revision = r.revision
 LEFT JOIN {schema}.sync_cursors c ON c.pipeline = %(pipeline)s AND c.tenant = r.tenant
-LEFT JOIN LATERAL (
-    SELECT d.delivered_at, d.token FROM {schema}.deliveries d
-    WHERE d.pipeline = %(pipeline)s AND d.tenant = r.tenant AND d.external_id = r.key AND d.revision = r.revision
-    ORDER BY d.delivered_at LIMIT 1
-) d ON true
 CROSS JOIN LATERAL (
     SELECT count(*) AS deliveries, min(w.delivery) AS delivery
     FROM (
@@ -308,9 +292,8 @@ ORDER BY tenant
 LIMIT %(limit)s
 
 -- name: where_connected
--- The database and cluster of a session, and how its unqualified names are resolved.
-SELECT system_identifier::text, current_database(), current_setting('search_path')
-FROM pg_control_system()
+-- The cluster and the database of a session.
+SELECT system_identifier::text, current_database() FROM pg_control_system()
 
 -- name: pending_before
 -- For each tenant of a list, how many of its records committed before a snapshot are pending. Tenants without any are left out.

@@ -49,10 +49,6 @@ SELECT pg_backend_pid()
 -- The version of PgBouncer from its console, such as "PgBouncer 1.18.0".
 SHOW VERSION
 
--- name: nothing
--- An empty statement, for a migration that runs a program instead.
-SELECT
-
 -- name: deployment
 -- Identifies the database and its cluster. A renamed database, or a promoted standby, is the same.
 SELECT c.system_identifier AS cluster, d.oid, d.datname AS name

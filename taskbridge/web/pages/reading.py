@@ -16,7 +16,8 @@ from taskbridge.errors import InvalidInput, Unavailable
 from taskbridge.observe import health as healths
 from taskbridge.observe import history, inspect, record, status
 from taskbridge.observe.context import Context
-from taskbridge.observe.types import By, Health, Sort
+from taskbridge.observe.history import By
+from taskbridge.observe.status import Sort
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.web.endpoint import own_app
 from taskbridge.web.pages.acting import AT_ONCE
@@ -76,7 +77,7 @@ class Reading:
             values["health"] = self._health()
         return values
 
-    def _health(self) -> Health | None:
+    def _health(self) -> healths.Health | None:
         """Return the health; None: a server is unavailable, which the page itself may not need."""
         try:
             with translated_errors():
@@ -87,15 +88,19 @@ class Reading:
     def now(self, query: QueryParams) -> Values:
         """The first page: health, active tenants, the last day, and savings."""
         context = self.context
+        health = healths.health(context)
         sums = history.over_time(context, self._pipeline_or_all(query), hours=HOURS)
         return {
-            "health": healths.health(context),
-            "most_active": ROWS,
+            "health": health,
+            "active": {
+                one.pipeline: status.active(context, one.pipeline, one.survey.tenants[:ROWS], paused=one.is_paused)
+                for one in health.pipelines
+            },
+            "queued": context.queued(one.pipeline for one in health.pipelines),
             "sums": sums,
             "since": datetime.now(UTC) - timedelta(hours=HOURS),
             "most": max((max(one.events, one.runs) for one in sums), default=0),
             "saved": history.saved(context),
-            "has_history": bool(sums) or context.has_history,
         }
 
     def tenants(self, query: QueryParams) -> Values:
@@ -177,7 +182,6 @@ class Reading:
             "more": runs[ROWS - 1] if len(runs) > ROWS else None,
             "failed": failed,
             "only": tenant,
-            "has_history": bool(runs) or context.has_history,
         }
 
     def _pipeline(self, query: QueryParams) -> str:

@@ -1,9 +1,5 @@
 -- The databases of a cluster.
 
--- name: find_database
--- Whether a database exists.
-SELECT 1 FROM pg_database WHERE datname = %(name)s
-
 -- name: make_database
 -- Create a database as a copy of another one.
 CREATE DATABASE {name} TEMPLATE {template}

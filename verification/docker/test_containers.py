@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from tests.deployment import Deployment
-from tests.docker.conftest import BATCH_SIZE
-from tests.docker.containers import Worker
 from tests.waiting import wait_until
+from verification.docker.conftest import BATCH_SIZE
+from verification.docker.containers import Worker
 
 # The first test builds the image.
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(280)]

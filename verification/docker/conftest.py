@@ -19,7 +19,7 @@ from sqlalchemy import Engine, make_url
 
 from taskbridge.embedded import Servers
 from tests.deployment import Deployment
-from tests.docker.containers import HOST, Postgres, Redis, Worker
+from verification.docker.containers import HOST, Postgres, Redis, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 HANDLER_SECONDS = 0.4

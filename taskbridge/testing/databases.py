@@ -11,14 +11,9 @@ from psycopg.sql import SQL, Composable, Identifier
 
 from taskbridge.common.statements import statements
 
-__all__ = ["drop_database", "has_database", "make_database", "set_search_path"]
+__all__ = ["drop_database", "make_database", "set_search_path"]
 
 _SQL: Final = Path(__file__).parent / "sql"
-
-
-def has_database(connection: psycopg.Connection[Any], name: str) -> bool:
-    """Whether a database of this name exists."""
-    return connection.execute(statements(_SQL)["find_database"], {"name": name}).fetchone() is not None
 
 
 def make_database(connection: psycopg.Connection[Any], name: str, template: str = "template1") -> None:

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from taskbridge.process.runtime import runtime_of
-from tests.browser.board import MODULE, NARROW, Board
 from tests.deployment import Deployment
 from tests.waiting import wait_until
+from verification.browser.board import MODULE, NARROW, Board
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.browser.board import Board
 from tests.deployment import Deployment
+from verification.browser.board import Board
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
