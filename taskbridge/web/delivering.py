@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
 import re
 import ssl
-import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
+import anyio
 import httpcore2
 from celery import Celery, current_task
 
@@ -22,7 +22,7 @@ from taskbridge.common.texts import printable, shown
 from taskbridge.declaring.batch import Batch, Record, RetryAfter
 from taskbridge.errors import ConfigurationError
 from taskbridge.process.runtime import runtime_of
-from taskbridge.web.addresses import Network, timeouts
+from taskbridge.web.addresses import Network
 from taskbridge.web.signatures import Secrets, StandardWebhooks
 
 __all__ = ["Refused", "Undelivered", "UnexpectedAnswer", "deliver"]
@@ -69,8 +69,10 @@ def deliver(
     connect_timeout: float = 5.0,
     allow_private: bool = False,
     app: Celery | None = None,
-) -> Callable[[Batch], None]:
+) -> Callable[[Batch], Awaitable[None]]:
     """Return a handler that posts records to an endpoint, with one request per batch or per record.
+
+    The handler is a coroutine function: the requests of a process share one event loop.
 
     The body is `{"type": pipeline, "tenant": tenant, "data": [{"id", "revision", "deleted", "document"}, ...]}`. It is
     signed as Standard Webhooks. `webhook-id` is the same if the same revisions of the same records are sent again. If
@@ -134,22 +136,26 @@ class _Deliver:
     connect_timeout: float
     allow_private: bool
     app: Celery | None
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _pool: httpcore2.ConnectionPool | None = field(default=None, init=False)
-    _pid: int = field(default=0, init=False)
+    _pools: dict[asyncio.AbstractEventLoop, httpcore2.AsyncConnectionPool] = field(default_factory=dict, init=False)
 
-    def __call__(self, batch: Batch) -> None:
-        """Send the batch."""
+    def __call__(self, batch: Batch) -> Awaitable[None]:
+        """Return a coroutine that sends the batch. The user's functions are called before, outside of the loop."""
         url = self._url_of(batch.tenant)
         try:
             scheme = _scheme(self.secret(batch.tenant) if callable(self.secret) else self.secret)
         except ConfigurationError as error:
             raise ConfigurationError(f"tenant {batch.tenant!r}: {error}") from None
+        return self._send(batch, url, scheme, self.app or getattr(current_task, "app", None))
+
+    async def _send(self, batch: Batch, url: str, scheme: StandardWebhooks, app: Celery | None) -> None:
         left: list[Sequence[Record]] = [batch[:]] if self.is_whole else [[record] for record in batch]
         taken, refused = False, list[tuple[Record, str]]()
         while left and len(refused) < REFUSED_IN_A_ROW:
             records = left.pop(0)
-            status, headers, body = self._post(url, scheme, batch, records)
+            status, headers, body = await self._post(url, scheme, batch, records)
+            if status == 410 and app is not None:
+                reason = "its endpoint answered 410 (Gone)"
+                await asyncio.to_thread(runtime_of(app).pauses.pause, batch.pipeline, batch.tenant, reason)
             if status not in OF_THE_CONTENT:
                 self._judge(batch, records, status, headers, body)
                 taken = True
@@ -169,7 +175,7 @@ class _Deliver:
             return self.url(tenant)
         return self.url.replace("{tenant}", quote(tenant, safe=""))
 
-    def _post(
+    async def _post(
         self, url: str, scheme: StandardWebhooks, batch: Batch, records: Sequence[Record]
     ) -> tuple[int, dict[str, str], bytes]:
         """Send records; return the status, headers and body of the response."""
@@ -185,17 +191,25 @@ class _Deliver:
         if (span := tracing.header()) is not None:
             fixed["traceparent"] = span
         sent = {**fixed, **self.headers, **scheme.sign(message_id, body, time.time())}
-        times = timeouts(self.connect_timeout, min(self.timeout, batch.seconds_left))
+        # Less than what is left, so that this ends before the time limit of the handler.
+        seconds = min(self.timeout, 0.95 * batch.seconds_left)
+        parts, length = [], 0
         try:
-            with self._connections.stream(
-                "POST", target, headers=[*sent.items()], content=body, extensions={"timeout": times}
-            ) as answer:
-                parts, length = [], 0
-                for part in answer.iter_stream():
-                    parts.append(part)
-                    length += len(part)
-                    if length > LONGEST_ANSWER:
-                        break
+            with anyio.fail_after(seconds):
+                async with self._pool.stream(
+                    "POST",
+                    target,
+                    headers=[*sent.items()],
+                    content=body,
+                    extensions={"timeout": {"connect": self.connect_timeout}},
+                ) as answer:
+                    async for part in answer.aiter_stream():
+                        parts.append(part)
+                        length += len(part)
+                        if length > LONGEST_ANSWER:
+                            break
+        except TimeoutError as error:
+            raise Undelivered(f"no response from the endpoint: the request took longer than {seconds:.3g} s") from error
         except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError, OSError) as error:
             # An error about one of our headers would quote its value.
             text = "" if isinstance(error, httpcore2.LocalProtocolError) else f": {error}"
@@ -213,20 +227,19 @@ class _Deliver:
         return answer.status, found, b"".join(parts)[:LONGEST_ANSWER]
 
     @property
-    def _connections(self) -> httpcore2.ConnectionPool:
-        """The pool of this process; a forked child creates its own."""
-        with self._lock:
-            if self._pool is None or self._pid != os.getpid():
-                self._pid = os.getpid()
-                self._pool = httpcore2.ConnectionPool(
-                    ssl_context=ssl.create_default_context(),
-                    # No limit besides the number of threads: an unresponsive endpoint must not block others.
-                    max_connections=None,
-                    max_keepalive_connections=20,
-                    network_backend=Network(allow_private=self.allow_private),
-                    keepalive_expiry=30.0,
-                )
-            return self._pool
+    def _pool(self) -> httpcore2.AsyncConnectionPool:
+        """The pool of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._pools:
+            self._pools[loop] = httpcore2.AsyncConnectionPool(
+                ssl_context=ssl.create_default_context(),
+                # No limit besides the number of threads: an unresponsive endpoint must not block others.
+                max_connections=None,
+                max_keepalive_connections=20,
+                network_backend=Network(allow_private=self.allow_private),
+                keepalive_expiry=30.0,
+            )
+        return self._pools[loop]
 
     def _judge(
         self, batch: Batch, records: Sequence[Record], status: int, headers: Mapping[str, str], body: bytes
@@ -241,8 +254,6 @@ class _Deliver:
         elif status == 429 or (status == 503 and "retry-after" in headers):
             raise RetryAfter(headers.get("retry-after"), "tenant" if _is_of_tenants(self.url) else "pipeline")
         elif status == 410:
-            app = self.app or current_task.app
-            runtime_of(app).pauses.pause(batch.pipeline, batch.tenant, "its endpoint answered 410 (Gone)")
             raise RetryAfter(PAUSED_AGAIN_AFTER)
         else:
             raise Undelivered(f"the endpoint answered {_summary(status, body)}")

@@ -14,7 +14,7 @@ import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, Protocol
+from typing import Any, Final, Literal, TypeAlias
 
 from taskbridge.errors import ConfigurationError, TaskBridgeError
 
@@ -50,31 +50,6 @@ class InvalidSignature(TaskBridgeError):
     """The request does not come from the expected sender. The message contains neither secrets nor signatures."""
 
 
-class Scheme(Protocol):
-    """The interface of a signature scheme."""
-
-    @property
-    def delivery(self) -> str | None:
-        """Where the provider's webhook id is: a JSONPath that begins with `$`, or a header. None: there is no id.
-
-        You can give several headers, separated by commas. The first of these headers that the request contains is used.
-        """
-
-    @property
-    def signs_delivery(self) -> bool:
-        """Whether the header with the webhook id is signed."""
-
-    def verify(self, headers: Headers, body: bytes, now: float) -> None:
-        """Verify the signature of the request. `now` is the Unix time in seconds.
-
-        Raises:
-            InvalidSignature: the signature is wrong, missing or too old.
-        """
-
-    def challenge(self, payload: Any) -> str | None:
-        """Return the response to a request that only checks the URL. None: it is an ordinary request."""
-
-
 def _no_challenge(_: Any) -> None:
     """The default for providers that do not check the URL."""
 
@@ -93,8 +68,10 @@ class Hmac:
             `{id}` for the webhook id (set `delivery` to a single header).
         time: where the signed time in Unix seconds is: a header, or a part of the signature header, such as `t=`.
         tolerance: how many seconds the signed time may differ from this machine's clock.
-        delivery: where the webhook id is; see `Scheme`.
-        challenge: a function that answers requests which only check the URL; see `Scheme`.
+        delivery: where the webhook id is: a JSONPath that begins with `$`, or a header. Of several headers, separated
+            by commas, the first one that the request contains is used. None: there is no id.
+        challenge: a function of the payload that answers requests which only check the URL. It returns None for
+            ordinary requests.
 
     Raises:
         ConfigurationError: there is no secret or an empty one; or `preamble` contains `{time}` without `time`, or
@@ -126,11 +103,15 @@ class Hmac:
 
     @property
     def signs_delivery(self) -> bool:
-        """See `Scheme`."""
+        """Whether the header with the webhook id is signed."""
         return "{id}" in self.preamble
 
     def verify(self, headers: Headers, body: bytes, now: float) -> None:
-        """See `Scheme`."""
+        """Verify the signature of the request. `now` is the Unix time in seconds.
+
+        Raises:
+            InvalidSignature: the signature is wrong, missing or too old.
+        """
         text = _header(headers, self.header.lower())
         parts = [text] if self.separator is None else text.split(self.separator)[:MOST_SIGNATURES]
         time = "" if self.time is None else self._signed_time(headers, parts, now)
@@ -296,21 +277,23 @@ class Verified:
     """A scheme that calls your function with the headers and the body. It returns True for a genuine request.
 
     If the function raises `KeyError`, `ValueError` or a similar error, the request is rejected. If it raises another
-    error, the sender is asked to try again.
+    error, the sender is asked to try again. `delivery` and `challenge` are those of `Hmac`. `signs_delivery`: whether
+    the function also verifies the header with the webhook id.
     """
 
     function: Callable[[Headers, bytes], bool]
     delivery: str | None = None
-    signs_delivery: ClassVar[bool] = False
+    signs_delivery: bool = field(default=False, kw_only=True)
+    challenge: Callable[[Any], str | None] = field(default=_no_challenge, kw_only=True)
 
     def verify(self, headers: Headers, body: bytes, now: float) -> None:  # noqa: ARG002 - the function decides
-        """See `Scheme`."""
+        """Raise InvalidSignature if the function does not return True."""
         if self.function(headers, body) is not True:
             raise InvalidSignature("the request is not signed as this receiver requires")
 
-    def challenge(self, payload: Any) -> str | None:  # noqa: ARG002 - there is none
-        """See `Scheme`."""
-        return None
+
+Scheme: TypeAlias = Hmac | Verified
+"""A signature scheme."""
 
 
 def _several(secrets: Secrets) -> list[str]:

@@ -104,18 +104,11 @@ class Webhook:
         check_source_name(self.source)
         if self.path is not None and not self.path.startswith("/"):
             raise ConfigurationError(f"the path {shown(self.path)} of webhook {self.source!r} does not begin with /")
-        delivery = self.signature.delivery if self.delivery is None else self.delivery
-        given = {
-            "tenant": self.tenant,
-            "key": self.key,
-            "version": self.version,
-            "document": self.document,
-            "deleted": self.deleted,
-            "delivery": delivery,
-        }
-        finders = {name: finder(name, place) for name, place in given.items() if place is not None}
+        places = {name: getattr(self, name) for name in ("tenant", "key", "version", "document", "deleted")}
+        places["delivery"] = self.signature.delivery if self.delivery is None else self.delivery
+        finders = {name: finder(name, place) for name, place in places.items() if place is not None}
         object.__setattr__(self, "_finders", finders)
-        object.__setattr__(self, "_is_unsigned", not self._signs(delivery))
+        object.__setattr__(self, "_is_unsigned", not self._signs(places["delivery"]))
 
     @property
     def route(self) -> str:

@@ -27,7 +27,7 @@ from taskbridge.web.pages.app import STATIC
 from taskbridge.web.pages.rendering import TEMPLATES
 assert sorted(path.name for path in STATIC.iterdir()) == ["dashboard.css", "dashboard.js", "icon.svg"]
 pages = TEMPLATES
-assert len([pages.get_template(name) for name in pages.list_templates()]) > 10
+assert len([pages.get_template(name) for name in pages.list_templates()]) > 8
 print(taskbridge.__file__)
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import json
@@ -18,14 +19,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpcore2
 import pytest
 import standardwebhooks
 
 from taskbridge.declaring.batch import Batch, Record, RetryAfter
 from taskbridge.errors import ConfigurationError
+from taskbridge.process.event_loop import EventLoop
 from taskbridge.web import Refused, Undelivered, UnexpectedAnswer, addresses, deliver
-from taskbridge.web.addresses import Network, is_public, timeouts
+from taskbridge.web.addresses import Network, is_public
 from tests.certificates import certificate
 from tests.failures.drill import Drill
 from tests.traces.conftest import Spans, context_of
@@ -96,20 +97,23 @@ def endpoint() -> Iterator[Endpoint]:
     made.server.server_close()
 
 
+LOOP = EventLoop()
+
+
 @pytest.fixture
 def sender(endpoint: Endpoint) -> Iterator[Callable[..., Callable[[Batch], None]]]:
     """Makes handlers that send to the endpoint, and closes their connections at the end."""
     made: list[Any] = []
 
-    def make(**options: Any) -> Any:
+    def make(*, awaited: bool = True, **options: Any) -> Any:
         given: dict[str, Any] = {"url": endpoint.url, "secret": SECRET, "allow_private": True} | options
         made.append(deliver(**given))
-        return made[-1]
+        return (lambda batch, handler=made[-1]: LOOP.run(handler(batch))) if awaited else made[-1]
 
     yield make
     for handler in made:
-        if (pool := vars(handler).get("_pool")) is not None:
-            pool.close()
+        for loop, pool in handler._pools.items():
+            asyncio.run_coroutine_threadsafe(pool.aclose(), loop).result(10)
 
 
 Make = Callable[..., Callable[[Batch], None]]
@@ -131,7 +135,7 @@ def test_a_batch_is_one_signed_request_and_the_same_records_have_the_same_id(
 ) -> None:
     answers = iter([500, 200])
     endpoint.answer = lambda _: (next(answers), {}, b"")
-    drill.handle(sender(headers={"X-Shop": "12", "Content-Type": "application/cloudevents+json"}))
+    drill.handle(sender(awaited=False, headers={"X-Shop": "12", "Content-Type": "application/cloudevents+json"}))
     drill.save("acme", "1", "2")
     drill.go_on()
     assert [type(error) for error in drill.errors] == [Undelivered]
@@ -230,7 +234,7 @@ def test_a_record_that_is_refused_alone_goes_to_quarantine_when_others_are_taken
     drill: Drill, endpoint: Endpoint, sender: Make
 ) -> None:
     endpoint.answer = lambda data: (422, {}, b"not this") if data[0]["id"] == "bad" else (200, {}, b"")
-    drill.handle(sender(per="record"))
+    drill.handle(sender(awaited=False, per="record"))
     drill.save("acme", "bad")
     drill.run_one()
     assert drill.quarantine() == [], "nothing tells that the endpoint takes any"
@@ -247,7 +251,7 @@ def test_an_endpoint_that_refuses_everything_empties_no_backlog_into_quarantine(
     drill: Drill, endpoint: Endpoint, sender: Make, status: int
 ) -> None:
     endpoint.answer = always(status, body=b"wrong configuration")
-    drill.handle(sender(per="record"))
+    drill.handle(sender(awaited=False, per="record"))
     for tenant in ("acme", "bolt", "globex"):
         drill.save(tenant, "1", "2", "3")
     drill.go_on(until=lambda: drill.circuit().open, within_ms=1_000_000)
@@ -290,22 +294,20 @@ def test_an_answer_that_comes_byte_by_byte_has_the_whole_time_and_no_more(
         handler(batch)
 
 
-def test_whoever_reads_slowly_has_the_whole_time_and_no_more() -> None:
+def test_whoever_reads_slowly_has_the_whole_time_and_no_more(sender: Make) -> None:
     def read_slowly() -> None:
         connection, _ = listener.accept()
         with connection, suppress(OSError):
             while connection.recv(65_536):
                 time.sleep(0.2)
 
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        httpcore2.ConnectionPool(network_backend=Network(allow_private=True)) as pool,
-    ):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=read_slowly, daemon=True).start()
+        handler = sender(url=f"http://127.0.0.1:{listener.getsockname()[1]}/", timeout=0.5, connect_timeout=0.5)
         # 12 MB at 0.3 MB a second
-        url, times = f"http://127.0.0.1:{listener.getsockname()[1]}/", timeouts(0.5, 0.5)
-        with taking_at_most(10), pytest.raises(httpcore2.TimeoutException):
-            pool.request("POST", url, content=b"x" * 12_000_000, extensions={"timeout": times})
+        batch = a_batch(document_text=f'"{"x" * 12_000_000}"')
+        with taking_at_most(10), pytest.raises(Undelivered, match="took longer"):
+            handler(batch)
 
 
 def test_a_run_that_lost_its_tenant_sends_no_more(endpoint: Endpoint, sender: Make) -> None:
@@ -415,20 +417,30 @@ def test_a_name_is_resolved_once_and_none_of_its_private_addresses_is_called(
 
 def test_an_address_that_is_silent_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     resolve(monkeypatch, ["127.0.0.1", "127.0.0.2"])
+
+    async def connect(port: int) -> Any:
+        stream = await Network(allow_private=True).connect_tcp("customer.example", port, 4.0)
+        try:
+            return stream.get_extra_info("server_addr")
+        finally:
+            await stream.aclose()
+
     with nobody_accepts() as silent:
         port = urlsplit(silent).port
         assert port is not None
         with socket.create_server(("127.0.0.2", port)):
-            stream = Network(allow_private=True).connect_tcp("customer.example", port, time.monotonic() + 4.0)
-            assert stream.get_extra_info("server_addr") == ("127.0.0.2", port)
-            stream.close()
+            assert asyncio.run(connect(port)) == ("127.0.0.2", port)
 
 
-def test_a_resolver_that_is_silent_has_the_time_of_the_request_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resolver_that_is_silent_has_the_time_of_the_request_and_no_more(
+    sender: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     released = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(60))
-    with taking_at_most(20), pytest.raises(Undelivered, match=r"the name took too long|the request took too long"):
-        deliver("http://customer.example", SECRET, timeout=0.5, connect_timeout=0.5)(a_batch())
+    for timeout in (0.5, 30):
+        handler = sender(url="http://customer.example", timeout=timeout, connect_timeout=0.5)
+        with taking_at_most(20), pytest.raises(Undelivered, match=r"took too long|took longer"):
+            handler(a_batch())
     released.set()
 
 

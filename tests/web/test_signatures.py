@@ -216,16 +216,13 @@ def test_the_example_that_the_provider_has_published(
 
 
 def test_a_delivery_is_known_by_an_id_and_by_its_content_where_nobody_signed_the_id() -> None:
-    class Own(Verified):
-        signs_delivery = True
-
     def known_by(scheme: Scheme, headers: dict[str, str]) -> str:
         hook = Webhook("orders", scheme, tenant="$.t", key="$.k")
         found = hook.read(Request(headers, b"{}", {"t": "acme", "k": "1"}))
         assert isinstance(found, Incoming)
         return str(found.delivery)
 
-    assert known_by(Own(lambda *_: True, delivery="x-id"), {"x-id": "1001"}) == "1001"
+    assert known_by(Verified(lambda *_: True, delivery="x-id", signs_delivery=True), {"x-id": "1001"}) == "1001"
     assert known_by(Verified(lambda *_: True, delivery="x-id"), {"x-id": "1001"}) != "1001"
     event, webhook = {"x-shopify-event-id": "event"}, {"x-shopify-webhook-id": "webhook"}
     for headers, which in ((event | webhook, "event"), (event, "event"), (webhook, "webhook")):

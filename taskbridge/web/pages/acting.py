@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Final, NamedTuple
 
 from taskbridge.common.names import check_key, check_tenant
 from taskbridge.common.server_errors import translated_errors
-from taskbridge.common.texts import LONGEST_TEXT, counted, printable
+from taskbridge.common.texts import counted, printable, storable
 from taskbridge.errors import InvalidInput
 from taskbridge.gate import Gate
 from taskbridge.process.runtime import Runtime
 from taskbridge.producer import notify as notifying
 from taskbridge.store import LOOK_SECONDS, Quarantine, QuarantinedRecord, audit
 
-__all__ = ["ACTIONS", "AT_ONCE", "MESSAGES", "Done", "Target", "act"]
+__all__ = ["ACTIONS", "AT_ONCE", "MESSAGES", "Target", "act"]
 
 AT_ONCE: Final = 10_000
 """The maximum number of records of an action on quarantine."""
-STARTED_AT_ONCE: Final = 1_000
-"""How many tenants are started at once when a whole pipeline is resumed; the reconciler starts the remaining ones."""
 
 MESSAGES: Final = {
     "paused": "Paused. Events are accepted, and records stay pending until you resume it.",
@@ -30,18 +27,11 @@ MESSAGES: Final = {
     "started": "Its runner has been started.",
     "delayed": "It ran a moment ago, and its next run is scheduled.",
     "absorbed": "It already has a runner, which also handles this event.",
-    "retried": "Retried: {records} of {tenants}.",
-    "discarded": "Discarded: {records} of {tenants}.",
+    "retried": "Retried: the records are pending again.",
+    "discarded": "Discarded.",
     "none": "Nothing to do: no such record is in quarantine.",
 }
-
-
-class Done(NamedTuple):
-    """The result: a key of `MESSAGES`, and the number of records and tenants."""
-
-    message: str
-    records: int = 0
-    tenants: int = 0
+"""What is shown after an action, by the result of its function."""
 
 
 class Target(NamedTuple):
@@ -58,7 +48,7 @@ class Target(NamedTuple):
         """Parse a form.
 
         Raises:
-            InvalidName, InvalidInput: a name or a text is not allowed.
+            InvalidName: a name is not allowed.
         """
         tenant, key = form.get("tenant") or None, form.get("key") or None
         if tenant is not None:
@@ -66,16 +56,12 @@ class Target(NamedTuple):
             if key is not None:
                 check_key(tenant, key)
         # Browsers send line breaks as CR LF.
-        texts = {
-            name: form[name].replace("\r\n", "\n").replace("\r", "\n") for name in ("reason", "kind") if name in form
-        }
-        if any("\0" in text or len(text) > LONGEST_TEXT for text in texts.values()):
-            raise InvalidInput(f"the reason is invalid: use up to {LONGEST_TEXT:,} characters of text")
-        return cls(form.get("pipeline", ""), tenant, key, texts.get("reason") or None, texts.get("kind"))
+        kind = storable(form["kind"].replace("\r\n", "\n").replace("\r", "\n")) if "kind" in form else None
+        return cls(form.get("pipeline", ""), tenant, key, storable(form.get("reason", "")) or None, kind)
 
 
-def act(runtime: Runtime, action: str, target: Target, user: str) -> Done:
-    """Perform an action for `user`.
+def act(runtime: Runtime, action: str, target: Target, user: str) -> str:
+    """Perform an action for `user`, and return a key of `MESSAGES`.
 
     Raises:
         TaskBridgeError: it is not possible, or a server is unavailable.
@@ -98,47 +84,47 @@ def _checked(runtime: Runtime, target: Target) -> Gate:
     return on.interactive_gate
 
 
-def _pause(runtime: Runtime, target: Target, user: str) -> Done:
+def _pause(runtime: Runtime, target: Target, user: str) -> str:
     _audit(runtime, target, user, "pause", target.reason)
     _, new = runtime.pauses.pause(target.pipeline, target.tenant, target.reason, user)
-    return Done("paused" if new else "paused-before")
+    return "paused" if new else "paused-before"
 
 
-def _resume(runtime: Runtime, target: Target, user: str) -> Done:
+def _resume(runtime: Runtime, target: Target, user: str) -> str:
     pipeline, gate = target.pipeline, _checked(runtime, target)
     _audit(runtime, target, user, "resume")
     released = runtime.pauses.release(pipeline, target.tenant)
     paused = runtime.pauses.of(pipeline)
-    if target.tenant is None:
-        pending, held = list(islice(runtime.pending(pipeline), STARTED_AT_ONCE)), gate.paused(pipeline)
+    resumed = [target.tenant] if target.tenant else gate.paused(pipeline)
+    resumed = [tenant for tenant in resumed if paused.holding(tenant) is None]
+    if target.tenant:
+        notifying.start(runtime.app, resumed, pipeline, gate)
     else:
-        pending, held = [target.tenant], []
-    if started := [tenant for tenant in pending if paused.holding(tenant) is None]:
-        notifying.start(runtime.app, started, pipeline, gate)
-    gate.expire(pipeline, [tenant for tenant in held if paused.holding(tenant) is None], early=True)
-    return Done("resumed" if released else "not-paused")
+        # The reconciler starts those that have pending records and no runner.
+        gate.expire(pipeline, resumed, early=True)
+    return "resumed" if released else "not-paused"
 
 
-def _notify(runtime: Runtime, target: Target, user: str) -> Done:
+def _notify(runtime: Runtime, target: Target, user: str) -> str:
     if target.tenant is None:
         raise InvalidInput("the tenant is missing: use the tenant's page")
     _checked(runtime, target)
     _audit(runtime, target, user, "notify")
-    return Done(notifying.notify(runtime.app, target.tenant, target.pipeline).name.lower())
+    return notifying.notify(runtime.app, target.tenant, target.pipeline).name.lower()
 
 
-def _retry(runtime: Runtime, target: Target, user: str) -> Done:
+def _retry(runtime: Runtime, target: Target, user: str) -> str:
     gate, records = _checked(runtime, target), _chosen(runtime, target, user, "retry")
     retried = runtime.quarantine_of(target.pipeline).retry(target.pipeline, records)
     if tenants := list(dict(retried)):
         notifying.start(runtime.app, tenants, target.pipeline, gate)
-    return Done("retried", len(retried), len(tenants)) if records else Done("none")
+    return "retried" if retried else "none"
 
 
-def _discard(runtime: Runtime, target: Target, user: str) -> Done:
+def _discard(runtime: Runtime, target: Target, user: str) -> str:
     records = _chosen(runtime, target, user, "discard")
     discarded = runtime.quarantine_of(target.pipeline).discard(target.pipeline, records)
-    return Done("discarded", len(discarded), len(dict(discarded))) if records else Done("none")
+    return "discarded" if discarded else "none"
 
 
 def _chosen(runtime: Runtime, target: Target, user: str, action: str) -> list[QuarantinedRecord]:
@@ -162,7 +148,7 @@ def _chosen(runtime: Runtime, target: Target, user: str, action: str) -> list[Qu
     return records
 
 
-ACTIONS: Final[Mapping[str, Callable[[Runtime, Target, str], Done]]] = {
+ACTIONS: Final[Mapping[str, Callable[[Runtime, Target, str], str]]] = {
     "pause": _pause,
     "resume": _resume,
     "notify": _notify,

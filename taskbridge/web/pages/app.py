@@ -4,58 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode
 
 from celery import Celery
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from taskbridge.common.texts import counted
 from taskbridge.errors import ConfigurationError, TaskBridgeError, UnknownPipeline, UsageError
 from taskbridge.settings import Settings, check_password
 from taskbridge.web.pages.access import Access, Allow
 from taskbridge.web.pages.acting import ACTIONS, MESSAGES, Target, act
 from taskbridge.web.pages.reading import Reading
-from taskbridge.web.pages.rendering import render
+from taskbridge.web.pages.rendering import TEMPLATES
 
 __all__ = ["dashboard"]
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-THREADS: Final = 4
 LONGEST_FORM: Final = 65_536
 MOST_FIELDS: Final = 20
 FORM_SECONDS: Final = 10.0
-PAGE_SECONDS: Final = 20.0
-"""The time limit of a page. Each query has its own, but a page may have to wait for other pages."""
 DONE: Final = "taskbridge_done"
-"""The cookie with the result of an action, for the next page."""
+"""The cookie that says which message the next page shows: a key of `MESSAGES`."""
 DONE_SECONDS: Final = 60
 STATIC: Final = Path(__file__).parent / "static"
 
-NAVIGATION: Final = {
-    "": ("Now", "now"),
-    "tenants": ("Tenants", "tenants"),
-    "record": ("Record", "record"),
-    "failing": ("Failing", "failing"),
-    "runs": ("Runs", "runs"),
-}
-"""For each path, the title, and the name of the template and of the method that reads its values."""
-PAGES: Final = {**NAVIGATION, "tenant": ("Tenant", "tenant")}
-
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+NAVIGATION: Final = ("", "tenants", "record", "failing", "runs")
+"""The paths of the pages that every page links to; the first one is the page Now."""
+PAGES: Final = (*NAVIGATION, "tenant")
 
 
 def dashboard(
@@ -93,7 +78,6 @@ def dashboard(
     made = Starlette(
         routes=[
             *(Route(f"/{path}", site.page(path), methods=["GET"]) for path in PAGES),
-            Route("/live", site.live, methods=["GET"]),
             Route("/do/{action}", site.act, methods=["POST"]),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
@@ -113,47 +97,22 @@ class _Site:
     def __init__(self, reading: Reading, *, actions: bool) -> None:
         self._reading = reading
         self._actions = actions
-        self._threads = ThreadPoolExecutor(THREADS, "taskbridge-dashboard")
 
-    def page(self, path: str) -> Handler:
-        """Return the handler of a page."""
-        title, name = PAGES[path]
+    def page(self, path: str) -> Callable[[Request], Response]:
+        """Return the handler of a page, which Starlette calls in a thread."""
+        name = path or "now"
         read = getattr(self._reading, name)
 
-        async def answer(request: Request) -> Response:
-            cookie = request.cookies.get(DONE)
-
-            def make() -> str:
-                values = self._reading.values(read, request.query_params)
-                values |= {"title": title, "here": path, "message": _message(cookie or "")}
-                return self._render(f"{name}.html", request, values)
-
-            response = HTMLResponse(await self._in_thread(make, PAGE_SECONDS))
-            if cookie is not None:
+        def answer(request: Request) -> Response:
+            message = MESSAGES.get(request.cookies.get(DONE, ""))
+            values = self._reading.values(read, request.query_params)
+            values |= {"title": name.capitalize(), "here": path, "message": message}
+            response = HTMLResponse(self._render(f"{name}.html", request, values))
+            if DONE in request.cookies:
                 response.delete_cookie(DONE, _root(request) or "/")
             return response
 
         return answer
-
-    async def live(self, request: Request) -> Response:
-        """Return the status and the live part of the first page or of a tenant's page, for an open page to update."""
-        query = request.query_params
-        name, read = ("tenant", self._reading.tenant) if "tenant" in query else ("now", self._reading.now_live)
-
-        def make() -> dict[str, str]:
-            try:
-                values = self._reading.values(read, query)
-            except UsageError:
-                raise
-            except TaskBridgeError as error:
-                # Without a new part, the page marks the existing one as outdated.
-                return {"status": self._render("status.html", request, {"health": None, "why": str(error)})}
-            return {
-                "status": self._render("status.html", request, values),
-                "part": self._render(f"{name}_live.html", request, values),
-            }
-
-        return JSONResponse(await self._in_thread(make, PAGE_SECONDS))
 
     async def act(self, request: Request) -> Response:
         """Perform the action of a form, and redirect to its page."""
@@ -168,49 +127,35 @@ class _Site:
             )
         form = await _form(request)
         target, user = Target.of(form), str(request.state.user)
-        done = await self._in_thread(lambda: act(self._reading.runtime, action, target, user))
+        done = await run_in_threadpool(act, self._reading.runtime, action, target, user)
         log.info("dashboard: %s of %s", action, target.pipeline)
         root = _root(request)
         # The page that the form was on: only the dashboard's own pages can send forms.
         response = RedirectResponse(request.headers.get("referer", f"{root}/"), 303)
-        text = f"{done.message}.{done.records}.{done.tenants}"
-        response.set_cookie(DONE, text, DONE_SECONDS, path=root or "/", httponly=True, samesite="strict")
+        response.set_cookie(DONE, done, DONE_SECONDS, path=root or "/", httponly=True, samesite="strict")
         return response
 
-    async def error_page(self, request: Request, error: Exception) -> Response:
+    def error_page(self, request: Request, error: Exception) -> Response:
         """Respond with an error page."""
         status, message = _status_of(error)
-        values = {
-            "title": "Error",
-            "here": None,
-            "message": message,
-            "status_code": status,
-            "pipeline": None,
-        }
+        values = {"title": "Error", "here": None, "message": message, "status_code": status}
         headers = {"Retry-After": "2"} if status == 503 else getattr(error, "headers", None)
         return HTMLResponse(self._render("failed.html", request, values), status, headers)
 
-    async def _in_thread(self, work: Callable[[], T], seconds: float | None = None) -> T:
-        """Call `work` in a thread, because it may wait for a server.
-
-        Raises:
-            TimeoutError: it took longer than `seconds`.
-        """
-        async with asyncio.timeout(seconds):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
     def _render(self, template: str, request: Request, values: Mapping[str, Any]) -> str:
-        common = {"pages": NAVIGATION, "actions": self._actions, "user": request.state.user}
-        query = {"query": request.query_params}
-        return render(template, _root(request), {**common, **query, **values})
+        def link(to: str = "", /, **parameters: Any) -> str:
+            given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
+            return f"{_root(request)}/{to}{'?' if given else ''}{urlencode(given)}"
+
+        common = {"link": link, "pages": NAVIGATION, "actions": self._actions, "user": request.state.user}
+        return TEMPLATES.get_template(template).render({**common, "query": request.query_params, **values})
 
 
 def _status_of(error: Exception) -> tuple[int, str]:
     """Return the status and the message for an error."""
     match error:
         case HTTPException():
-            is_default = error.status_code == 404 and error.detail == "Not Found"
-            return error.status_code, "page not found" if is_default else error.detail
+            return error.status_code, error.detail
         case UnknownPipeline():
             return 404, str(error)
         case UsageError():
@@ -245,14 +190,3 @@ async def _form(request: Request) -> dict[str, str]:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"))
     except ValueError:
         raise UsageError("the request is not a form") from None
-
-
-_COOKIE: Final = re.compile(r"([a-z-]+)\.(\d{1,8})\.(\d{1,8})", re.ASCII)
-
-
-def _message(cookie: str) -> str | None:
-    """Return the message about the preceding action; None: there was none."""
-    found = _COOKIE.fullmatch(cookie)
-    if found is None or found[1] not in MESSAGES:
-        return None
-    return MESSAGES[found[1]].format(records=counted(int(found[2]), "record"), tenants=counted(int(found[3]), "tenant"))

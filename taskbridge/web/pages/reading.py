@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
 
 from celery import Celery
@@ -17,12 +17,10 @@ from taskbridge.observe import health as healths
 from taskbridge.observe import history, inspect, record, status
 from taskbridge.observe.context import Context
 from taskbridge.observe.history import By
-from taskbridge.observe.record import Found
 from taskbridge.observe.status import Sort
 from taskbridge.process.runtime import Runtime, runtime_of
 from taskbridge.web.endpoint import own_app
 from taskbridge.web.pages.acting import AT_ONCE
-from taskbridge.web.pages.charts import chart
 
 __all__ = ["Reading"]
 
@@ -30,8 +28,10 @@ LONGEST_DOCUMENT: Final = 20_000
 """How many characters of a document are shown."""
 LONGEST_SEARCH: Final = 200
 ROWS: Final = 50
-HOURS: Final = {"1": "1 hour", "6": "6 hours", "24": "24 hours", "72": "3 days", "168": "7 days"}
-SAVED_DAYS: Final = 7
+HOURS: Final = 24
+"""How far back the pages about the past look."""
+NOISY: Final = {f"{by} in {HOURS} hours": by for by in get_args(By)}
+"""Orders of tenants by their load, and what is compared."""
 FIRST_YEAR, LAST_YEAR = 2000, 9999
 
 Values = dict[str, Any]
@@ -85,50 +85,33 @@ class Reading:
         except Unavailable:
             return None
 
-    def now_live(self, _: QueryParams) -> Values:
-        """The live part of the first page."""
+    def now(self, query: QueryParams) -> Values:
+        """The first page: health, active tenants, the last day, and savings."""
         context = self.context
         health = healths.health(context)
-        # A pipeline whose records wait for a worker is not idle.
-        grave = {finding.pipeline for finding in health.findings if finding.grave}
-        idle = [
-            one.pipeline
-            for one in health.pipelines
-            if not (one.survey.runners or one.is_paused or one.survey.circuit.open or {one.pipeline, None} & grave)
-        ]
+        sums = history.over_time(context, self._pipeline_or_all(query), hours=HOURS)
         return {
             "health": health,
-            "shown": sorted(health.pipelines, key=lambda one: -one.survey.runners),
             "active": {
                 one.pipeline: status.active(context, one.pipeline, one.survey.tenants[:ROWS], paused=one.is_paused)
                 for one in health.pipelines
             },
-            "idle": idle,
             "queued": context.queued(one.pipeline for one in health.pipelines),
-        }
-
-    def now(self, query: QueryParams) -> Values:
-        """The first page: health, active tenants, the last day, and savings."""
-        hours, context = _hours(query), self.context
-        sums = history.over_time(context, self._pipeline_or_all(query), hours=float(hours))
-        return self.now_live(query) | {
             "sums": sums,
-            "chart": chart(sums, float(hours), datetime.now(UTC)),
-            "saved": history.saved(context, days=SAVED_DAYS),
-            "saved_days": SAVED_DAYS,
-            "hours": hours,
-            "all_hours": HOURS,
+            "since": datetime.now(UTC) - timedelta(hours=HOURS),
+            "most": max((max(one.events, one.runs) for one in sums), default=0),
+            "saved": history.saved(context),
         }
 
     def tenants(self, query: QueryParams) -> Values:
         """The tenants of a pipeline: their current state, or the noisiest of the last hours."""
-        pipeline, context, hours = self._pipeline(query), self.context, _hours(query)
-        by = _one_of(get_args(By), query.get("by"), None)
-        sort: Any = None if by else _one_of(get_args(Sort), query.get("sort"), "name")
+        pipeline, context = self._pipeline(query), self.context
+        sorts = (*get_args(Sort), *NOISY)
+        sort: Any = query.get("sort") if query.get("sort") in sorts else "name"
         failing, after = query.get("failing") == "1", query.get("after", "")
         noisy, tenants = None, []
-        if by:
-            noisy = history.noisy(context, pipeline, by=by, hours=float(hours), limit=ROWS)
+        if sort in NOISY:
+            noisy = history.noisy(context, pipeline, by=NOISY[sort], hours=HOURS, limit=ROWS)
         else:
             after = after and check_tenant(after)
             tenants = status.tenants(context, pipeline, failing=failing, sort=sort, after=after, limit=ROWS + 1)
@@ -137,13 +120,9 @@ class Reading:
             "noisy": noisy,
             "tenants": tenants[:ROWS],
             "next": tenants[ROWS - 1].tenant if len(tenants) > ROWS and sort == "name" else None,
-            "by": by,
-            "all_by": get_args(By),
             "sort": sort,
-            "all_sorts": get_args(Sort),
+            "sorts": sorts,
             "failing": failing,
-            "hours": hours,
-            "all_hours": HOURS,
             "most": status.MOST_OF_A_TENANT,
             "compared": status.MOST_SORTED,
             "left_out": healths.left_out(context),
@@ -162,7 +141,9 @@ class Reading:
     def record(self, query: QueryParams) -> Values:
         """The story of a record, or a search if it is not identified by source, tenant and key."""
         if not query.get("key"):
-            return self._search(query.get("q", "")[:LONGEST_SEARCH])
+            text = query.get("q", "").replace("\0", "").strip()[:LONGEST_SEARCH]
+            found, note = record.find(self.context, text)
+            return {"story": None, "text": text, "found": found, "note": note, "most": record.MOST}
         source, tenant = check_source_name(query.get("source", "")), check_tenant(query.get("tenant", ""))
         key, pipeline, context = check_key(tenant, query["key"]), self._pipeline(query), self.context
         story = record.story(context, source, tenant, key, pipeline)
@@ -173,17 +154,9 @@ class Reading:
             document = record.document(context, source, tenant, key, LONGEST_DOCUMENT)
         return {"story": story, "document": document, "show_documents": self._show_documents}
 
-    def _search(self, text: str) -> Values:
-        found, note = list[Found](), None
-        # A name may begin or end with spaces, but in pasted text they are often not part of it.
-        for spelling in dict.fromkeys((text, text.strip())):
-            if spelling and "\0" not in spelling and not found:
-                found, note = record.find(self.context, spelling)
-        return {"story": None, "text": text, "found": found, "note": note, "most": record.MOST}
-
     def failing(self, query: QueryParams) -> Values:
         """Current failures and the quarantine."""
-        pipeline, hours, context = self._pipeline_or_all(query), _hours(query), self.context
+        pipeline, context = self._pipeline_or_all(query), self.context
         groups = status.failing(context, pipeline, limit=ROWS + 1)
         kept = [one for name in context.names(pipeline) for one in status.quarantined(context, name, limit=ROWS + 1)]
         return {
@@ -192,25 +165,21 @@ class Reading:
             "kept": kept[:ROWS],
             "more_kept": len(kept) > ROWS,
             "sources": {name: one.source for name, one in context.pipelines.items()},
-            "past": history.failed(context, pipeline, hours=float(hours), limit=ROWS),
+            "past": history.failed(context, pipeline, hours=HOURS, limit=ROWS),
             "at_once": AT_ONCE,
-            "hours": hours,
-            "all_hours": HOURS,
             "left_out": healths.left_out(context),
         }
 
     def runs(self, query: QueryParams) -> Values:
         """The runs of all pipelines, of a pipeline, or of a tenant, the last one first."""
         context, before, failed = self.context, _before(query), query.get("failed") == "1"
-        pipeline, tenant, bursts = self._pipeline_or_all(query), query.get("tenant") or None, []
+        pipeline, tenant = self._pipeline_or_all(query), query.get("tenant") or None
         if tenant is not None:
-            pipeline = self._pipeline(query)
-            bursts = history.bursts(context, pipeline, check_tenant(tenant)) if before is None else []
+            pipeline, tenant = self._pipeline(query), check_tenant(tenant)
         runs = history.runs(context, pipeline, tenant, failed=failed, before=before, limit=ROWS + 1)
         return {
             "runs": runs[:ROWS],
             "more": runs[ROWS - 1] if len(runs) > ROWS else None,
-            "bursts": bursts,
             "failed": failed,
             "only": tenant,
         }
@@ -226,14 +195,6 @@ class Reading:
 
     def _pipeline_or_all(self, query: QueryParams) -> str | None:
         return self._pipeline(query) if query.get("pipeline") else None
-
-
-def _one_of(allowed: tuple[Any, ...], given: str | None, default: Any) -> Any:
-    return given if given in allowed else default
-
-
-def _hours(query: QueryParams) -> str:
-    return str(_one_of(tuple(HOURS), query.get("hours"), "24"))
 
 
 def _before(query: QueryParams) -> history.Before | None:

@@ -1,13 +1,11 @@
-"""Render templates, and format numbers, times, names and links."""
+"""The templates, and how they format numbers, times and names."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
-from urllib.parse import urlencode
+from typing import Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -16,10 +14,9 @@ from taskbridge.common.histogram import within
 from taskbridge.common.texts import counted, one_line, printable
 from taskbridge.common.times import ago, ahead, moment
 
-__all__ = ["TEMPLATES", "render"]
+__all__ = ["TEMPLATES"]
 
 _NONE: Final = "–"  # noqa: RUF001 - a dash as wide as a digit
-_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 LONGEST_LINE: Final = 300
 _HIDDEN: Final = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 
@@ -34,26 +31,18 @@ def _visible(value: object) -> object:
     return value
 
 
-def _number(value: float | None) -> str:
+def _number(value: int | None) -> str:
     """Return a number with thousands separators."""
-    if value is None:
-        return _NONE
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:,.1f}"
+    return _NONE if value is None else f"{value:,}"
 
 
-def _duration(seconds: float | None) -> str:
-    """Return a duration in a suitable unit: 350 ms, 12 s, 3 min, 2.5 h, 4 d."""
-    if seconds is None:
-        return _NONE
+def _duration(seconds: float) -> str:
+    """Return a duration, such as 350 ms, 12 s or 2:30:00."""
     if math.isinf(seconds):
         return "never"
-    if seconds and seconds < 1:
+    if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
-    for size, unit in _UNITS:
-        if seconds >= size:
-            count = seconds / size
-            return f"{count:.1f} {unit}" if count < 10 and unit != "min" else f"{count:.0f} {unit}"
-    return f"{seconds:.1f} s" if 0 < seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds:.3g} s" if seconds < 100 else str(timedelta(seconds=round(seconds)))
 
 
 def _milliseconds(value: float | None) -> str:
@@ -64,10 +53,8 @@ def _ago(at: datetime | None) -> str:
     """Return how long ago a time was, or how long until then."""
     if at is None:
         return _NONE
-    seconds = (datetime.now(UTC) - at).total_seconds()
-    if abs(seconds) < 1:
-        return "now"
-    return ago(at) if seconds > 0 else ahead(-seconds)
+    seconds = (at - datetime.now(UTC)).total_seconds()
+    return ahead(seconds) if seconds > 0 else ago(at)
 
 
 def _clock(at: datetime | None, to: str = "seconds") -> str:
@@ -107,14 +94,4 @@ TEMPLATES.filters.update(
     line=_line,
     counted=counted,
 )
-TEMPLATES.globals.update(share=_share, second=timedelta(seconds=1), infinity=math.inf)
-
-
-def render(template: str, root: str, values: Mapping[str, Any]) -> str:
-    """Render a page or a part of one. `root` is the path under which the dashboard is mounted."""
-
-    def link(to: str = "", /, **parameters: Any) -> str:
-        given = {name: value for name, value in parameters.items() if value not in (None, "", False)}
-        return f"{root}/{to}{'?' if given else ''}{urlencode(given)}"
-
-    return TEMPLATES.get_template(template).render({"link": link, **values})
+TEMPLATES.globals.update(share=_share, second=timedelta(seconds=1))

@@ -2,7 +2,6 @@
 "use strict";
 (() => {
   const part = document.getElementById("live");
-  const status = document.getElementById("status");
   if (!part) return;
   const now = () => new Date().toLocaleTimeString();
   part.dataset.at = now();
@@ -10,11 +9,9 @@
   const isInUse = () => {
     const chosen = document.getSelection();
     return part.querySelector("details[open]") !== null ||
-      (chosen !== null && !chosen.isCollapsed && part.contains(chosen.anchorNode));
+      (!chosen.isCollapsed && part.contains(chosen.anchorNode));
   };
   const put = (where, html) => {
-    if (where.dataset.shown === html) return;
-    where.dataset.shown = html;
     const focused = where.contains(document.activeElement) ? document.activeElement : null;
     const wide = [...where.querySelectorAll(".wide")].map((one) => one.scrollLeft);
     const name = (one) => one.getAttribute("href") || one.getAttribute("aria-label");
@@ -28,24 +25,22 @@
     if (isWaiting || document.hidden) return;
     isWaiting = true;
     try {
-      const answer = await fetch(part.dataset.live, { signal: AbortSignal.timeout(30000) });
+      const answer = await fetch(location.href, { signal: AbortSignal.timeout(30000) });
       if (!answer.ok) throw new Error(answer.statusText);
-      const live = await answer.json();
-      put(status, live.status);
-      // If there is no new part, a server does not answer, and the page is outdated.
-      part.dataset.stale = live.part === undefined ? "yes" : "no";
-      if (live.part !== undefined) {
-        part.dataset.at = now();
-        if (!isInUse()) put(part, live.part);
-      }
-      document.body.dataset.live = "yes";
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const status = document.getElementById("status");
+      const [live, line] = ["live", "status"].map((id) => page.getElementById(id).innerHTML);
+      if (status.innerHTML !== line) status.innerHTML = line;
+      if (part.innerHTML !== live && !isInUse()) put(part, live);
+      part.dataset.at = now();
+      part.dataset.stale = "no";
     } catch {
-      document.body.dataset.live = "no";
+      part.dataset.stale = "yes";
     } finally {
       isWaiting = false;
     }
   };
-  update();
   setInterval(update, 2000);
   document.addEventListener("visibilitychange", update);
+  window.addEventListener("pageshow", update);
 })();
