@@ -12,8 +12,8 @@ from taskbridge.errors import InvalidInput, TaskBridgeError
 
 __all__ = ["pipeline"]
 
-QUIET_SECONDS: Final = 60.0
-"""A worker that declares a pipeline stores every few seconds that it polls for its records."""
+QUIET_HOURS: Final = 24
+"""A worker stores every few seconds that it polls for a pipeline's records, but all workers may be down for a night."""
 
 
 @click.group(epilog=examples("taskbridge pipeline remove old-export --yes"))
@@ -29,8 +29,8 @@ def pipeline() -> None:
 def remove(name: str, yes: bool, as_json: bool) -> None:
     """Delete the cursors, quarantine and pauses of the pipeline NAME. You cannot undo this.
 
-    The pipeline must no longer be declared. Its records are kept. `taskbridge prune` deletes them only if another
-    pipeline reads their source.
+    No worker may have polled for its records for 24 hours. The records are kept. `taskbridge prune` deletes them only
+    if another pipeline reads their source.
     """
     from taskbridge.store import forget_pipeline, read_ages
 
@@ -39,8 +39,11 @@ def remove(name: str, yes: bool, as_json: bool) -> None:
         raise InvalidInput(f"the pipeline {name!r} is declared here: remove its declaration first")
     if not yes:
         raise click.UsageError("this cannot be undone: add --yes once no worker declares the pipeline")
-    if read_ages(runtime.engine, [name])[name].poller < QUIET_SECONDS:
-        raise TaskBridgeError(f"a worker still declares {name!r}", f"stop it, and try again {QUIET_SECONDS:g} s later")
+    if read_ages(runtime.engine, [name])[name].poller < QUIET_HOURS * 3_600:
+        raise TaskBridgeError(
+            f"a worker has polled for the records of {name!r} within {QUIET_HOURS} hours",
+            "if the pipeline no longer exists, deploy workers that do not declare it, and try again a day later",
+        )
     found = forget_pipeline(runtime.engine, name)
     if found is None:
         raise InvalidInput(f"there is no pipeline {name!r}: `taskbridge doctor` lists those in the database")

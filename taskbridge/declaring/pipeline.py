@@ -152,7 +152,7 @@ class Pipelines:
         if found is None:
             raise UnknownPipeline(
                 f"no pipeline is called {shown(name)}; there are: {', '.join(self.names()) or 'none'}. "
-                "Name the module that declares it in TASKBRIDGE_PIPELINES"
+                "Pass the name of the pipeline, or name the module that declares it in TASKBRIDGE_PIPELINES"
             )
         return found
 

@@ -118,11 +118,8 @@ def _look(context: Context, surveys: Mapping[str, Survey]) -> list[PipelineHealt
     names, database = [*surveys], context.database
     sources = {name: context.pipelines[name].source for name in names}
     pauses = {row["pipeline"]: row for row in context.rows("look_paused", pipelines=names, size=MOST_COUNTED)}
-    counted_tenants = {
-        name: list(dict.fromkeys([*survey.tenants, *pauses[name]["tenants"][:MOST_RUNNERS]]))
-        for name, survey in surveys.items()
-    }
-    backlogs = read_backlogs(database, sources, counted_tenants, MOST_COUNTED)
+    tenants = {name: survey.tenants for name, survey in surveys.items()}
+    backlogs = read_backlogs(database, sources, tenants, MOST_COUNTED)
     ages = read_ages(database, names)
     interval = context.settings.tail_interval
     return [
@@ -176,7 +173,7 @@ def left_out(context: Context) -> Finding | None:
         return None
     return Finding(
         f"pipelines that are not declared in TASKBRIDGE_PIPELINES are left out: {', '.join(names)}",
-        "add their modules to TASKBRIDGE_PIPELINES, or run `taskbridge pipeline remove` for each that no longer exists",
+        "set TASKBRIDGE_PIPELINES to what their workers use; in a Django project, run `manage.py taskbridge` instead",
     )
 
 

@@ -125,7 +125,7 @@ METRICS: Final = (
         "taskbridge_pending_records",
         "gauge",
         _BACKLOGS,
-        "Pending records of the 1000 tenants that are due first; 100000 means at least 100000. "
+        "Pending records of the 1000 tenants that are due first and of 100 paused ones; 100000 means at least 100000. "
         "Records that no worker has polled yet are not among them.",
         "pending",
     ),

@@ -128,9 +128,9 @@ def read_counters(database: Engine, pipelines: Collection[str]) -> dict[str, Cou
 def read_backlogs(
     database: Engine, pipelines: Mapping[str, str], tenants: Mapping[str, Sequence[str]], most: int = MOST_RECORDS
 ) -> dict[str, Backlog]:
-    """Return the backlogs of `pipelines`, whose sources are given; pending records are those of the given `tenants`.
+    """Return the backlogs of `pipelines`, whose sources are given.
 
-    Up to `most` records of each kind are counted.
+    Pending records are those of the given `tenants` and of the first 100 paused ones. Up to `most` records of each kind are counted.
     """
     query, backlogs = queries(database)("backlog"), {}
     with limited(database, settings=LOOKUPS) as driver:

@@ -127,7 +127,7 @@ def test_a_command_serves_what_the_modules_declare_and_asks_where_there_are_seve
     only = declared("orders")
     assert set(taskbridge("status", "--json", **only).json["pipelines"]) == {"orders"}
     assert taskbridge("notify", "acme", "--json", **only).json["pipeline"] == "orders"
-    missing = "no pipeline is called 'invoices'; there are: orders. Name the module that declares it"
+    missing = "no pipeline is called 'invoices'; there are: orders. Pass the name of the pipeline"
     assert_one_clear_line(taskbridge("up", "--exit-when-idle", "--import", a_day, **only), missing, status=2)
     assert count(engine) == 0
     several = taskbridge("notify", "acme", **declared("orders", "returns"))

@@ -20,7 +20,7 @@ import taskbridge, pathlib
 assert all(render(script, "") for script in SCRIPTS.values())
 queries = pathlib.Path(taskbridge.__file__).parent / "store" / "sql"
 assert [query(name) for name in statements(queries)]
-assert statements(pathlib.Path(taskbridge.__file__).parent / "embedded" / "sql")
+assert statements(pathlib.Path(taskbridge.__file__).parent / "testing" / "sql")
 newest = max(path.name for path in (_migrations() / "versions").glob("*.py"))
 assert _migrations().name == "_migrations" and newest.startswith(head())
 from taskbridge.web.pages.app import STATIC

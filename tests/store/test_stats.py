@@ -66,6 +66,11 @@ def test_pending_is_what_the_view_says_at_each_step(engine: Engine) -> None:
         return expected
 
     assert agree() == 6
+    # a paused tenant is counted without being listed
+    pauses = Pauses(engine)
+    pauses.pause("invoices", "bolt")
+    assert look(engine, ["acme"])[1].pending == 6
+    pauses.release("invoices", "bolt")
     # in the middle of a sweep, while one comes that is not of it
     page = cursors.claim(Claim(key(1), 2, **NOT_YET))
     advance(cursors, key(1), page)

@@ -154,13 +154,17 @@ FROM {schema}.sync_cursors
 GROUP BY pipeline
 
 -- name: backlog
--- The backlog of a pipeline, each number counted up to `size`: pending records of the tenants in a list and, of other tenants,
--- those to be retried, with the age of the oldest and its tenant (a record counts from its last change); records in quarantine;
--- and tenants whose last run failed, with one of them.
-WITH counted AS MATERIALIZED (
+-- The backlog of a pipeline, each number counted up to `size`: pending records of the tenants in a list and of the first paused
+-- ones and, of other tenants, those to be retried, with the age of the oldest and its tenant (a record counts from its last
+-- change); records in quarantine; and tenants whose last run failed, with one of them.
+WITH listed AS MATERIALIZED (
+    SELECT unnest(%(tenants)s::text[]) COLLATE "C" AS tenant
+    UNION
+    (SELECT tenant FROM {schema}.pauses WHERE pipeline = %(pipeline)s AND tenant <> '' ORDER BY tenant LIMIT 100)
+), counted AS MATERIALIZED (
     (
         SELECT w.changed_at AS since, t.tenant
-        FROM (SELECT unnest(%(tenants)s::text[]) COLLATE "C" AS tenant) t
+        FROM listed t
         CROSS JOIN LATERAL {pending} w
         LIMIT %(size)s
     )
@@ -171,7 +175,7 @@ WITH counted AS MATERIALIZED (
             SELECT * FROM {schema}.quarantine WHERE pipeline = %(pipeline)s AND retry_at IS NOT NULL LIMIT %(size)s
         ) q
         {its_record}
-        WHERE q.tenant <> ALL (%(tenants)s::text[])
+        WHERE NOT EXISTS (SELECT FROM listed l WHERE l.tenant = q.tenant)
     )
     LIMIT %(size)s
 ), failing AS MATERIALIZED (
