@@ -130,7 +130,8 @@ def read_backlogs(
 ) -> dict[str, Backlog]:
     """Return the backlogs of `pipelines`, whose sources are given.
 
-    Pending records are those of the given `tenants` and of the first 100 paused ones. Up to `most` records of each kind are counted.
+    Pending records are those of the given `tenants` and of the first 100 paused ones.
+    Up to `most` records of each kind are counted.
     """
     query, backlogs = queries(database)("backlog"), {}
     with limited(database, settings=LOOKUPS) as driver:
