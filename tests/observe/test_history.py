@@ -30,7 +30,7 @@ SELECT p.pipeline, t.tenant, to_char(extract(epoch FROM began) * 1e6, 'FM0000000
        CASE WHEN (n - 1) % 3 = 0 THEN t.delay END
 FROM (VALUES ('orders'), ('calls')) p (pipeline),
      (VALUES ('zinc', 50, 10, 20), ('bolt', 1, 400, 90000)) t (tenant, events, took, delay), generate_series(1, 6) n,
-     LATERAL (SELECT now() - interval '30 min' + n * interval '4 min' AS began) b
+     LATERAL (SELECT date_trunc('minute', now()) - interval '30 min' + n * interval '4 min' AS began) b
 """
 """Of each of two tenants two bursts of three runs, 4 min apart; the last run began 6 min ago."""
 
