@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-import psycopg
-
 from taskbridge.common.names import check_tenant, key_spellings
 from taskbridge.common.texts import counted, one_line
 from taskbridge.common.times import moment
 from taskbridge.errors import InvalidName
 from taskbridge.observe.context import Context
 from taskbridge.observe.history import RunRow
+from taskbridge.store import LOOK_SECONDS
 from taskbridge.store.db import fetch_within
 
 __all__ = ["Found", "RecordLine", "Step", "Story", "document", "find", "records", "story"]
 
 MOST: Final = 50
 MOST_RECORDS: Final = 100
-SEARCH_SECONDS: Final = 3.0
 MOST_TENANTS: Final = 10
 """How many tenants of a pipeline are found by a prefix of their names."""
+MOST_SEARCHED: Final = 1_000
+"""In how many tenants of a source a key is searched for."""
 MOST_ACTIONS: Final = 10_000
 """How many of the last actions are searched for those on one record."""
 MOST_READERS: Final = 20_000
@@ -123,40 +123,30 @@ class Story:
 def find(context: Context, text: str) -> tuple[list[Found], str | None]:
     """Return up to 50 tenants, records and deliveries named `text`, and tenants that start with it.
 
-    The second value says that records were not found in time; None: all were searched.
+    The second value says which records were not searched; None: all were.
     """
     if not text:
         return [], None
     readers = context.readers()
-    found, lines, note = [*_tenants(context, text, readers)], list[RecordLine](), None
+    found, sources = [*_tenants(context, text, readers)], sorted({*readers.values()})
+    # With an index, this also finds the records of sources that no pipeline reads.
+    is_indexed = context.value("look_key_index")
+    tenants, note = (None, None) if is_indexed else _searched(context, readers)
     try:
-        lines = records(context, text, seconds=SEARCH_SECONDS)
+        found += map(_found, _records(context, text, None if is_indexed else sources, tenants, LOOK_SECONDS))
     except InvalidName:
         return found, None
-    except psycopg.errors.QueryCanceled:
-        note = (
-            f"the search for a record with this key took longer than {SEARCH_SECONDS:g} s: search for the tenant, or "
-            "create an index on `records (key)`"
-        )
-    found += [_found(line) for line in lines]
-    sources = sorted({*readers.values()})
     found += _deliveries(context.rows("look_deliveries", delivery=text, sources=sources, limit=MOST))
     return found[:MOST], note
 
 
-def records(
-    context: Context, key: str, source: str | None = None, tenant: str | None = None, *, seconds: float | None = None
-) -> list[RecordLine]:
+def records(context: Context, key: str, source: str | None = None, tenant: str | None = None) -> list[RecordLine]:
     """Return up to 100 records with a key, of one source and tenant or of all, once for each pipeline that reads them.
 
-    Without an index on the key, this may read all records; `seconds` limits the time.
-
-    Raises:
-        psycopg.errors.QueryCanceled: it takes longer.
+    Without an index on the key, this may read all records.
     """
     sources, tenants = ([one] if one is not None else None for one in (source, tenant))
-    values = {"keys": key_spellings(key), "sources": sources, "tenants": tenants, "limit": MOST_RECORDS}
-    return [RecordLine(**row) for row in fetch_within(context.database, seconds, "look_records", values)]
+    return _records(context, key, sources, tenants, None)
 
 
 def document(context: Context, source: str, tenant: str, key: str, longest: int) -> tuple[str | None, bool]:
@@ -169,6 +159,27 @@ def document(context: Context, source: str, tenant: str, key: str, longest: int)
         return None, False
     text, is_longer = found[0].values()
     return text, bool(is_longer)
+
+
+def _records(
+    context: Context, key: str, sources: Sequence[str] | None, tenants: Sequence[str] | None, seconds: float | None
+) -> list[RecordLine]:
+    values = {"keys": key_spellings(key), "sources": sources, "tenants": tenants, "limit": MOST_RECORDS}
+    return [RecordLine(**row) for row in fetch_within(context.database, seconds, "look_records", values)]
+
+
+def _searched(context: Context, readers: Mapping[str, str]) -> tuple[list[str], str | None]:
+    """Return the tenants whose records are searched, and a note if that is not all of them."""
+    names, is_cut = {""}, False
+    for pipeline, source in readers.items():
+        first = context.tenants_of(source).after(pipeline, "", MOST_SEARCHED // len(readers) + 1)
+        names.update(first)
+        is_cut = is_cut or len(first) > MOST_SEARCHED // len(readers)
+    note = (
+        f"only {len(names) - 1:,} tenants were searched for the key, the first by name: search for the tenant, use "
+        "`taskbridge inspect --record`, or create an index on `records (key)`"
+    )
+    return sorted(names), note if is_cut else None
 
 
 def _found(line: RecordLine) -> Found:

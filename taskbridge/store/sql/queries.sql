@@ -66,6 +66,14 @@ WHERE pipeline = %(pipeline)s AND failures > 0 AND tenant > %(after)s
 ORDER BY tenant
 LIMIT %(limit)s
 
+-- name: look_key_index
+-- Whether there is an index on the key of records.
+SELECT EXISTS (
+    SELECT FROM pg_index i
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] AND a.attname = 'key'
+    WHERE i.indrelid = '{schema}.records'::regclass AND i.indisvalid AND i.indpred IS NULL
+)
+
 -- name: look_paused
 -- The paused tenants of each pipeline by name, up to `size`, and whether the pipeline itself is paused.
 SELECT n.pipeline, coalesce(array_agg(p.tenant ORDER BY p.tenant) FILTER (WHERE p.tenant <> ''), '{}') AS tenants,
