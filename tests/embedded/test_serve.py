@@ -142,7 +142,7 @@ def test_a_failing_initdb_leaves_no_cluster_and_no_password_file(
     monkeypatch.setattr("taskbridge.embedded.postgres.NAME", "pg_reserved")  # initdb refuses such a name
     with pytest.raises(Unavailable, match=r"(?s)initdb could not create a cluster.*pg_reserved"), serve(data_dir):
         pass
-    assert sorted(path.name for path in data_dir.iterdir()) == ["lock", "postgres.log"]
+    assert sorted(path.name for path in data_dir.iterdir()) == ["lock", "postgres.lock", "postgres.log"]
 
 
 def test_a_server_that_does_not_answer_in_time_is_stopped(
