@@ -24,7 +24,7 @@ from taskbridge.django.configuration import ALIAS, alias_of_handlers
 from taskbridge.django.sessions import sqlalchemy_connection
 from taskbridge.errors import TaskBridgeError
 from taskbridge.settings import Settings
-from taskbridge.store.adopted import Definition
+from taskbridge.store.adopted import Definition, known_as
 from taskbridge.store.queries import quoted
 
 __all__ = ["AdoptTable", "adopt_again", "adopting_migration", "unadopted"]
@@ -224,8 +224,10 @@ def adopt_again(using: str, plan: Sequence[tuple[Migration, bool]] = (), **_: An
     for source in in_force.keys() & reversed_sources:
         key, one = in_force[source]
         state = _state_after(loader, key, one)
-        with connection.schema_editor() as editor:
-            one.database_forwards(key[0], editor, state, state)
+        with connection.schema_editor() as editor, one._connection(key[0], editor) as session:
+            # `migrate --fake` leaves the adoption as it is.
+            if session is not None and ((before := known_as(session, source)) is None or before.ended):
+                one._adopt(session, key[0], state)
 
 
 def _in_force(connection: Any) -> tuple[MigrationLoader, dict[str, tuple[tuple[str, str], AdoptTable]]]:

@@ -30,9 +30,8 @@ def choose_cluster(data_dir: Path, account: Account | None) -> Path:
     cluster = data_dir / "postgres"
     if not cluster.exists() and not cluster.is_symlink() and not reaches(account, data_dir):
         cluster.symlink_to(SHARED / secrets.token_hex(8))
-    if cluster.is_symlink():
-        _make_public(SHARED)
     cluster = cluster.resolve()
+    _make_public(cluster.parent)
     if account is not None and not reaches(account, cluster.parent):
         raise Unavailable(
             f"the user {account.pw_name!r}, who runs PostgreSQL for root, has no access to {cluster.parent}: make it "

@@ -62,6 +62,7 @@ class Postgres:
         self.log = data_dir / "postgres.log"
         self._account = server_account(data_dir / "postgres")
         self._cluster = choose_cluster(data_dir, self._account)
+        self.lock = self._cluster.with_name(f"{self._cluster.name}.lock")
         self._durable = durable
         # `SELECT * FROM deliveries` finds our tables; those in `public` come first.
         path = {"search_path": f'public, "{Settings.read().schema}"'}
@@ -115,10 +116,11 @@ class Postgres:
 
     def _create(self) -> None:
         """Create the cluster in a temporary directory, from which it is moved once it is complete."""
-        parent, account = self._cluster.parent, self._account
-        for half_made in parent.glob("postgres.new-*"):
+        # With the name of the cluster, because the directory may be shared with other deployments.
+        parent, prefix, account = self._cluster.parent, f"{self._cluster.name}.new-", self._account
+        for half_made in parent.glob(f"{prefix}*"):
             shutil.rmtree(half_made, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix="postgres.new-", dir=parent) as building:
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as building:
             cluster, password = Path(building, "cluster"), Path(building, _PWFILE)
             write_private(password, secrets.token_urlsafe(24))
             if account is not None:

@@ -98,6 +98,8 @@ def running(data_dir: Path) -> Servers | None:
 
 def _start(stack: ExitStack, data_dir: Path, *, durable: bool) -> Servers:
     redis, postgres = RedisServer(data_dir), Postgres(data_dir, durable=durable)
+    # A copy of the data directory may have a link to the same cluster.
+    stack.enter_context(lock.hold(postgres.lock, data_dir))
     redis.prepare()
     postgres.prepare()
     postgres_port, _ = stack.enter_context(listen(postgres))

@@ -120,6 +120,15 @@ def test_backwards_an_earlier_adoption_of_the_source_is_in_force_again(deploymen
     assert rows(deployment.engine, TRIGGERS) == [(0,)]
 
 
+@override_settings(MIGRATION_MODULES={"shop": "tests.django.shop.adopted_again"})
+def test_migrations_that_are_only_recorded_as_reversed_change_no_adoption(deployment: Deployment) -> None:
+    call_command("migrate", "shop", "second_name", verbosity=0)
+    call_command("migrate", "shop", "first_lines", fake=True, verbosity=0)
+    watched = "SELECT watched_columns FROM taskbridge.adopted WHERE ended_at IS NULL"
+    assert rows(deployment.engine, watched) == [(["amount"],)]
+    assert rows(deployment.engine, TRIGGERS) == [(4,)]
+
+
 @override_settings(MIGRATION_MODULES={"shop": "tests.django.shop.adopted_again"}, TASKBRIDGE_REDIS_URL="redis://a")
 def test_a_migration_that_is_applied_and_has_adopted_nothing_is_told(deployment: Deployment) -> None:
     call_command("migrate", "shop", "second_name", verbosity=0)

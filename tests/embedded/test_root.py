@@ -14,9 +14,11 @@ import redis
 
 from taskbridge.embedded import Servers, serve
 from taskbridge.embedded.account import Account, server_account
-from taskbridge.errors import Unavailable
+from taskbridge.embedded.postgres import Postgres
+from taskbridge.errors import AlreadyRunning, Unavailable
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="shows what root does")
+INITDB = Postgres._initdb
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def test_below_a_closed_home_no_mode_changes_and_the_cluster_lies_outside(closed
             outside = (data_dir / "postgres").resolve()
             assert user_of_postgres(outside) == nobody().pw_uid
     assert modes(data_dir) == before
-    assert [path for path in shared.iterdir() if path.name != "binaries"] == [outside]
+    assert {path.name for path in shared.iterdir()} - {"binaries"} == {outside.name, f"{outside.name}.lock"}
     assert stat.S_IMODE(outside.stat().st_mode) == 0o700
 
 
@@ -80,6 +82,33 @@ def test_a_data_directory_that_was_made_again_has_a_new_cluster(closed: Path) ->
     shutil.rmtree(closed / "data")
     with serve(closed / "data", durable=False) as servers, psycopg.connect(servers.postgres_url) as connection:
         assert connection.execute("SELECT to_regclass('old')").fetchone() == (None,)
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_copy_of_the_data_directory_does_not_serve_the_same_cluster(closed: Path) -> None:
+    with serve(closed / "data", durable=False) as servers:
+        shutil.copytree(closed / "data", closed / "copy", symlinks=True)
+        with pytest.raises(AlreadyRunning):
+            serve(closed / "copy", durable=False).__enter__()
+        check(servers)
+
+
+def test_a_new_cluster_leaves_one_alone_that_another_deployment_is_making(closed: Path, shared: Path) -> None:
+    half_made = []
+
+    def initdb(postgres: Postgres, cluster: Path, password: Path) -> None:
+        half_made.append(cluster)
+        if len(half_made) == 1:
+            # Meanwhile, another deployment makes its own.
+            with serve(closed / "other", durable=False) as servers:
+                check(servers)
+        INITDB(postgres, cluster, password)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Postgres, "_initdb", initdb)
+        with serve(closed / "data", durable=False) as servers:
+            check(servers)
+    assert {one.parent.parent for one in half_made} == {shared}
 
 
 def test_a_directory_that_was_closed_later_gives_a_clear_error(

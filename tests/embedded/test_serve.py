@@ -15,7 +15,7 @@ import psycopg
 import pytest
 import redis
 
-from taskbridge.embedded import Servers, running, serve
+from taskbridge.embedded import Servers, directories, running, serve
 from taskbridge.embedded.lock import hold, is_held
 from taskbridge.embedded.postgres import Postgres
 from taskbridge.errors import ConfigurationError, Unavailable
@@ -136,13 +136,22 @@ def test_a_data_directory_that_is_a_file_gives_a_clear_error(open_directory: Pat
     assert running(path) is None
 
 
+def test_the_cluster_may_be_a_link_that_its_user_made(open_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directories, "SHARED", Path("/proc/nobody-may-create-this"))
+    elsewhere, data_dir = open_directory / "elsewhere", open_directory / "data"
+    elsewhere.mkdir()
+    data_dir.mkdir()
+    (data_dir / "postgres").symlink_to(elsewhere)
+    assert directories.choose_cluster(data_dir, None) == elsewhere
+
+
 def test_a_failing_initdb_leaves_no_cluster_and_no_password_file(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("taskbridge.embedded.postgres.NAME", "pg_reserved")  # initdb refuses such a name
     with pytest.raises(Unavailable, match=r"(?s)initdb could not create a cluster.*pg_reserved"), serve(data_dir):
         pass
-    assert sorted(path.name for path in data_dir.iterdir()) == ["lock", "postgres.log"]
+    assert sorted(path.name for path in data_dir.iterdir()) == ["lock", "postgres.lock", "postgres.log"]
 
 
 def test_a_server_that_does_not_answer_in_time_is_stopped(

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import importlib
 import re
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import httpx2
 import pytest
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.responses import Response
+from starlette.routing import Mount, Route
 
+from taskbridge.errors import Unavailable
 from taskbridge.integration.app import make_app
 from taskbridge.store import record, record_invoice
 from taskbridge.web import dashboard
+from taskbridge.web.pages.reading import Reading
 from tests.deployment import Deployment
 from tests.quarantined import put_in_quarantine
 from tests.store.adopting import run
@@ -211,3 +217,30 @@ def test_what_happened_last_night_is_seen(visitor: Visitor, deployment: Deployme
     for name in ("events", "runs", "failed"):
         assert page.count(f'<rect class="k-{name}"') > 90
     assert page.partition("Show as a table")[2].count("<tr") > 90
+
+
+def test_pages_that_wait_for_a_server_hold_few_of_the_application_s_threads(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived, go = threading.Semaphore(0), threading.Event()
+
+    async def allow(_: object) -> str:
+        arrived.release()
+        return "somebody"
+
+    def wait(*_: object) -> dict[str, Any]:
+        go.wait(30)
+        raise Unavailable("the test has waited")
+
+    monkeypatch.setattr(Reading, "values", wait)
+    app = Starlette(
+        routes=[Route("/own", lambda _: Response("own")), Mount("/ops", dashboard(deployment.app, allow=allow))]
+    )
+    with served(app) as url, ThreadPoolExecutor(45) as visitors, Visitor(url) as visitor:
+        try:
+            pages = [visitors.submit(httpx2.get, f"{url}/ops/tenants", timeout=60) for _ in range(45)]
+            assert all(arrived.acquire(timeout=20) for _ in pages)
+            assert visitor.client.get("/own", timeout=5).text == "own"
+        finally:
+            go.set()
+        assert {page.result().status_code for page in pages} == {503}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
 
+import anyio.to_thread
 from celery import Celery
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -30,6 +31,8 @@ __all__ = ["dashboard"]
 
 log = logging.getLogger(__name__)
 
+THREADS: Final = 4
+"""How many pages are read at once; others wait."""
 LONGEST_FORM: Final = 65_536
 MOST_FIELDS: Final = 20
 FORM_SECONDS: Final = 10.0
@@ -97,9 +100,11 @@ class _Site:
     def __init__(self, reading: Reading, *, actions: bool) -> None:
         self._reading = reading
         self._actions = actions
+        # Starlette's own threads are also those of the application that mounts this.
+        self._threads = anyio.CapacityLimiter(THREADS)
 
-    def page(self, path: str) -> Callable[[Request], Response]:
-        """Return the handler of a page, which Starlette calls in a thread."""
+    def page(self, path: str) -> Callable[[Request], Awaitable[Response]]:
+        """Return the handler of a page."""
         name = path or "now"
         read = getattr(self._reading, name)
 
@@ -112,7 +117,10 @@ class _Site:
                 response.delete_cookie(DONE, _root(request) or "/")
             return response
 
-        return answer
+        async def in_thread(request: Request) -> Response:
+            return await anyio.to_thread.run_sync(answer, request, limiter=self._threads)
+
+        return in_thread
 
     async def act(self, request: Request) -> Response:
         """Perform the action of a form, and redirect to its page."""
