@@ -67,7 +67,7 @@ def show_rows(rows: Iterable[Any], *names: str, **computed: Callable[[Any], Any]
     for heading, column in zip((*names, *computed), zip(*values, strict=True), strict=False):
         is_number = any(isinstance(value, (int, float, datetime)) for value in column)
         justify: Literal["left", "right"] = "right" if is_number else "left"
-        table.add_column(heading.replace("_", " "), justify=justify, no_wrap=is_number, overflow="fold")
+        table.add_column(heading.replace("_", " "), justify=justify, overflow="fold")
     for row in values:
         table.add_row(*(cell(_text(value)) for value in row))
     if values:

@@ -49,7 +49,11 @@ def _app(module: str) -> Celery:
 
     from taskbridge.integration.installation import is_installed
 
-    found: Celery = find_app(module)
+    try:
+        found: Celery = find_app(module)
+    except (ImportError, AttributeError) as error:
+        what = f"there is no Celery app {module!r} ({error})"
+        raise ConfigurationError(what, "name its module, as in `celery -A`") from error
     if not is_installed(found):
         raise ConfigurationError(f"TaskBridge is not installed on the app {module!r}", "call `taskbridge.install(app)`")
     return found

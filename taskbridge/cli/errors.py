@@ -11,7 +11,7 @@ from taskbridge.cli.console import complain
 from taskbridge.cli.interrupts import Interrupted
 from taskbridge.common.libraries import explained_imports
 from taskbridge.common.texts import spoken
-from taskbridge.errors import TaskBridgeError
+from taskbridge.errors import InvalidInput, TaskBridgeError
 
 __all__ = ["Group"]
 
@@ -43,6 +43,9 @@ class Group(click.Group):
 def _translated(error: Exception) -> Exception:
     from taskbridge.common.server_errors import translated_errors
 
+    if isinstance(error, UnicodeEncodeError):
+        # Without the text, which may be a URL with a password.
+        return InvalidInput("an argument or a setting is not UTF-8", "check how your terminal encodes text")
     try:
         with translated_errors():
             raise error

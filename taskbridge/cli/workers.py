@@ -37,7 +37,9 @@ QUICK_SECONDS: Final = 30.0
 QUICK_DEATHS: Final = 5
 POLL_SECONDS: Final = 0.1
 POLLS_SHARE: Final = 0.1
-"""The maximum share of the time that is spent on looking at the state."""
+"""The maximum share of the time that is spent on looking at the state, unless a look takes long."""
+MOST_POLL_SECONDS: Final = 2.0
+"""A dead worker is restarted, and a timeout noticed, at most this long after a look."""
 LOST_SECONDS: Final = 30.0
 _STOP: Final = ((signal.SIGTERM, 10.0), (signal.SIGQUIT, 3.0))
 """A warm shutdown completes current runs. A run that a cold shutdown interrupts is restarted at its deadline."""
@@ -178,7 +180,7 @@ def watch(
             console.tell(line)
         if is_finished:
             return True
-        time.sleep(max(POLL_SECONDS, (time.monotonic() - before) / POLLS_SHARE))
+        time.sleep(min(MOST_POLL_SECONDS, max(POLL_SECONDS, (time.monotonic() - before) / POLLS_SHARE)))
     return False
 
 

@@ -64,6 +64,16 @@ def test_settings_that_cannot_work_are_named_without_their_passwords(taskbridge:
         assert SECRET not in ended.stderr
 
 
+def test_an_argument_that_is_not_utf_8_and_an_app_that_does_not_exist_are_wrong_usage(taskbridge: Program) -> None:
+    for arguments in (
+        ("inspect", "--record", "\udcff"),
+        ("quarantine", "list", "--reason", "\udcff"),
+        ("pause", "--reason", "\udcff"),
+    ):
+        assert_one_clear_line(taskbridge(*arguments), "is not UTF-8", status=2)
+    assert_one_clear_line(taskbridge("doctor", "-A", "nonexistent"), "no Celery app 'nonexistent'", status=1)
+
+
 def test_a_name_or_a_number_that_is_not_allowed_changes_nothing(taskbridge: Program, gate_redis: redis.Redis) -> None:
     for arguments, expected in (
         (("notify", ""), "the tenant is empty"),

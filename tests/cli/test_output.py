@@ -53,6 +53,12 @@ def test_a_terminal_is_sent_names_as_text_and_colours_only_if_wanted(odd_tenants
         assert all(len(row) <= 400 for row in sent.splitlines())
 
 
+def test_a_narrow_terminal_shows_the_beginning_of_each_name(odd_tenants: Program) -> None:
+    rows = on_a_terminal(odd_tenants, "status", COLUMNS="40", NO_COLOR="1").splitlines()
+    for name in (MARKUP, "a\\u202eb", LONG):
+        assert any(row.startswith(name[:3]) for row in rows), rows
+
+
 def test_a_reader_that_goes_away_ends_the_command_quietly(odd_tenants: Program) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)

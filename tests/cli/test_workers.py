@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +49,18 @@ def test_a_worker_that_never_gets_ready_is_an_error_at_once(directory: Path) -> 
         pytest.raises(Unavailable, match=r"worker(\d) .*ended with status 1; the end of its log, .*worker-\1\.log"),
     ):
         workers.wait_until_ready(running)
+
+
+def test_after_a_look_at_the_state_that_took_long_workers_are_watched_again_soon(deployment: Deployment) -> None:
+    looks = list[float]()
+
+    def finished(_: object) -> bool:
+        looks.append(time.monotonic())
+        time.sleep(1)
+        return len(looks) == 2
+
+    assert workers.watch(World(deployment).runtime, [], finished, ours=False)
+    assert looks[1] - looks[0] < 8
 
 
 DROPPED = """
