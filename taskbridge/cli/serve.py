@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ def serve(target: str | None, host: str, port: int, access_log: bool) -> None:
     import uvicorn
 
     environment.existing()
+    _check_free(host, port)
     uvicorn.run(_app(target), host=host, port=port, access_log=access_log)
 
 
@@ -77,6 +79,7 @@ def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool) -
             "set TASKBRIDGE_DASHBOARD_PASSWORD, or omit --host",
         )
     environment.existing()
+    _check_free(host, port)
     from taskbridge.web.pages.app import dashboard as made
 
     uvicorn.run(
@@ -90,6 +93,18 @@ def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool) -
         access_log=False,
         timeout_graceful_shutdown=5,
     )
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise ConfigurationError if the port cannot be used: uvicorn would only log that, after it has started the app."""
+    try:
+        for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on port {port} of {host}: {error.strerror or error}",
+            "choose another port with --port, or stop the program that uses it",
+        ) from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import socket
 from collections.abc import Mapping
 from http.client import HTTPConnection
 
@@ -122,3 +123,12 @@ def test_the_dashboard_listens_for_others_only_with_a_good_password_which_is_not
     with taskbridge.listening("dashboard", "--host", anywhere, host=anywhere) as (client, _):
         client.request("GET", "/")
         assert client.getresponse().status == 401
+
+
+@pytest.mark.parametrize("command", [("dashboard",), ("serve", "shop:app")])
+def test_a_port_that_another_program_has_is_named(taskbridge: Program, command: tuple[str, ...]) -> None:
+    (taskbridge.directory / "shop.py").write_text("async def app(scope, receive, send): ...")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        ended = taskbridge(*command, "--port", port)
+    assert_one_clear_line(ended, f"port {port} of 127.0.0.1: Address already in use", "--port", status=1)
