@@ -96,7 +96,7 @@ def dashboard(host: str, port: int, allow_actions: bool, show_documents: bool) -
 
 
 def _check_free(host: str, port: int) -> None:
-    """Raise ConfigurationError if the port cannot be used: uvicorn would only log that, after it has started the app."""
+    """Raise ConfigurationError if the port cannot be used: uvicorn would log it after starting the app."""
     try:
         for family, *_, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             socket.create_server(address[:2], family=family).close()
