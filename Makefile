@@ -120,10 +120,10 @@ search: $(READY) ## Larger searches over the states of the protocol (10 to 30 mi
 	$(BIN)/pytest -m search verification/model -v --durations=0 $(PYTEST_FLAGS)
 
 docs: $(READY) ## Print the schema, the transition table, the costs, the metrics, the limits, the figures and the simulations into their pages
-	$(BIN)/python -m tests.store.schema_text
-	$(BIN)/python -m tests.docs.protocol_text
+	$(BIN)/python -m verification.printing.schema_text
+	$(BIN)/python -m verification.printing.protocol_text
 	$(BIN)/python -m tests.costs.table
-	$(BIN)/python -m tests.docs.reference_text
+	$(BIN)/python -m verification.printing.reference_text
 	$(BIN)/python -m benchmarks all docs/explanation --pages README.md --pages docs --render
 	$(BIN)/python -m verification.redis_servers
 	$(BIN)/python -m verification.scaling

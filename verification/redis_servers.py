@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from tests.docs.printed import Printed
+from verification.printing.printed import Printed
 
 PAGE: Final = Printed(Path(__file__).resolve().parents[1] / "docs" / "explanation" / "capacity.md", "redis servers")
 SERVERS: Final = (1, 10, 100)

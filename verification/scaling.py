@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import yaml
 
-from tests.docs.printed import Printed
+from verification.printing.printed import Printed
 
 __all__ = ["PAGE", "Result", "days", "load", "markdown", "slots_of_a_worker"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from tests.docs.printed import REFERENCE, Printed
+from verification.printing.printed import REFERENCE, Printed
 
 PART: Final = Printed(REFERENCE / "costs.md", "costs")
 

@@ -20,10 +20,10 @@ from benchmarks.everything import BENCHMARKS, PAGE
 from taskbridge.cli.main import cli
 from taskbridge.observe.metrics import METRICS
 from taskbridge.settings import NAMED_REDIS, Settings
-from tests.docs import protocol_text, reference_text
-from tests.docs.printed import Printed
 from tests.scraping import SAMPLES
 from verification import redis_servers
+from verification.printing import protocol_text, reference_text
+from verification.printing.printed import Printed
 
 COMMANDS = cli.commands
 

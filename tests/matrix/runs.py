@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree as ET
 
-from tests.docs.printed import REFERENCE, Printed
+from verification.printing.printed import REFERENCE, Printed
 
 RESULTS: Final = Path(__file__).resolve().parents[2] / ".matrix"
 PART: Final = Printed(REFERENCE / "versions.md", "runs")

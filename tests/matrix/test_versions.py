@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from tests.docs.printed import REFERENCE
+from verification.printing.printed import REFERENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

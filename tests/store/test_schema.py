@@ -12,7 +12,7 @@ from taskbridge.errors import SchemaMismatch
 from taskbridge.store import check_schema, connect, migrate, record_invoice, register_pipeline
 from taskbridge.store.schema import VERSION_TABLE, current, head
 from tests.store.adopting import run
-from tests.store.schema_text import PAGE, schema_text
+from verification.printing.schema_text import PAGE, schema_text
 
 OURS = """
     SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('taskbridge')

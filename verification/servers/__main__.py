@@ -12,8 +12,8 @@ from pathlib import Path
 
 from taskbridge.embedded import Servers
 from taskbridge.testing.servers import migrated_template, open_directory
-from tests.docs.printed import REFERENCE, Printed
 from tests.memory import keep_temporary_files_in_memory
+from verification.printing.printed import REFERENCE, Printed
 from verification.servers.rows import ROWS, Ground, Row
 from verification.servers.starts import Missing
 from verification.servers.trial import Result, refusal, trial

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import psutil
 
-from tests.docs.printed import Printed
+from verification.printing.printed import Printed
 from verification.soak.fit import Point, Slope, cycle_means, fit
 from verification.soak.samples import BY_DESIGN
 

@@ -11,10 +11,10 @@ from typing import Any, Final, Protocol
 
 from taskbridge.gate import Answer, State
 from taskbridge.gate.constants import Constant
-from tests.docs.printed import Printed
 from verification.model import admission
 from verification.model.admission import CIRCUIT, SLOTS, WAIT_QUEUE, Effect
 from verification.model.transitions import TRANSITIONS, Condition, Row
+from verification.printing.printed import Printed
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "gate.md"
 

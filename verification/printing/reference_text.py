@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taskbridge.common.limits import NAMES, OPTIONS, SETTINGS
 from taskbridge.observe.metrics import METRICS
-from tests.docs.printed import REFERENCE, Printed
+from verification.printing.printed import REFERENCE, Printed
 
 
 def limits() -> str:

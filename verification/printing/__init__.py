@@ -1,0 +1,1 @@
+"""What prints parts of pages from the code, the schema and the model."""
