@@ -139,7 +139,7 @@ class Pipelines:
             except Exception as error:
                 raise ConfigurationError(
                     f"the pipeline module {module!r} does not import: {type(error).__name__}: {error}",
-                    "correct it, or TASKBRIDGE_PIPELINES",
+                    "correct it or TASKBRIDGE_PIPELINES, or run this in the directory of the application",
                 ) from error
 
     def __getitem__(self, name: Any) -> Pipeline:
