@@ -50,7 +50,8 @@ def test_the_figures_of_a_burst_are_those_of_the_ledger(deployment: Deployment) 
     assert found["taskbridge_bursts_total"] == 2
     assert found["taskbridge_absorbed_events_total"] == len(NUMBERS) - 1
     assert found["taskbridge_runs_total"] == cursors.runs
-    assert found["taskbridge_sweeps_total"] == cursors.sweeps == len(batches)
+    # On a slow machine a run may find no records, and advance its cursor without a call of the handler.
+    assert found["taskbridge_sweeps_total"] == cursors.sweeps >= len(batches)
     assert found["taskbridge_records_total"] == len(deployment.deliveries()) == len(NUMBERS) + 1
     assert found["taskbridge_first_event_seconds_count"] == 2
     assert found["taskbridge_first_event_seconds_bucket 10.0"] == 2
